@@ -73,7 +73,7 @@ def test_places_are_clicked_and_walked(notebook, lab, shots):
     page.set_viewport_size({"width": 1280, "height": TALL})
     plot = page.locator(".wb-places-plot:visible").first
     plot.locator("svg").wait_for()
-    nb.until(".wb-chosen caption", "by each model, with its place")
+    nb.until(".wb-chosen caption", "by each model, with its rank")
     nb.until(".wb-place", "Click on a place")
 
     # where the picture shows a place is told by the kernel's own boxes; a click there chooses it

@@ -78,5 +78,5 @@ def test_rows_of_several_targets_are_refused() -> None:
     explorer = Explorer(vote.Wrapper(2)(torch.nn.Linear(3, 2)), both)
     with pytest.raises(ValueError, match="rows of pairs have several targets, and there is no importance for them"):
         _ = explorer.importance
-    with pytest.raises(ValueError, match="places are not covered here"):
+    with pytest.raises(ValueError, match="there is no occlusion for them"):
         explorer.occlusion()

@@ -176,7 +176,7 @@ def test_all_models_stand_side_by_side_on_one_scale(explorer: Explorer) -> None:
     v = view(explorer)
     explorer.edit({"raw <1>": 3.0})
     page = Outline(v.side.value)
-    assert f"row {explorer.row}, edited by each model" in "".join(page.words)
+    assert f"row {explorer.row}, edited, by each model" in "".join(page.words)
     widths = [
         float(re.search(r"width:([\d.]+)%", style)[1])
         for _, a in page.tags

@@ -112,7 +112,7 @@ def side_by_side(e: Exploration) -> str:
         for model, answers in e.each_model().items()
     ]
     case = f"row {e.row}{', edited' if e.edits else ''}"
-    caption = f"{case} by each model; bars of all models share scales"
+    caption = f"{case}, by each model; bars of all models share scales"
     return table(lines, ("prediction",), caption, lambda _, name: risk_unit(e.data, e.output, name), e.model)
 
 
