@@ -164,7 +164,7 @@ def decision_map(
         cmap: name of a perceptually uniform matplotlib colour map.
 
     Returns:
-        The Axes; the colour bar stands beside them.
+        The Axes, with a colour bar next to them.
 
     Raises:
         ValueError: for shapes that do not match.

@@ -52,11 +52,9 @@ def risk_coverage(
     `workbench.selective` use `risk_coverage(chosen.risk, chosen.error)`.
 
     Args:
-        risk: one of
-
-            - any kind of risk, one number per row [n] or [n, 1]; rows where it is NaN are dropped;
-            - a dict of risks by model: a curve for each, without best and random order, which differ between models;
-            - a `Risk`: a curve for each kind with one number per row; the legend marks the lowest.
+        risk: any kind of risk, one number per row [n] or [n, 1]; rows where it is NaN are dropped. A dict of risks by model gives a curve for
+            each, without best and random order, which differ between models. A `Risk` gives a curve for each kind with one number per row, and
+            the legend marks the lowest.
         error: error of each row, same shape, at least 0; for classes 0 where right and 1 where wrong. A dict by model if risk is one.
         ax: Axes to draw on; a new figure if None. Call it again with the same Axes to compare risks of the same rows.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for the colour.
