@@ -70,10 +70,8 @@ def ood_histogram(
     if low == high:
         low, high = low - 0.5, high + 0.5
     edges = transform.inverted().transform(np.linspace(low, high, n_bins + 1))
-    edges[[0, -1]] = (
-        min(edges[0], both.min()),
-        max(edges[-1], both.max()),
-    )  # rounding must not lose the outermost values
+    # rounding must not lose the outermost values
+    edges[[0, -1]] = min(edges[0], both.min()), max(edges[-1], both.max())
     for v, name, shade in zip(values, labels, SERIES, strict=True):
         style: dict[str, Any] = {"bins": edges, "weights": np.full(v.size, 1 / v.size)}
         ax.hist(v, **style, histtype="stepfilled", color=shade, alpha=0.5, label=f"{name} (n = {v.size:,})")

@@ -152,9 +152,8 @@ def finish(figure: Figure) -> Figure:
             if isinstance(collection, LineCollection):
                 count = len(collection.get_segments())
             if isinstance(collection, PathCollection) and _is(collection.get_facecolor(), "#000000"):
-                collection.set_facecolor(
-                    "#000001"
-                )  # SVG omits black, the default, so that the theme's text colour would apply
+                # SVG omits black, the default, so that the theme's text colour would apply
+                collection.set_facecolor("#000001")
             if count > MAX_SHAPES or isinstance(collection, QuadMesh):
                 collection.set_rasterized(True)
                 for get, put in (

@@ -188,7 +188,7 @@ def size_in_words(size: int) -> str:
     """Format a number of bytes.
 
     Example:
-        >>> said_size(170498071), said_size(12398), said_size(0)
+        >>> size_in_words(170498071), size_in_words(12398), size_in_words(0)
         ('170 MB', '12 kB', 'size unknown')
     """
     if not size:

@@ -149,9 +149,8 @@ def _curve(figure: Any, view: PanelData, answers: Predictions, unit: str, scales
     )
     if scales:
         low, high = scales["prediction"]
-        ax.set_ylim(
-            low - 0.12 * (high - low), high + 0.4 * (high - low)
-        )  # room for the strip below and the legend above
+        # room for the strip below and the legend above
+        ax.set_ylim(low - 0.12 * (high - low), high + 0.4 * (high - low))
         ax.set_title(further(columns_of(view, answers)["prediction"], low, high), fontsize=8)
     at = torch.linspace(0, len(view.x) - 1, COLUMNS).round().long().tolist()
     width = float(view.x[-1] - view.x[0]) / (COLUMNS - 1)

@@ -99,9 +99,8 @@ class Session:
     def __init__(self, path: Path | None, data: Data, model: str = "") -> None:
         self.path, self.data, self._model = path, data, model
         self._digest = ""
-        self._seen: dict[
-            str, Trained
-        ] = {}  # keeps models of this kernel, in case another kernel restores a deleted run
+        # keeps models of this kernel, in case another kernel restores a deleted run
+        self._seen: dict[str, Trained] = {}
         self._deleted: dict[str, int] = {}  # id -> number
 
     def read(self, versions: tuple[int, ...]) -> list[Trained]:

@@ -274,9 +274,8 @@ class _Monitor:
         if self.job.cancelled:
             return True
         now = time.perf_counter()
-        if (
-            self._start is None
-        ):  # the first step may take much longer, for loading and recording; `excess` is by how much
+        # the first step may take much longer, for loading and recording; `excess` is by how much
+        if self._start is None:
             self._start, self._first = now, progress.fraction
         elif self.steps == 1:
             self.excess = max(0.0, self._start - self._begun - (now - self._start))

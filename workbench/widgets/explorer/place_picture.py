@@ -101,9 +101,8 @@ class PlacePicture:
         if self.plot is not None:
             place = list(e.place or ())
             place = [0, *place] if len(place) == 1 else place
-            inside = all(
-                number < count for number, count in zip(place, self.plot.size, strict=False)
-            )  # False in padding
+            # False in padding
+            inside = all(number < count for number, count in zip(place, self.plot.size, strict=False))
             with self.plot.hold_sync():
                 self.plot.place, self.plot.said = place if inside else [], words
 

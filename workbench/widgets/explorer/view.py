@@ -184,9 +184,8 @@ class ExplorerView:
         self.next.on_click(lambda _: self._act(lambda _: e.step(1)))
 
     def _act(self, act: Callable[[Any], Any], value: Any = None) -> None:
-        with (
-            self._lock
-        ):  # a click waits for a cell that is just updating controls, instead of being ignored as an update
+        # a click waits for a cell that is just updating controls, instead of being ignored as an update
+        with self._lock:
             if not self._updating:
                 with self.guarded():
                     act(value)
