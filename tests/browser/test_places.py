@@ -73,7 +73,7 @@ def test_places_are_clicked_and_walked(notebook, lab, shots):
     page.set_viewport_size({"width": 1280, "height": TALL})
     plot = page.locator(".wb-places-plot:visible").first
     plot.locator("svg").wait_for()
-    nb.until(".wb-chosen caption", "by each model, with its place")
+    nb.until(".wb-chosen caption", "by each model, with its rank")
     nb.until(".wb-place", "Click on a place")
 
     # where the picture shows a place is told by the kernel's own boxes; a click there chooses it
@@ -122,6 +122,6 @@ def test_places_are_clicked_and_walked(notebook, lab, shots):
     covered.locator("svg").wait_for()
     covered.focus()
     covered.press("ArrowDown")
-    nb.until(SAID, "How much less there is when the place is covered")
+    nb.until(SAID, "How much each falls when the place is covered")
     look(nb, shots, "places-pictures", ".jupyter-widgets.wb-explorer")
     assert nb.insert("(len(digits.place), digits.message)").inner_text() == "(2, '')"

@@ -99,7 +99,7 @@ def test_keys_walk_and_screen_readers_hear_where(report: Any) -> None:
     assert page.locator(".wb-token[tabindex='0']").count() == 1
     texts = page.get_by_role("listbox")
     assert texts.count() == 2
-    assert texts.first.get_attribute("aria-label").startswith(f"prompt 1: {len(WORDS)} tokens. Arrow keys walk")
+    assert texts.first.get_attribute("aria-label").startswith(f"prompt 1: {len(WORDS)} tokens. Arrow keys move")
     token(page, 0).focus()
     for key, place in (
         *(("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", len(WORDS) - 1), ("PageDown", len(WORDS))),

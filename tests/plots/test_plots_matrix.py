@@ -87,7 +87,7 @@ def test_baselines_that_do_not_say_so_are_scores_where_the_call_does():
     plain = compose()(nn.Linear(2, 2))
     axes = plots.matrix({"plain": plain, "vote": vote.Wrapper(2, output="logits")(nn.Linear(2, 2))}, d, output="logits")
     assert axes.shape == (3, 3)
-    with pytest.raises(ValueError, match=r"'plain' gives values \[2\] .* say output=\"logits\""):
+    with pytest.raises(ValueError, match=r"'plain' gives values \[2\] .* pass output=\"logits\""):
         plots.matrix({"plain": plain, "vote": vote.Wrapper(2, output="logits")(nn.Linear(2, 2))}, d)
 
 
@@ -226,14 +226,14 @@ X, Y = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)), torch.aran
         (lambda m: plots.matrix({}, (X, Y)), "models: there is none"),
         (lambda m: plots.matrix(m, torch.zeros(3)), "data: expected a Data"),
         (lambda m: plots.matrix(m, (X, Y), rows=[30]), "rows: expected numbers from 0 to 29"),
-        (lambda m: plots.matrix(m, (X, Y), target=0), "nothing to choose"),
+        (lambda m: plots.matrix(m, (X, Y), target=0), "target: it chooses one of several values per row"),
         (lambda m: plots.matrix(m, (X, Y), features=("x1", "x9")), "there is no 'x9'; there are x1, x2, x3"),
         (lambda m: plots.matrix(m, (X, Y.long())), "y are class numbers, and the models give values"),
         (lambda m: plots.matrix(m, (X, torch.rand(30, 2))), r"y \[30, 2\], predictions \[30\]"),
         (lambda m: plots.matrix({"a": m, "b": vote.Wrapper(2)(nn.Linear(3, 2))}, (X, Y)), r"'a' gives values \[\] .* 'b' values \[2\]"),
-        (lambda _: plots.matrix(vote.Wrapper(2)(nn.Linear(2, 2)), data.toy.moons(60, 9)), "the data have 2 classes; of scores say so"),
+        (lambda _: plots.matrix(vote.Wrapper(2)(nn.Linear(2, 2)), data.toy.moons(60, 9)), "2 classes; if these are class scores, pass"),
         (lambda m: plots.matrix(m, (X, Y), output="scores"), "output: expected"),
-        (lambda m: plots.matrix(m, (X, Y), words=["a"]), "words: the models give one answer for a row"),
+        (lambda m: plots.matrix(m, (X, Y), words=["a"]), "words: the models give one prediction per row"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_drawn_is_refused_and_leaves_no_figure(call, message):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench import compose, data, neo, sculpt, top_uncertain, vote
 from workbench.plots import COLOURS
-from workbench.widgets.common.cases import card, cases, grid, number, shares, split_bar, with_spread
+from workbench.widgets.common.cases import card, cases, format_number, grid, shares, split_bar, with_spread
 from workbench.widgets.common.predictions import per_row, predict_cases, rankings
 from workbench.widgets.explorer.editing import PICTURE_KNOBS, altered, nice_step
 from workbench.widgets.explorer.neighbours import NeighbourSearch
@@ -57,7 +57,7 @@ def test_shares_are_those_of_variances_or_entropies() -> None:
         "epistemic": 0.25,
     }
     assert shares({"aleatoric": 0.0, "epistemic": 0.0}, "values") == {}
-    assert number(123456.7) == "123457"
+    assert format_number(123456.7) == "123457"
 
 
 def test_the_bar_is_as_wide_as_the_shares_and_has_vacuitic_risk_apart() -> None:
@@ -129,7 +129,7 @@ def test_a_risk_that_is_not_measured_is_refused_by_name() -> None:
     answers = predict_cases(known(), d, d.test.x)
     assert rankings(answers) == ("aleatoric", "total", "error")
     with pytest.raises(
-        ValueError, match="by='epistemic': the model measures no such risk; there are aleatoric, total, error"
+        ValueError, match="by='epistemic': the model measures no such risk; choose one of aleatoric, total, error"
     ):
         per_row(answers, "epistemic", d.test.y)
 

@@ -67,17 +67,17 @@ def test_it_opens_on_results_that_are_there(started, tmp_path, monkeypatch, caps
     copy = tmp_path / "workbench-demo" / "two_minutes.ipynb"
     assert main(["demo"]) == 0
     assert nbformat.read(copy, 4).cells[0].outputs[0].text == "42\n"
-    assert "training the models" in capsys.readouterr().out
+    assert "running two_minutes.ipynb once" in capsys.readouterr().out
     results = copy.read_bytes()
     assert main(["demo"]) == 0  # what has results is not run again
     assert copy.read_bytes() == results
-    assert "training" not in capsys.readouterr().out
+    assert "running" not in capsys.readouterr().out
     assert len(started) == 2
     copy.unlink()
     _with_source(notebooks / "two_minutes.ipynb", "1 / 0")
     assert main(["demo"]) == 0  # without results it opens all the same
     assert not nbformat.read(copy, 4).cells[0].outputs
-    assert "opens without results: ZeroDivisionError" in capsys.readouterr().out
+    assert "opened without results: ZeroDivisionError" in capsys.readouterr().out
     assert not list(copy.parent.glob(".run-*"))
 
 
@@ -175,5 +175,5 @@ def test_the_wheel_carries_the_notebooks_to_where_they_are_looked_for(tmp_path, 
             written[-1].parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, written[-1])
     monkeypatch.setattr(demo, "notebooks_folder", lambda: tmp_path / "share" / "workbench" / "notebooks")
-    assert demo.copied("comparison", tmp_path / "here").is_file()
+    assert demo.copy_notebooks("comparison", tmp_path / "here").is_file()
     assert len([path for path in (tmp_path / "here").rglob("*") if path.is_file()]) == len(written)

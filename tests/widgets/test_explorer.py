@@ -211,7 +211,7 @@ def test_data_that_cannot_be_explored_are_refused() -> None:
     with pytest.raises(TypeError, match="found int"):
         Explorer(known(), 3)
     x = torch.rand(60, 1, 2, 2, 2)
-    with pytest.raises(ValueError, match="cases are tables or pictures"):
+    with pytest.raises(ValueError, match="cases must be table rows or pictures"):
         Explorer(known(), (x, torch.arange(60) % 2))
 
 
@@ -219,7 +219,7 @@ def test_arguments_out_of_range_are_refused_and_change_nothing(explorer: Explore
     row, prediction = explorer.row, explorer.prediction
     for act, kind, message in (
         (lambda: Explorer(known(), beams(), by="epistemic"), ValueError, "ranked by aleatoric, total, error"),
-        (lambda: Explorer(known(), beams(), coverage=0), ValueError, "above 0 and at most at 1"),
+        (lambda: Explorer(known(), beams(), coverage=0), ValueError, "above 0 and at most 1"),
         (lambda: Explorer(known(), beams(), space="pixels"), ValueError, "'inputs' or 'features'"),
         (lambda: Explorer(known(), beams(), k=0), ValueError, "k must be a whole number"),
         (lambda: explorer.select(30), ValueError, "from 0 to 29; found 30"),

@@ -45,7 +45,7 @@ def test_the_page_draws_all_risks_and_names_the_best() -> None:
     explorer = Explorer(ensemble(), beams())
     view = opened(explorer)
     best, *others = explorer.areas
-    assert f"{best} refuses best on these rows: area under the curve" in view.left.value
+    assert f"{best} is best for refusing these rows: area under the curve" in view.left.value
     assert all(f"{name} {explorer.areas[name]:.3g}" in view.left.value for name in others)
     picture = view.frames["coverage"][1].value
     page = Outline(picture)
@@ -71,7 +71,7 @@ def test_a_known_risk_is_best_where_it_is_the_error() -> None:
     assert next(iter(explorer.areas)) == "epistemic"
     assert list(explorer.areas)[-1] == "aleatoric"
     said = explorer.areas_in_words()
-    assert said.startswith("epistemic refuses best on these rows")
+    assert said.startswith("epistemic is best for refusing these rows")
     assert said.endswith(f"aleatoric {explorer.areas['aleatoric']:.3g}")  # far beyond chance
 
 
@@ -98,7 +98,7 @@ def test_rows_of_several_targets_name_it_too_of_the_column_that_ranks() -> None:
     explorer.by = "total"
     assert explorer.widget is not None
     view: Any = explorer._view
-    assert f"{next(iter(explorer.areas))} refuses best on these rows" in view.left.value
+    assert f"{next(iter(explorer.areas))} is best for refusing these rows" in view.left.value
     assert explorer.message == ""
 
 

@@ -76,7 +76,7 @@ def test_rows_of_several_targets_are_refused() -> None:
     x = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
     both = data.Data.from_arrays(x, x[:, :2], name="pairs")
     explorer = Explorer(vote.Wrapper(2)(torch.nn.Linear(3, 2)), both)
-    with pytest.raises(ValueError, match="rows of pairs have several targets, and their columns are not shuffled here"):
+    with pytest.raises(ValueError, match="rows of pairs have several targets, and there is no importance for them"):
         _ = explorer.importance
-    with pytest.raises(ValueError, match="places are not covered here"):
+    with pytest.raises(ValueError, match="there is no occlusion for them"):
         explorer.occlusion()

@@ -93,7 +93,7 @@ def test_cells_and_lists_of_classes_say_the_same(explorer: Explorer) -> None:
     p.clear.click()
     assert p.matrix.chosen == [None, None]
     p.matrix._handle_custom_msg({"kind": "dance"}, [])
-    assert "which is no cell" in explorer.message
+    assert "expected the kind 'cell'" in explorer.message
 
 
 def test_without_a_plot_the_two_lists_choose(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:

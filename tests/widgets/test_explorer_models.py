@@ -133,7 +133,7 @@ def test_models_that_do_not_fit_are_refused_by_name() -> None:
         assert re.search(said, str(caught.value)), str(caught.value)
     with pytest.raises(ValueError, match="there is no model"):
         Explorer({}, beams())
-    with pytest.raises(ValueError, match="models have names; found 3"):
+    with pytest.raises(ValueError, match="a dict of models by name; found the name 3"):
         Explorer({3: fits}, beams())  # type: ignore[dict-item]
     explorer = Explorer({"fits": fits}, beams())
     with pytest.raises(ValueError, match="model='other': there are 'fits'"):
@@ -217,7 +217,7 @@ def test_nothing_of_another_model_stays_where_a_model_has_nothing_to_show() -> N
     picture = v.frames["coverage"][1]
     assert "svg" in picture.value
     explorer.model = "plain"
-    assert "nothing tells which cases to refuse" in explorer.message
+    assert "measures no risk to refuse cases by" in explorer.message
     assert picture.value == v.left.value == v.refused.value == ""
     explorer.model = "both"
     assert explorer.message == ""
@@ -247,7 +247,7 @@ def test_a_model_that_was_trained_since_is_asked_again_about_all_rows(explorer: 
 
 
 def test_asking_changes_no_parameter_that_is_looked_at(explorer: Explorer) -> None:
-    asked_of = explorer._asked_of
+    versions = explorer._model_versions
     explorer.select(3).edit({"load": 1.0}).by = "error"
     assert explorer.importance is not None
-    assert models_module.versions_of(explorer.models) == asked_of
+    assert models_module.versions_of(explorer.models) == versions

@@ -71,7 +71,7 @@ def test_of_a_picture_it_is_what_covering_changes_by_each_model_and_with_edits()
 
 def test_what_is_no_place_is_refused_and_nothing_changes() -> None:
     explorer = made("maps")
-    with pytest.raises(ValueError, match=r"none is looked at; set one, explorer.place = \(3, 3\)"):
+    with pytest.raises(ValueError, match=r"none is chosen; set one, explorer.place = \(3, 3\)"):
         explorer.at_place()
     explorer.place = (1, 1)
     for wrong in ((7, 0), (0, -1), (1,), 3, (1, 2, 3), (True, 1), (1.0, 2), "ab"):
@@ -83,7 +83,7 @@ def test_what_is_no_place_is_refused_and_nothing_changes() -> None:
     for explorer in (made("columns"), made("labels"), Explorer(voters_of_beams(), beams())):
         with pytest.raises(ValueError, match="have no places"):
             explorer.place = (0, 0)
-        with pytest.raises(ValueError, match=r"place: none is looked at$"):
+        with pytest.raises(ValueError, match=r"place: none is chosen$"):
             explorer.at_place()
 
 
@@ -194,7 +194,7 @@ def test_clicks_and_keys_choose_places_and_all_models_say_what_is_there() -> Non
     plot._handle_custom_msg({"kind": "none", "turn": 4}, [])
     assert (explorer.place, plot.place, explorer.message) == (None, [], "")
     plot._handle_custom_msg({"kind": "other", "turn": 5}, [])
-    assert "none of place, riskiest and none" in explorer.message
+    assert "expected the kind place, riskiest or none" in explorer.message
 
 
 def order_of(found: Any) -> list[int]:

@@ -106,18 +106,18 @@ def test_nan_lies_in_no_rectangle_and_is_counted(explorer: Explorer) -> None:
     [
         (lambda e: e.brush(), "name a risk and its range"),
         (lambda e: e.brush(vacuitic=(0, 1)), "can be ranked by aleatoric, epistemic"),
-        (lambda e: e.brush(error=(2, 1)), "must be a lowest and a highest number"),
-        (lambda e: e.brush(error=(math.nan, 1)), "must be a lowest and a highest number"),
+        (lambda e: e.brush(error=(2, 1)), "must be a pair .lowest, highest."),
+        (lambda e: e.brush(error=(math.nan, 1)), "must be a pair .lowest, highest."),
         (lambda e: e.toggle(99), "row 99 is not among the 30 rows"),
-        (lambda e: setattr(e, "selection", [0.5]), "expected the numbers of rows"),
+        (lambda e: setattr(e, "selection", [0.5]), "expected row numbers as integers"),
         (lambda e: setattr(e, "selection", torch.ones(30, dtype=torch.bool)), r"explorer.rows\[mask\]"),
-        (lambda e: setattr(e, "selection", torch.zeros(2, 2, dtype=torch.long)), "one dimension"),
+        (lambda e: setattr(e, "selection", torch.zeros(2, 2, dtype=torch.long)), r"integers \[n\]; found torch.int64"),
         (lambda e: e.filter(of_class="bottom"), "the classes of stripes are top, middle, <below>"),
         (lambda e: e.filter(of_class=3), "the classes of stripes are"),
         (lambda e: e.filter(confident_unseen=True), "compose it with neo"),
         (lambda e: e.selections.__setitem__("none", []), "no row is selected"),
-        (lambda e: e.selections.__setitem__(" ", [1]), "saved under a name"),
-        (lambda e: linked.obey(e, {"kind": "dance"}), "none of choose, toggle, brush and clear"),
+        (lambda e: e.selections.__setitem__(" ", [1]), "name to save the selection under"),
+        (lambda e: linked.handle(e, {"kind": "dance"}), "expected the kind choose, toggle, brush or clear"),
     ],
 )
 def test_what_is_refused_changes_nothing(explorer: Explorer, act: Any, message: str) -> None:
@@ -176,7 +176,7 @@ def test_arrows_walk_through_what_is_listed(explorer: Explorer) -> None:
 
 def test_values_have_no_classes_to_filter_by() -> None:
     explorer = Explorer(ensemble(), beams())
-    with pytest.raises(ValueError, match="no single class here that is right or wrong"):
+    with pytest.raises(ValueError, match="no single class that is right or wrong"):
         explorer.filter(wrong=True)
     with pytest.raises(ValueError, match="the classes of beams are none"):
         explorer.filter(of_class=0)
@@ -308,7 +308,7 @@ def test_filters_and_saved_selections_by_their_controls() -> None:
     assert panel.save.disabled
     explorer.selection = [4, 2]
     panel.save.click()
-    assert "saved under a name" in explorer.message
+    assert "name to save the selection under" in explorer.message
     panel.name.value = "two"
     panel.save.click()
     assert explorer.message == panel.name.value == ""

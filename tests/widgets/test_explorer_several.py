@@ -290,7 +290,7 @@ def test_saved_pictures_follow_the_page_and_stand_as_pixels_where_no_svg_is_show
     assert "var(--i)" in drawn
     assert page.count('class="wb-pixels"') == 1
     # too large to be saved: pixels alone
-    monkeypatch.setattr(several_view, "MOST_SAVED", 100)
+    monkeypatch.setattr(several_view, "MAX_SAVED", 100)
     small = several_view.saved_page(explorer)
     assert '<img src="data:image/png' in small
     assert 'class="wb-pixels"' not in small

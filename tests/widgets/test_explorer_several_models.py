@@ -147,9 +147,7 @@ def test_numbers_of_the_row_stand_side_by_side_on_one_scale() -> None:
     v = view(explorer)
     assert v.model in v.rank.children
     page = Outline(v.chosen.value)
-    assert f"row {explorer.row} by each model, with its place (#) among {len(explorer.rows)} rows" in "".join(
-        page.words
-    )
+    assert f"row {explorer.row} by each model, with its rank (#) among {len(explorer.rows)} rows" in "".join(page.words)
     numbers = {name: explorer.numbers_by(name) for name in explorer.models}  # type: ignore[attr-defined]
     at = explorer.rows.tolist().index(explorer.row)
     names = ("aleatoric", "epistemic", "total", "confidence", "error")

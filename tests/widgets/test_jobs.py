@@ -92,12 +92,12 @@ def test_reports_are_limited_in_rate_and_the_first_and_last_are_passed_on() -> N
     assert seen[1] == ("running", 0.0, "step 0", {"loss": 0})
     assert seen[-2] == ("running", 0.999, "step 999", {"loss": 999})
     assert seen[-1] == ("done", 1.0, "step 999", {"loss": 999})
-    assert len(seen) <= 4 + job.seconds / module.EVERY
+    assert len(seen) <= 4 + job.seconds / module.REPORT_INTERVAL
 
 
 def test_what_is_costly_is_made_only_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, made = SimpleNamespace(now=0), []
-    monkeypatch.setattr(module, "EVERY", 5)
+    monkeypatch.setattr(module, "REPORT_INTERVAL", 5)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
     def work(job: Job) -> None:
@@ -361,7 +361,7 @@ def test_python_can_end_while_a_job_runs(polls: bool) -> None:
     script = f"""
         import threading, torch
         from workbench.widgets.common import jobs as module
-        module.LAST = 0.5
+        module.EXIT_TIMEOUT = 0.5
         started = threading.Event()
         def work(job):
             while not ({polls} and job.cancelled):

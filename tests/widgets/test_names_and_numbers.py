@@ -16,7 +16,7 @@ from workbench import vote
 from workbench.data import Card, Column, Data, Split
 from workbench.widgets import Comparison, Explorer
 from workbench.widgets.common import pictures
-from workbench.widgets.common.cases import exact, number
+from workbench.widgets.common.cases import exact, format_number
 from workbench.widgets.common.predictions import Predictions
 from workbench.widgets.comparison.panels import draw, view_of
 from workbench.widgets.comparison.saved import saved_page
@@ -124,8 +124,8 @@ def test_the_calibration_error_of_the_picture_is_that_of_the_table() -> None:
 
 
 def test_numbers_are_written_without_powers_of_ten_where_people_do() -> None:
-    assert [number(v, "$", 2) for v in (12.34, 130.0, 99.7, 1e8)] == ["12 $", "130 $", "100 $", "1e+08 $"]
-    assert [number(v, "", 3) for v in (999.6, 1068.0, -1068.0)] == ["1000", "1068", "-1068"]
+    assert [format_number(v, "$", 2) for v in (12.34, 130.0, 99.7, 1e8)] == ["12 $", "130 $", "100 $", "1e+08 $"]
+    assert [format_number(v, "", 3) for v in (999.6, 1068.0, -1068.0)] == ["1000", "1068", "-1068"]
     assert [COLUMNS["rmse"].text(v) for v in (1098.2, 999.7, 12.345, 0.012)] == ["1,098", "1,000", "12.3", "0.0120"]
     for value in (1000000.4375, 1615511.5, 209.8, 0.00012, 491.0, 3.5e-13, 9.4e11):
         single = torch.tensor(value)

@@ -281,7 +281,7 @@ def test_variables_are_read_anew():
     pick(form.model, "net")
     shell["frame"] = "gone"
     form.compare.click()
-    assert "the variable frame, which was a DataFrame, is a str by now" in form.status.value
+    assert "the variable frame, which was a DataFrame, is a str now" in form.status.value
     del shell["net"]
     shell["pair"], shell["frame"], shell["other"] = rows(), frame, Line()
     assert not any(label.startswith("pair") for label, _ in form.data.options)

@@ -70,7 +70,7 @@ def test_a_model_without_noise_is_lent_that_of_the_validation_rows(trained):
         noise = (model(valid.x) - valid.y).square().mean().sqrt()
         expected = -torch.distributions.Normal(model(test.x), noise).log_prob(test.y).mean()
     assert trained.results.nll["plain"] == pytest.approx(float(expected), rel=1e-5)
-    assert "assume a constant one" in trained.controls.metrics.value
+    assert "assume constant noise" in trained.controls.metrics.value
 
 
 def test_costs_are_counted(trained):
@@ -225,7 +225,7 @@ def test_settings_that_are_entered_count_and_only_what_changed_is_trained_again(
     assert len(comparison.models["vote"].voters()) == 4
     assert comparison.models["sculpt"] is kept["sculpt"]
     comparison.controls.train.click()
-    assert "trained with these settings already" in comparison.controls.status.value
+    assert "already trained with these settings" in comparison.controls.status.value
     comparison.controls.epochs.value = 3
     comparison.controls.train.click()
     ended(comparison)
@@ -237,7 +237,7 @@ def test_wrappers_are_composed_and_removed():
     comparison = made(("vote",))
     controls = comparison.controls
     controls.add.click()
-    assert "Press the wrappers" in controls.status.value
+    assert "Press the wrappers to combine" in controls.status.value
     controls.compose["vote"].value = controls.compose["neo"].value = True
     controls.add.click()
     assert list(controls.rows) == ["plain", "vote", "neo+vote"]

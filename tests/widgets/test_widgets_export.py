@@ -173,7 +173,7 @@ def test_the_button_replaces_only_what_it_has_written(tmp_path):
     comparison.controls.path.value = str(path)
     comparison.controls.export.click()
     assert path.read_text() == "of somebody's"
-    assert "is there already" in comparison.controls.status.value
+    assert "already exists" in comparison.controls.status.value
     path.unlink()
     comparison.controls.export.click()
     first = path.read_text()

@@ -26,7 +26,7 @@ def columns(figure):
 
 def test_a_figure_of_the_models_own_numbers_that_pyplot_knows_nothing_of():
     comparison, before = moons(), plt.get_fignums()
-    with pytest.raises(ValueError, match=r"nothing is trained with the present settings$"):
+    with pytest.raises(ValueError, match=r"nothing is trained with the current settings$"):
         comparison.matrix()
     figure = comparison.start(block=True).matrix()
     assert columns(figure) == ["prediction", "aleatoric", "epistemic"]

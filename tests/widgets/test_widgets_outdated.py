@@ -84,7 +84,7 @@ def test_a_changed_setting_makes_what_was_done_a_thing_of_the_past():
     assert "Train starts 3 models: plain, vote, sample" in controls.status.value
     assert controls.bar.value == 0
     assert_outdated(comparison, ["plain", "vote", "sample"], "epochs 2, not 3")
-    with pytest.raises(ValueError, match="nothing is trained with the present settings, only plain, vote, sample"):
+    with pytest.raises(ValueError, match="nothing is trained with the current settings, only plain, vote, sample"):
         comparison.snapshot()
     controls.epochs.value = 2
     assert_outdated(comparison, [], "")
@@ -154,7 +154,7 @@ def test_exports_are_of_the_present_settings(tmp_path, monkeypatch):
     comparison.controls.epochs.value = 1
     comparison.start(block=True).snapshot()
     assert pages[0]["text/plain"] == f"comparison of plain, sample on {comparison.data.name}"
-    assert "Grey, and ranked with no other row" in pages[0]["text/html"]
+    assert "Grey rows were not trained with the current settings" in pages[0]["text/html"]
     text = comparison.export(tmp_path / "again.ipynb").read_text()
     assert "epochs = 1" in text
     assert "vote" not in text.replace("workbench", "")
@@ -190,7 +190,7 @@ def test_runs_of_a_model_that_computes_something_else_are_ranked_with_none(tmp_p
     comparison = Comparison(now, rows(), ["vote"], epochs=2, session=tmp_path / "runs")
     assert comparison.results.empty
     assert comparison.start(block=True).results.index.tolist() == ["plain", "vote"]
-    assert "the code or the settings of the model were others" in comparison.runs.differs[1]
+    assert "the code or the settings of the model were different" in comparison.runs.differs[1]
     again = Comparison(before, rows(), ["vote"], epochs=2, session=tmp_path / "runs")
     assert again.results.index.tolist() == ["plain", "vote"]
 
@@ -214,4 +214,4 @@ def test_stop_before_the_first_step_speaks_of_no_earlier_run():
     assert "nothing was trained before Stop" in comparison.controls.status.value
     findings.before = frozenset()
     comparison._refresh()
-    assert "sample stopped in epoch 1 of 1, and can be used" in comparison.controls.status.value
+    assert "sample stopped in epoch 1 of 1 and can be used" in comparison.controls.status.value

@@ -170,7 +170,7 @@ def test_a_page_that_would_be_too_large_has_no_pictures_with_hover(monkeypatch, 
     from workbench.widgets.comparison import saved
 
     whole = saved.saved_page(trained._findings)
-    monkeypatch.setattr(saved, "MOST_BYTES", len(whole) - 1)
+    monkeypatch.setattr(saved, "MAX_BYTES", len(whole) - 1)
     page = saved.saved_page(trained._findings)
     assert len(page) < len(whole)
     assert "<svg" not in page
@@ -184,7 +184,7 @@ def test_after_a_change_of_settings_pictures_are_of_the_runs_in_the_table():
     assert "Split 0, seed 0." in row.panel.value
     comparison.controls.epochs.value = 2
     shown = comparison.controls.metrics.value
-    assert "One training each." in shown
+    assert "One run each." in shown
     assert "Mean ±" not in shown
     assert comparison._findings.trained["vote"].training.seed == 0
     assert "Split 0, seed 0." in row.panel.value

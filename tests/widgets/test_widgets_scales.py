@@ -59,7 +59,7 @@ def test_panels_of_all_models_have_one_scale_a_kind(model, given):
     assert len(set(found)) == 1
     tops = [np.quantile(k.answers.risk["epistemic"], 0.98) for k in findings.present if "epistemic" in k.answers.risk]
     assert found[0] == (0.0, pytest.approx(max(tops)))
-    assert "Colours of one kind have one scale for all models." in findings.panel(findings.present[0])
+    assert "Colours of one kind are the same for all models." in findings.panel(findings.present[0])
 
 
 def test_a_panel_is_drawn_again_when_another_model_widens_the_scale():
@@ -169,7 +169,7 @@ def test_curves_of_all_models_have_one_axis_that_holds_their_bands_and_the_data(
     assert low < float((sculpted.y - 2 * sculpted.risk["aleatoric"]).min())
     assert high > float((sculpted.y + 2 * sculpted.risk["aleatoric"]).max())
     assert low < float(findings.data.train.y.min())
-    assert "The axis has one scale for all models." in findings.panel(findings.present[0])
+    assert "The axis is the same for all models." in findings.panel(findings.present[0])
 
 
 def test_labels_of_colour_bars_are_whole_and_ticks_of_bars_lie_apart():

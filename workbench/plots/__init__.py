@@ -1,6 +1,6 @@
 """Figures of predictions and their risk, ready for a paper; every function takes and returns matplotlib Axes.
 
-With ``ax=None`` a new figure is made; with Axes given, only these are drawn on. ``rcParams`` are read, never changed.
+With ``ax=None`` a function makes a new figure; otherwise it draws only on the Axes it is given. ``rcParams`` are read, never changed.
 Inputs are tensors (any device, with or without gradient), arrays or lists.
 """
 

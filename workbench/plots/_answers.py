@@ -1,4 +1,4 @@
-"""Rows of any data and what several models say about them, in the forms that `matrix` draws."""
+"""The rows that `matrix` draws, with the predictions and risks of several models for them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from workbench.data.texts import Vocabulary
 from workbench.plots._common import Array
 
 CAUSES = ("aleatoric", "epistemic", "vacuitic")
-ASKED = 2000  # rows at most
-NODES = 70  # along each side of a plane
+MAX_ROWS = 2000  # more rows of a table are thinned out
+GRID_SIZE = 70  # nodes along each side of a plane
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """Rows to ask about, with the names of what is in them.
+    """Rows to predict, with the names of their features, target and classes.
 
     Args:
-        rows: the test rows of a Data, or what was given.
-        seen: the training rows of a Data, or the same rows.
-        features: names of the columns of x with units; () where x has other dimensions.
+        rows: test rows of a Data, or the rows given by the user.
+        seen: training rows of a Data, or else the same as `rows`.
+        features: names of the columns of x with units; () unless x is [n, features].
         target: name of y.
-        unit: of y; "" where it has none.
-        classes: their names; None of values, or where nobody has named them.
-        shares: whether y are shares of people, or other probabilities, of the classes.
-        unsaid: what models give that were wrapped without `output`.
-        words: of tokens by their numbers, as far as the data know them.
+        unit: unit of y; "" if it has none.
+        classes: class names; None for regression, or if the classes have no names.
+        shares: whether y holds a probability for each class, such as the shares of annotators.
+        default_output: what models give that were wrapped without `output`.
+        words: words by token number, as far as the vocabulary of the data has them.
     """
 
     rows: Any
@@ -46,12 +46,12 @@ class Subject:
     unit: str
     classes: tuple[str, ...] | None
     shares: bool
-    unsaid: str = "values"
+    default_output: str = "values"
     words: Mapping[int, str] = field(default_factory=dict)
 
 
 def subject_of(data: Any) -> Subject:
-    """Rows of a Data, its name, a split, or a pair (x, y)."""
+    """Return the subject for a Data, the name of one, a split, or a pair (x, y)."""
     data = load(data) if isinstance(data, str) else data
     if isinstance(data, Data):
         if isinstance(data.task, Mapping) or data.task == "labels":
@@ -70,9 +70,9 @@ def subject_of(data: Any) -> Subject:
         x, y = data[0], as_tensor(data[1], "y")
         y = y.float() if y.is_floating_point() else y.long()
         inputs = {name: as_tensor(v, f"x[{name!r}]") for name, v in x.items()} if isinstance(x, Mapping) else None
-        one = as_tensor(x, "x") if inputs is None else None
-        one = one.float() if one is not None and one.dtype == torch.float64 else one
-        data = Split(one if inputs is None else inputs, y[:, None] if y.ndim == 1 and y.is_floating_point() else y)
+        single = as_tensor(x, "x") if inputs is None else None
+        single = single.float() if single is not None and single.dtype == torch.float64 else single
+        data = Split(single if inputs is None else inputs, y[:, None] if y.ndim == 1 and y.is_floating_point() else y)
     if not isinstance(data, Split | LazySplit):
         raise TypeError(
             f"data: expected a Data, the name of one, a split or a pair (x, y), found {type(data).__name__}"
@@ -84,71 +84,71 @@ def subject_of(data: Any) -> Subject:
     return Subject(data, data, columns if len(columns) > 1 else ("x",) * len(columns), "y", "", None, False)
 
 
-def spread_out(n: int, count: int) -> Tensor:
-    """At most `count` of n row numbers, evenly spread."""
+def evenly_spaced(n: int, count: int) -> Tensor:
+    """Return at most `count` evenly spaced row numbers from 0 to n - 1."""
     return torch.linspace(0, n - 1, min(n, count)).round().long()
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one model says: values or the class of each row or position [n, ...], probabilities of the classes, and risks by cause."""
+    """Output of one model: a value or class for each row or position [n, ...], class probabilities if it classifies, and risks by cause."""
 
     value: Array
     probs: Array | None
     risk: dict[str, Array]
 
     def at(self, index: Any) -> Answer:
-        """That of some rows, or of one position of each."""
+        """Return the answer for some rows, or for one position of each row."""
         risk = {name: r[index] if r.ndim >= np.ndim(self.value) else r for name, r in self.risk.items()}
         return Answer(self.value[index], None if self.probs is None else self.probs[index], risk)
 
 
 def answers_of(models: Mapping[str, Any], x: Any, subject: Subject) -> dict[str, Answer]:
-    """What each model says about rows.
+    """Predict rows with each model.
 
     Raises:
-        ValueError: one gives values, another classes; or their shapes differ.
+        ValueError: if some models give values and others classes, or if their shapes differ.
     """
-    names, answers = subject.classes, dict[str, Answer]()
+    class_names, answers = subject.classes, dict[str, Answer]()
     forms: dict[str, str] = {}
     for name, model in models.items():
-        output = output_of(model, subject.unsaid)
-        said = collect(model, x, targets=False, batch_size=256)
-        risk = {cause: _flat(said.risk[cause]) for cause in (*CAUSES, "total") if cause in said.risk.names()}
+        output = output_of(model, subject.default_output)
+        collected = collect(model, x, targets=False, batch_size=256)
+        risk = {cause: _flat(collected.risk[cause]) for cause in (*CAUSES, "total") if cause in collected.risk.names()}
         if output == "values":
-            answers[name] = Answer(_flat(said.y), None, risk)
+            answers[name] = Answer(_flat(collected.y), None, risk)
             forms[name] = f"values {list(answers[name].value.shape[1:])}"
         else:
-            probs = log_probabilities(said.y, output).exp().double().cpu().numpy()
+            probs = log_probabilities(collected.y, output).exp().double().cpu().numpy()
             answers[name] = Answer(probs.argmax(-1), probs, risk)
             forms[name] = f"scores of classes {list(probs.shape[1:])}"
     first = next(iter(forms))
     for name, form in forms.items():
         if form != forms[first]:
             raise ValueError(
-                f"models: {first!r} gives {forms[first]} for each row and {name!r} {form}; models of one matrix give the same. Of those that "
-                'were wrapped without a word on it, say output="logits" or output="probs"'
+                f"models: {first!r} gives {forms[first]} for each row and {name!r} {form}; all models of a matrix must give the same. For "
+                'models that were wrapped without `output`, pass output="logits" or output="probs" to matrix'
             )
     scores = answers[first].probs
-    if names is not None and (scores is None or scores.shape[-1] != len(names)):
-        hint = '; of scores say so, output="logits"' if scores is None else ""
+    if class_names is not None and (scores is None or scores.shape[-1] != len(class_names)):
+        hint = '; if these are class scores, pass output="logits"' if scores is None else ""
         raise ValueError(
-            f"models: {first!r} gives {forms[first]} for each row, and the data have {len(names)} classes{hint}"
+            f"models: {first!r} gives {forms[first]} for each row, and the data have {len(class_names)} classes{hint}"
         )
     return answers
 
 
 def _flat(tensor: Tensor) -> Array:
-    """Numbers [n] of [n, 1], and maps [n, height, width] of [n, 1, height, width]."""
+    """Drop the second dimension of [n, 1] and of [n, 1, height, width]."""
     values = tensor.detach().double().cpu().numpy()
     return values[:, 0] if values.ndim in (2, 4) and values.shape[1] == 1 else values
 
 
 def true_values(subject: Subject, rows: Any, like: Answer) -> Array:
-    """Targets, shaped like the value of an answer; NaN where a position has no class.
+    """Return the targets, shaped like the value of the answer `like`; NaN where a position has no class.
 
     Raises:
-        ValueError: they have another shape, or are values where the model gives classes.
+        ValueError: if the targets have another shape, or are values where the model gives classes or the reverse.
     """
     y = rows.y
     if subject.shares:
@@ -163,13 +163,13 @@ def true_values(subject: Subject, rows: Any, like: Answer) -> Array:
 
 
 def true_risk(subject: Subject, rows: Any, numbers: Tensor) -> tuple[Array, str] | None:
-    """The true aleatoric risk of rows [n], NaN where it is not known, and what it is; None where nothing is known.
+    """Return the true aleatoric risk of each row [n] and its description, or None if it is not known.
 
-    It is the sigma of the toys (of two classes the entropy of a label that is wrong with probability p, sigma**2 = p (1 - p)), the entropy of
-    the shares of people, or the standard deviation of the targets that one input has in several rows.
+    It is the sigma of the toy data (for two classes the entropy of a label that is wrong with probability p, where sigma**2 = p (1 - p)), the
+    entropy of the annotators' shares, or the standard deviation of the targets of rows with the same input. NaN where it is not known.
     """
     if subject.shares:
-        return torch.special.entr(rows.y.double()).sum(-1).numpy(), "entropy of the shares of people"
+        return torch.special.entr(rows.y.double()).sum(-1).numpy(), "entropy of the annotators' shares"
     if rows.sigma is not None:
         sigma = rows.sigma[:, 0].double().numpy()
         if rows.y.is_floating_point():
@@ -195,19 +195,19 @@ def true_risk(subject: Subject, rows: Any, numbers: Tensor) -> tuple[Array, str]
 
 
 def plane_over(subject: Subject) -> tuple[Array, Array, Tensor]:
-    """A grid over the two inputs, with a margin of 15 %, and its nodes as rows [nodes, 2]."""
+    """Return a grid over the two inputs, with a margin of 15 %: xx, yy and the nodes as rows [nodes, 2]."""
     x = torch.cat([split.load().x.float() for split in (subject.seen, subject.rows)])
     low, high = x.amin(0), x.amax(0)
     margin = torch.where(high > low, 0.15 * (high - low), 1.0)
     sides = [
-        torch.linspace(a, b, NODES) for a, b in zip((low - margin).tolist(), (high + margin).tolist(), strict=True)
+        torch.linspace(a, b, GRID_SIZE) for a, b in zip((low - margin).tolist(), (high + margin).tolist(), strict=True)
     ]
     xx, yy = torch.meshgrid(*sides, indexing="xy")
     return xx.numpy(), yy.numpy(), torch.stack([xx.flatten(), yy.flatten()], 1)
 
 
 def two_axes(subject: Subject, rows: Any, features: Sequence[str | int] | None) -> tuple[Array, tuple[str, str]]:
-    """Where rows of a table lie in a plane [n, 2], and what its axes are: two features, or the first two principal components."""
+    """Return the coordinates [n, 2] of rows of a table and the two axis labels: two features, or the first two principal components."""
     x = rows.x.double()
     if features is not None:
         if isinstance(features, str) or len(features) != 2:
@@ -226,7 +226,7 @@ def two_axes(subject: Subject, rows: Any, features: Sequence[str | int] | None) 
     _, singular, directions = torch.linalg.svd((seen - mean) / scale, full_matrices=False)
     directions = directions[:2]
     largest = directions.abs().argmax(1)
-    directions = directions * directions[torch.arange(2), largest].sign()[:, None]  # so that it is the same everywhere
+    directions = directions * directions[torch.arange(2), largest].sign()[:, None]  # the sign of an SVD is arbitrary
     shares = (singular**2 / (singular**2).sum())[:2].tolist()
     labels = [f"{kind} principal component ({100 * s:.0f} %)" for kind, s in zip(("1st", "2nd"), shares, strict=True)]
     return ((x - mean) / scale @ directions.T).numpy(), (labels[0], labels[1])

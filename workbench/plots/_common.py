@@ -1,4 +1,4 @@
-"""Inputs, Axes, legends and scales of all figures."""
+"""Input checks, Axes, legends and scales shared by all figures."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 Values: TypeAlias = Union[torch.Tensor, "ArrayLike"]
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: One colour for each risk, in every figure; told apart with every kind of colour blindness (Okabe and Ito, 2008).
+#: One colour for each risk, in every figure; distinguishable with every kind of colour blindness (Okabe and Ito, 2008).
 COLOURS: dict[str, str] = {"aleatoric": "#0072B2", "epistemic": "#D55E00", "vacuitic": "#009E73", "total": "#444444"}
-TOTAL_ON_DARK = "#BBBBBB"  # dark grey can't be seen on a dark ground
-# two things to compare that are not risks; seen on white and on black (contrast 3 at least)
+TOTAL_ON_DARK = "#BBBBBB"  # dark grey would vanish on a dark background
+# for two series that are not risks; contrast of at least 3 on white and on black
 SERIES = (
     "#3E97CF",
     "#CC79A7",
 )
-#: One colour and dash for each of several models (Okabe and Ito), none of them that of a risk.
+#: One colour and line style for each of several models (Okabe and Ito), none of them the colour of a risk.
 MODELS = tuple(
     (shade, dashes)
     for dashes in ("-", "--", ":")
     for shade in ("#56B4E9", "#CC79A7", "#E69F00", "#7F6BD0", "#8C6D31", "#888888")
 )
-MAX_POINTS = 5000  # more points than this only make a blot, and a file that no viewer opens
+MAX_POINTS = 5000  # more points only overlap, and make vector files too large to open
 
 
 def array(value: Values, name: str) -> Array:
-    """A float64 array of any tensor, array or list; empty input is refused."""
+    """Convert a tensor, array or list to a float64 array; refuse empty input."""
     try:
         result = (
             value.detach().cpu().double().numpy()
@@ -45,7 +45,7 @@ def array(value: Values, name: str) -> Array:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name}: expected a tensor or an array of numbers, found {type(value).__name__} ({error}); "
-            "of a risk by cause pass one part, such as risk.epistemic"
+            "if this is a Risk, pass one of its parts, such as risk.epistemic"
         ) from error
     if result.size == 0:
         raise ValueError(f"{name}: nothing to draw, its shape is {list(result.shape)}")
@@ -53,7 +53,7 @@ def array(value: Values, name: str) -> Array:
 
 
 def vector(value: Values, name: str) -> Array:
-    """One number for each row: [n] from [n] or [n, 1]."""
+    """Convert [n] or [n, 1] to an array [n]."""
     result = array(value, name)
     if result.ndim == 2 and result.shape[1] == 1:
         result = result[:, 0]
@@ -65,21 +65,21 @@ def vector(value: Values, name: str) -> Array:
 
 
 def same_shape(**values: Array) -> None:
-    """Refuse arrays whose shapes differ, as numpy would silently broadcast them."""
+    """Refuse arrays of different shapes, which numpy would silently broadcast."""
     if len({value.shape for value in values.values()}) > 1:
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in values.items())
         raise ValueError(f"shapes do not match: {shapes}")
 
 
 def vectors(**values: Values) -> list[Array]:
-    """Vectors of one length."""
+    """Convert values to arrays [n] of the same length."""
     result = {name: vector(value, name) for name, value in values.items()}
     same_shape(**result)
     return list(result.values())
 
 
 def elements(**values: Values) -> list[Array]:
-    """Flat vectors of arrays of one shape, of any number of outputs; [n, 1] counts as [n]."""
+    """Convert values of one shape, with any number of outputs, to flat arrays; [n, 1] counts as [n]."""
     result = {name: array(value, name) for name, value in values.items()}
     result = {name: v[:, 0] if v.ndim == 2 and v.shape[1] == 1 else v for name, v in result.items()}
     same_shape(**result)
@@ -87,7 +87,7 @@ def elements(**values: Values) -> list[Array]:
 
 
 def pair(value: Any, name: str) -> tuple[Values, Values]:
-    """The two members of ``(x, y)``."""
+    """Return the two members of a pair ``(x, y)``."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"{name}: expected a pair (x, y), found {type(value).__name__}")
     return value[0], value[1]
@@ -96,7 +96,7 @@ def pair(value: Any, name: str) -> tuple[Values, Values]:
 def of_models(
     first: Mapping[str, Values], name: str, second: Values | Mapping[str, Values], other: str
 ) -> dict[str, tuple[Values, Values]]:
-    """Two things of each of several models, of which the second may be the same for all."""
+    """Pair the two inputs of each model by name; the second may be shared by all models."""
     if not first or len(first) > len(MODELS):
         raise ValueError(f"{name}: expected 1 to {len(MODELS)} models by name, found {len(first)}")
     if isinstance(second, Mapping) and first.keys() != second.keys():
@@ -105,7 +105,7 @@ def of_models(
 
 
 def finite(**values: Array) -> None:
-    """Refuse NaN and infinity: only risks may have them."""
+    """Refuse NaN and infinity, which only risks may contain."""
     for name, value in values.items():
         bad = ~np.isfinite(value)
         if bad.any():
@@ -114,14 +114,14 @@ def finite(**values: Array) -> None:
 
 
 def not_negative(**values: Array) -> None:
-    """Refuse negative standard deviations and sizes of errors; NaN passes."""
+    """Refuse negative standard deviations and absolute errors; NaN passes."""
     for name, value in values.items():
         if (value < 0).any():
             raise ValueError(f"{name}: expected values of at least 0, found {np.nanmin(value):g}")
 
 
 def usable(risk: Array, *others: Array, name: str = "risk", infinite: bool = False) -> tuple[list[Array], list[str]]:
-    """Rows with a finite risk (or not NaN, if ``infinite``), and a note for the legend on those that were dropped."""
+    """Keep the rows with a finite risk (with ``infinite``, all but NaN); also return legend notes on those that were dropped."""
     keep = ~np.isnan(risk) if infinite else np.isfinite(risk)
     if not keep.any():
         raise ValueError(f"{name}: none of its {risk.size} values is a finite number")
@@ -131,7 +131,7 @@ def usable(risk: Array, *others: Array, name: str = "risk", infinite: bool = Fal
 
 
 def thinned(n: int, what: str = "points") -> tuple[Array, str]:
-    """Indices of at most MAX_POINTS of n points, always the same ones, and what the legend says of them."""
+    """Choose at most MAX_POINTS of n points, reproducibly; return their indices and a legend label."""
     if n <= MAX_POINTS:
         return np.arange(n), f"{what} (n = {n:,})"
     chosen = np.random.default_rng(0).choice(n, MAX_POINTS, replace=False)
@@ -139,12 +139,12 @@ def thinned(n: int, what: str = "points") -> tuple[Array, str]:
 
 
 def point_look(n: int) -> dict[str, Any]:
-    """Size and opacity with which n points can still be seen one by one."""
+    """Return marker size and opacity at which n single points can still be seen."""
     return {"s": float(np.clip(4000 / n, 5, 22)), "alpha": float(np.clip(150 / n, 0.2, 0.75)), "linewidths": 0}
 
 
 def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
-    """The given Axes, or those of a new figure of a size in inches; with our look."""
+    """Style and return the given Axes, or those of a new figure of a size in inches."""
     if ax is None:
         plt = require("matplotlib.pyplot")
         ax = plt.subplots(figsize=size, layout="constrained")[1]
@@ -165,12 +165,12 @@ def _style(ax: Axes) -> None:
 
 
 def ink(ax: Axes) -> Any:
-    """The colour of these Axes' text, which can be read on their ground, whether light or dark."""
+    """Return the text colour of the Axes, which is readable on a light or dark background."""
     return ax.xaxis.label.get_color()
 
 
 def colour(ax: Axes, kind: str) -> str:
-    """The colour of a risk, on these Axes' ground."""
+    """Return the colour of a risk, adapted to the background of the Axes."""
     from matplotlib.colors import to_rgb
 
     on_dark = float(np.dot(to_rgb(ink(ax)), (0.2126, 0.7152, 0.0722))) > 0.5
@@ -178,13 +178,13 @@ def colour(ax: Axes, kind: str) -> str:
 
 
 def diagonal(ax: Axes, label: str, limits: tuple[float, float] = (0, 1)) -> None:
-    """The dashed line to which the drawn is compared."""
+    """Draw a dashed diagonal as reference line."""
     dashes = (0, (4, 2))
     ax.plot(limits, limits, color=ink(ax), linestyle=dashes, linewidth=1, alpha=0.7, label=label, zorder=1.5)
 
 
 def risk_label(kind: str, unit: str = "") -> str:
-    """The axis label of a risk, with its unit; vacuitic risk is standardised and has none. Checks the kind."""
+    """Return the axis label of a risk, with its unit; vacuitic risk is standardised and has none. Refuse an unknown kind."""
     if kind not in COLOURS:
         raise ValueError(f"kind: expected one of {', '.join(COLOURS)}, found {kind!r}")
     return "vacuitic risk (standardised)" if kind == "vacuitic" else with_unit(f"{kind} risk", unit)
@@ -203,10 +203,10 @@ def legend(
     columns: int = 1,
     headroom: bool = False,
 ) -> None:
-    """A legend of all that has a label, then ``extra`` (artist, label) pairs, then ``notes``, lines of mere text.
+    """Add a legend: all labelled artists, then ``extra`` pairs (artist, label), then ``notes``, lines of text only.
 
-    ``headroom`` puts it at the top and moves the upper limit so far up that it covers nothing; unlike a legend outside
-    the Axes, this never meets a title or a neighbour.
+    ``headroom`` puts it at the top and raises the upper limit so that it covers no data; unlike a legend outside
+    the Axes, it never overlaps a title or neighbouring Axes.
     """
     from matplotlib.collections import LineCollection, PathCollection
     from matplotlib.legend_handler import HandlerTuple
@@ -228,11 +228,11 @@ def legend(
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
     for text in box.get_texts():
-        text.set_parse_math(ax.xaxis.label.get_parse_math())  # off where names are shown as they are
-    box.set_in_layout(False)  # it lies inside; one that sticks out would make the Axes narrower still
+        text.set_parse_math(ax.xaxis.label.get_parse_math())  # off where names with $ are shown literally
+    box.set_in_layout(False)  # a legend wider than the Axes would otherwise shrink them further
     room, engine = ax.get_window_extent().width, ax.figure.figure.get_layout_engine()
     if columns > 1 and engine is not None and room < box.get_window_extent().width < 1.3 * room:
-        engine.execute(ax.figure.figure)  # which may make the Axes wide enough
+        engine.execute(ax.figure.figure)  # the layout may make the Axes wide enough
         room = ax.get_window_extent().width
     if columns > 1 and box.get_window_extent().width > room:
         legend(ax, notes, extra=extra, loc=loc, headroom=headroom)
@@ -241,23 +241,24 @@ def legend(
         if isinstance(handle, PathCollection):
             handle.set_sizes([22])
         if isinstance(handle, PathCollection | LineCollection):
-            handle.set_alpha(0.9)  # one faint point of a cloud can't be seen
+            handle.set_alpha(0.9)  # a single faint point would be invisible
     if headroom:
         share = min(box.get_window_extent().height / ax.get_window_extent().height * 1.15 + 0.02, 0.6)
         transform = ax.yaxis.get_transform()
         low, high = transform.transform(np.array(ax.get_ylim()))
         top = transform.inverted().transform(np.array([low + (high - low) / (1 - share)]))[0]
-        ax.set_ylim(top=top, auto=None)  # auto=None: what is drawn later still moves the limits
+        ax.set_ylim(top=top, auto=None)  # auto=None keeps autoscaling on for later artists
 
 
 def choose_scale(ax: Axes, axis: str, values: Array, *, typical: Array | None = None, tail: float = 0.05) -> None:
-    """Make an axis logarithmic, or symmetric-logarithmic, where on a linear one most values would be one blot.
+    """Make an axis logarithmic or symmetric-logarithmic if most values would overlap on a linear one.
 
     Args:
+        ax: Axes to change.
         axis: "x" or "y".
-        values: what is drawn along the axis.
-        typical: the values that have to be told apart; all, if None.
-        tail: share of the values at each end that do not make an axis logarithmic.
+        values: values drawn along the axis.
+        typical: values that have to stay distinguishable; all, if None.
+        tail: share of the values at each end that is ignored in the choice between linear and logarithmic.
     """
     kind, width = natural_scale(values, typical=typical, tail=tail)
     set_scale: Any = ax.set_xscale if axis == "x" else ax.set_yscale
@@ -266,7 +267,7 @@ def choose_scale(ax: Axes, axis: str, values: Array, *, typical: Array | None = 
 
 
 def natural_scale(values: Array, *, typical: Array | None = None, tail: float = 0.05) -> tuple[str, float]:
-    """Which scale `choose_scale` chooses, "linear", "log" or "symlog", and the width of the linear middle of the last."""
+    """Return the scale for `choose_scale`, "linear", "log" or "symlog", and half the width of the linear part of a symlog one."""
     values = values[np.isfinite(values)]
     typical = values if typical is None else typical[np.isfinite(typical)]
     if values.size == 0:

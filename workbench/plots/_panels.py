@@ -1,4 +1,4 @@
-"""Panels of a matrix: curves over one input, and planes of two."""
+"""Panels of `matrix` for tables: curves over one input, and planes of two."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASHES = (0, (4, 2))
-HIGHEST = 10.0  # vacuitic risk over one input that is still drawn, in standard deviations of the training data
+MAX_VACUITIC = 10.0  # upper limit of curves of vacuitic risk, in standard deviations of the training data
 
 
-# ---- what all kinds share
+# ---- shared by all panels
 def columns_of(answers: Mapping[str, Answer]) -> list[str]:
-    """ "prediction" and the risks that some model measures; the total only where there is no other."""
+    """Return "prediction" and the risks that any model measures; the total only if there is no other."""
     causes = [cause for cause in CAUSES if any(cause in answer.risk for answer in answers.values())]
     total = [] if causes or not any("total" in answer.risk for answer in answers.values()) else ["total"]
     return ["prediction", *causes, *total]
@@ -32,7 +32,7 @@ def columns_of(answers: Mapping[str, Answer]) -> list[str]:
 def grid(
     figure: Any, sides: Sequence[str], columns: Sequence[str], size: tuple[float, float], **options: Any
 ) -> tuple[Any, np.ndarray[Any, Any]]:
-    """A figure and its Axes [rows, columns], with the names of the rows on the left and of the columns on top."""
+    """Return a figure and its Axes [rows, columns], with row names on the left and column names on top."""
     width, height = size[0] * len(columns) + 0.5, size[1] * len(sides) + 1.1
     if figure is None:
         figure = require("matplotlib.pyplot").figure(figsize=(width, height), layout="constrained")
@@ -61,7 +61,7 @@ def grid(
 
 
 def blank(ax: Axes, words: str = "") -> None:
-    """A panel of which nothing is known."""
+    """Empty a panel without data, except for an optional text."""
     ax.set(xticks=[], yticks=[])
     ax.grid(False)
     ax.spines[:].set_visible(False)
@@ -71,7 +71,7 @@ def blank(ax: Axes, words: str = "") -> None:
 
 
 def shared_legend(figure: Any, axes: np.ndarray[Any, Any]) -> None:
-    """One legend of all that has a label, below."""
+    """Add one legend of all labelled artists below the Axes."""
     entries: dict[str, Any] = {}
     for ax in axes.ravel():
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -88,7 +88,7 @@ def shared_legend(figure: Any, axes: np.ndarray[Any, Any]) -> None:
 
 
 def label_of(subject: Subject, answer: Answer, column: str) -> str:
-    """What the numbers of a column are, with their unit."""
+    """Return the label of a column, with its unit."""
     if column != "prediction":
         return risk_label(column, subject.unit if answer.probs is None else "nats")
     if answer.probs is None:
@@ -101,25 +101,25 @@ def class_name(subject: Subject, i: int) -> str:
 
 
 def height_of(answer: Answer, column: str) -> Array | None:
-    """The numbers of a column: of two classes the probability of the second, of more their numbers; None if not measured."""
+    """Return the numbers of a column, None if not measured. Predictions are the second class's probability of two, class numbers of more."""
     if column != "prediction":
         return answer.risk.get(column)
     return answer.probs[..., 1] if answer.probs is not None and answer.probs.shape[-1] == 2 else answer.value
 
 
 def true_height(answer: Answer, column: str, truth: Array, known: tuple[Array, str] | None) -> Array | None:
-    """What the truth has in a column."""
+    """Return the true numbers of a column, None if not known."""
     return truth if column == "prediction" else known[0] if column == "aleatoric" and known is not None else None
 
 
-Drawn: TypeAlias = "Sequence[tuple[str, Array]]"  # who says it, and the numbers
+Drawn: TypeAlias = "Sequence[tuple[str, Array]]"  # name of the model, and its numbers
 
 
 def shading(column: str, drawn: Drawn, n_classes: int = 0) -> dict[str, Any]:
-    """One colour scale for all that is drawn in a column, but for an outlier among the models; of classes a colour each."""
+    """Return the colour map and limits shared by a column, ignoring outliers among the models; for classes one colour each."""
     if n_classes:
         if n_classes > MAX_CLASSES:
-            raise ValueError(f"models: they tell {n_classes} classes apart, and colours tell {MAX_CLASSES}")
+            raise ValueError(f"models: matrix draws at most {MAX_CLASSES} classes as colours, found {n_classes}")
         return {"cmap": _palette(n_classes), "vmin": -0.5, "vmax": n_classes - 0.5}
     values = [v for _, v in drawn]
     if column == "prediction":
@@ -130,7 +130,7 @@ def shading(column: str, drawn: Drawn, n_classes: int = 0) -> dict[str, Any]:
 
 
 def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: str, drawn: Drawn) -> None:
-    """One bar below a column, which names the models that reach far beyond its ends."""
+    """Add one colour bar below a column; its label names the models that reach far beyond its ends."""
     values, (low, high) = [v for _, v in drawn], (mappable.norm.vmin, mappable.norm.vmax)
     known = [v for v in (v[np.isfinite(v)] for v in values) if v.size]
     over = any(v.max() > high + 1e-9 * (high - low) for v in known)
@@ -148,7 +148,7 @@ def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: st
 
 
 def class_key(figure: Any, subject: Subject, n_classes: int, palette: Any, title: str | None = None) -> None:
-    """One legend of the classes."""
+    """Add one legend of the classes."""
     from matplotlib.patches import Patch
 
     handles = [Patch(color=palette(i), label=class_name(subject, i)) for i in range(n_classes)]
@@ -173,7 +173,7 @@ def curves(
     known: tuple[Array, str] | None,
     figure: Any,
 ) -> np.ndarray[Any, Any]:
-    """Prediction and risks over one input, the truth dashed or as points."""
+    """Draw prediction and risks over one input, with the truth as points or dashed line."""
     columns, first = columns_of(answers), next(iter(answers.values()))
     order = np.argsort(x, kind="stable")
     figure, axes = grid(figure, list(answers), columns, (2.9, 2.0), sharex=True, sharey="col")
@@ -199,19 +199,19 @@ def curves(
                 label = f"truth: {known[1]}"
                 ax.plot(x[order], true[order], color=ink(ax), linestyle=DASHES, linewidth=1.2, label=label)
     for j, (ax, column) in enumerate(zip(axes[0], columns, strict=True)):
-        said = [(name, v) for name, answer in answers.items() if (v := height_of(answer, column)) is not None]
+        drawn = [(name, v) for name, answer in answers.items() if (v := height_of(answer, column)) is not None]
         true = true_height(first, column, truth, known)
-        low, high = scale([v for _, v in said] + ([] if true is None else [true]))
-        more = beyond([name for name, _ in said], [v for _, v in said], low, high)
-        if more:  # else one model would flatten all others
+        low, high = scale([v for _, v in drawn] + ([] if true is None else [true]))
+        more = beyond([name for name, _ in drawn], [v for _, v in drawn], low, high)
+        if more:  # otherwise one model would flatten all others
             ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
         if column in ("aleatoric", "epistemic", "total"):
             ax.set_ylim(bottom=0)
-        elif column == "vacuitic" and ax.get_ylim()[1] > HIGHEST:
-            # far outside it grows without end, and the margin that was left below with it
-            low = min(*(float(np.nanmin(v)) for _, v in said), 0.0)
-            ax.set_ylim(low - 0.05 * (HIGHEST - low), HIGHEST)
-            more = f"shown up to {HIGHEST:g}"
+        elif column == "vacuitic" and ax.get_ylim()[1] > MAX_VACUITIC:
+            # vacuitic risk grows without bound outside the data; the automatic lower margin grew with it
+            low = min(*(float(np.nanmin(v)) for _, v in drawn), 0.0)
+            ax.set_ylim(low - 0.05 * (MAX_VACUITIC - low), MAX_VACUITIC)
+            more = f"shown up to {MAX_VACUITIC:g}"
         unit, note = _unit(label_of(subject, first, column)), f"beyond: {more}" if more[:5] != "shown" else more
         ax.set_title("\n".join([column, unit, *(textwrap.wrap(note, 28) if more else [])]), fontsize=11)
         axes[-1, j].set_xlabel(subject.features[0])
@@ -220,7 +220,7 @@ def curves(
 
 
 def _unit(label: str) -> str:
-    """What stands below the name of a column."""
+    """Return the unit of a risk label, or any other label as it is."""
     return label if "risk" not in label else label.partition("(")[2].rstrip(")") or " "
 
 
@@ -235,12 +235,12 @@ def planes(
     known: tuple[Array, str] | None,
     figure: Any,
 ) -> np.ndarray[Any, Any]:
-    """Prediction and risks as colours: of the nodes of a mesh, or of the points of a table; above them the truth at the points."""
+    """Draw prediction and risks as colours of mesh nodes or of table rows, and the truth of the rows above them."""
     columns, first = columns_of(answers), next(iter(answers.values()))
     n_classes = 0 if first.probs is None or first.probs.shape[-1] == 2 else first.probs.shape[-1]
     true = {column: true_height(first, column, truth, known) for column in columns}
-    said = {c: [("truth", true[c]), *((name, height_of(a, c)) for name, a in answers.items())] for c in columns}
-    drawn = {c: [(name, v) for name, v in pairs if v is not None] for c, pairs in said.items()}
+    rows = {c: [("truth", true[c]), *((name, height_of(a, c)) for name, a in answers.items())] for c in columns}
+    drawn = {c: [(name, v) for name, v in pairs if v is not None] for c, pairs in rows.items()}
     looks = {c: shading(c, drawn[c], n_classes if c == "prediction" else 0) for c in columns}
     if first.probs is not None and not n_classes:
         looks["prediction"] |= {"vmin": 0.0, "vmax": 1.0}
@@ -279,7 +279,7 @@ def planes(
 
 
 def blank_plane(ax: Axes, words: str) -> None:
-    """Like `blank`, but ticks are shared and must stay."""
+    """Empty a panel like `blank`, but keep its ticks, which it shares with other panels."""
     ax.spines[:].set_visible(False)
     ax.tick_params(left=False, bottom=False)
     if words:
@@ -287,11 +287,11 @@ def blank_plane(ax: Axes, words: str) -> None:
 
 
 def _points(ax: Axes, points: Array, values: Array, look: Mapping[str, Any]) -> Any:
-    """Points by their value, the highest on top; what is not known is left out."""
+    """Draw points coloured by value, the highest on top; leave out unknown values."""
     known = np.flatnonzero(np.isfinite(values))
     order = known[np.argsort(values[known], kind="stable")]
     some = order[np.sort(np.random.default_rng(0).permutation(len(order))[:1500])]
     size = float(np.clip(2500 / max(len(some), 1), 5, 22))
-    ax.set_facecolor("#BBBBBB")  # the lowest risk is white, and the highest nearly black
+    ax.set_facecolor("#BBBBBB")  # contrasts with the lowest risk, white, and the highest, nearly black
     across, up = points[some].T
     return ax.scatter(across, up, c=values[some], s=size, linewidths=0, **look)

@@ -1,4 +1,4 @@
-"""Panels of a matrix of single rows: strips of images, positions of a sequence, and maps."""
+"""Panels of `matrix` for single rows: strips of images, positions of a sequence, and maps."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PREDICTED = "#CC79A7"
-CHANNELS = 3  # inputs [n, channels, steps] of at most so many are series, others images without channels
+MAX_SERIES_CHANNELS = 3  # inputs [n, channels, steps] with more channels are taken for grey images
 
 
-# ---- one answer for each row
+# ---- one prediction for each row
 def strips(
     subject: Subject,
     x: Any,
@@ -43,9 +43,9 @@ def strips(
     known: tuple[Array, str] | None,
     figure: Any,
 ) -> np.ndarray[Any, Any]:
-    """Rows one below the other, with a bar for the prediction and for each risk; of images a small picture beside them."""
+    """Draw rows one below the other, with a bar for the prediction and each risk, and a small picture if they are images or series."""
     columns, first = columns_of(answers), next(iter(answers.values()))
-    of_series = isinstance(x, Tensor) and x.ndim == 3 and x.shape[1] <= CHANNELS
+    of_series = isinstance(x, Tensor) and x.ndim == 3 and x.shape[1] <= MAX_SERIES_CHANNELS
     pictured = isinstance(x, Tensor) and (x.ndim == 3 or (x.ndim == 4 and x.shape[1] in (1, 3)))
     names = [*(["series" if of_series else "image"] if pictured else []), *columns]
     n = len(numbers)
@@ -55,7 +55,7 @@ def strips(
     if first.probs is None:
         drawn["prediction"] = [(name, a.value) for name, a in answers.items()]
     trues = {c: [true] for c in drawn if (true := true_height(first, c, truth, known)) is not None}
-    highest = {c: _range([v for _, v in said] + trues.get(c, [])) for c, said in drawn.items()}
+    limits = {c: _range([v for _, v in pairs] + trues.get(c, [])) for c, pairs in drawn.items()}
     for line, answer in zip(axes, answers.values(), strict=True):
         if pictured:
             (_sparklines if of_series else _thumbnails)(line[0], x)
@@ -71,7 +71,7 @@ def strips(
             if true is not None:
                 label = "true value" if column == "prediction" else f"truth: {known[1]}"  # type: ignore[index]
                 ax.scatter(true, np.arange(n), marker="|", s=130, linewidths=2, color=ink(ax), label=label, zorder=3)
-            ax.set_xlim(highest.get(column, (0.0, 1.02)))
+            ax.set_xlim(limits.get(column, (0.0, 1.02)))
             ax.set_ylim(n - 0.5, -0.5)
             ax.set_yticks([])
             if ax not in axes[-1]:
@@ -81,8 +81,8 @@ def strips(
         of_classes = column == "prediction" and first.probs is not None
         label = "probability of that class" if of_classes else label_of(subject, first, column)
         if not of_classes:
-            said = drawn[column]
-            more = beyond([name for name, _ in said], [v for _, v in said], *highest[column])
+            pairs = drawn[column]
+            more = beyond([name for name, _ in pairs], [v for _, v in pairs], *limits[column])
             label = "\n".join([label, *(textwrap.wrap(f"beyond it: {more}", 30) if more else [])])
         ax.set_xlabel(label, fontsize=9)
         ax.tick_params(axis="x", labelsize=8)
@@ -92,7 +92,7 @@ def strips(
 
 
 def _range(values: Sequence[Array]) -> tuple[float, float]:
-    """From 0 to the highest of all but outliers, and a little further; below 0 where some are."""
+    """Return axis limits from 0, or from the lowest negative value, to the highest without outliers, with a small margin."""
     low, high = scale(values)
     low, high = min(0.0, low), max(0.0, high)
     room = 0.06 * (high - low) or 0.5
@@ -109,7 +109,7 @@ def _thumbnails(ax: Axes, x: Tensor) -> None:
 
 
 def _sparklines(ax: Axes, x: Tensor) -> None:
-    """Series [n, channels, steps], one below the other, on one scale."""
+    """Draw series [n, channels, steps] one below the other, on one scale."""
     values = x.double().cpu().numpy()
     low, high = values.min(), values.max()
     for i, row in enumerate(values):
@@ -140,7 +140,7 @@ def steps(
     words: Sequence[str] | None,
     figure: Any,
 ) -> np.ndarray[Any, Any]:
-    """Prediction and risks over steps, tokens or targets; the truth as open circles."""
+    """Draw prediction and risks over steps, tokens or targets, with the truth as open circles."""
     columns, first = columns_of(answers), next(iter(answers.values()))
     sides = [name if len(numbers) == 1 else f"{name}, row {row}" for row in numbers for name in answers]
     at = np.arange(truth.shape[1])
@@ -194,13 +194,13 @@ def _predicted_steps(ax: Axes, subject: Subject, answer: Answer, at: Array, row:
 def images(
     subject: Subject, x: Any, numbers: Sequence[int], answers: Mapping[str, Answer], truth: Array, figure: Any
 ) -> np.ndarray[Any, Any]:
-    """For each row the input and the truth, and below them the errors, prediction and risks of each model."""
+    """Draw the input and truth of each row, and below them the errors, prediction and risks of each model."""
     columns, first = columns_of(answers), next(iter(answers.values()))
     size = truth.shape[1:]
     if not isinstance(x, Tensor) or x.shape[-2:] != size:
         inputs = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
-            f"models: their maps are {list(size)}, and the inputs {inputs}; matrix draws maps of the input's size"
+            f"models: they give maps {list(size)} for inputs {inputs}; matrix draws maps only if they have the size of the inputs"
         )
     channels = x if x.ndim == 3 or x.shape[1] in (1, 3) else x[:, :1]
     pictures = _pictures(channels.float().cpu(), (len(x), *size), len(x))
@@ -226,7 +226,7 @@ def images(
         _draw(block[0, 1], truth[i], interpolation="nearest", **looks["prediction"])
         for ax in block[0, 2:]:
             blank(ax)
-            ax.set_box_aspect(size[0] / size[1])  # else its title stands higher than the others
+            ax.set_box_aspect(size[0] / size[1])  # otherwise its title stands higher than the others
         for line, error, answer in zip(block[1:], errors, answers.values(), strict=True):
             mappables["error"] = _draw(line[0], error[i], **wrong)
             for ax, column in zip(line[1:], columns, strict=True):

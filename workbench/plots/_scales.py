@@ -1,4 +1,4 @@
-"""One scale for several models, which no outlier among them stretches."""
+"""Scales shared by several models, without outliers among the models."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from workbench.plots._common import Array
 
-ROOM = 4.0  # widths of a typical model's range that others may reach beyond it
-TYPICAL = 0.98  # far from the data risks may grow without end, and one corner would leave no colour for all else
+OUTLIER_WIDTHS = 4.0  # a model that reaches further beyond the median range, in widths of that range, is an outlier
+TYPICAL = 0.98  # quantile at which colours end: risks may grow without bound in one corner far from the data
 
 
 def common_range(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The range of several models, without those that lie far outside that of a typical one; of two models there is no typical one.
+    """Return the range of several models without outliers: those far outside the median range. Of two models, none is an outlier.
 
     Example:
         >>> common_range([(0.0, 1.0), (0.0, 1.5), (0.0, 80.0)]), common_range([(0.0, 1.0), (0.0, 80.0)])
@@ -21,19 +21,19 @@ def common_range(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """
     lows, highs = np.array(ranges, dtype=float).T
     middle = float(np.median(lows)), float(np.median(highs))
-    room = ROOM * (middle[1] - middle[0])
+    room = OUTLIER_WIDTHS * (middle[1] - middle[0])
     if len(ranges) < 3 or room <= 0:
         return float(lows.min()), float(highs.max())
     return float(lows[lows >= middle[0] - room].min()), float(highs[highs <= middle[1] + room].max())
 
 
 def scale(values: Sequence[Array], *, bottom: float | None = None, typical: float = 1.0) -> tuple[float, float]:
-    """Ends of the colours of what several models give, an array each.
+    """Return the limits of a colour scale for several models.
 
     Args:
-        values: what is not finite does not count.
-        bottom: the lower end, if it is known.
-        typical: share of the numbers of each model that its range holds, from below.
+        values: one array for each model; values that are not finite are ignored.
+        bottom: the lower limit, if fixed.
+        typical: quantile of each model's values that counts as its upper end.
     """
     numbers = [v for v in (v[np.isfinite(v)] for v in values) if v.size]
     if not numbers:
@@ -44,15 +44,15 @@ def scale(values: Sequence[Array], *, bottom: float | None = None, typical: floa
 
 
 def beyond(names: Sequence[str], values: Sequence[Array], low: float, high: float) -> str:
-    """Which models reach far beyond a scale, and how far: "" if none does."""
-    room, said = 0.5 * (high - low), []
+    """Name the models that reach far beyond a scale, and how far; "" if there are none."""
+    room, outliers = 0.5 * (high - low), []
     for name, v in zip(names, values, strict=True):
         v = v[np.isfinite(v)]
         if v.size and float(np.quantile(v, TYPICAL)) > high + room:
-            said.append(f"{name} up to {float(v.max()):.2g}")
+            outliers.append(f"{name} up to {float(v.max()):.2g}")
         elif v.size and float(v.min()) < low - room:
-            said.append(f"{name} down to {float(v.min()):.2g}")
-    return "; ".join(said)
+            outliers.append(f"{name} down to {float(v.min()):.2g}")
+    return "; ".join(outliers)
 
 
 __all__ = ["TYPICAL", "beyond", "common_range", "scale"]

@@ -1,4 +1,4 @@
-"""Panels of a matrix of tokens: the text itself, coloured by class and by risk as `plots.tokens` colours it."""
+"""Panels of `matrix` for tokens: the text, coloured by class and by risk as in `plots.tokens`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 34  # characters in a line
-CHARACTER, LINE = 0.08, 0.24  # inches
+CHARACTER_WIDTH, LINE_HEIGHT = 0.08, 0.24  # inches
 
 
 def texts(
@@ -31,28 +31,28 @@ def texts(
     words: Sequence[Sequence[str]],
     figure: Any,
 ) -> np.ndarray[Any, Any]:
-    """For each row of tokens the text with its true classes, and below it that of each model with its classes and its risks.
+    """Draw the text of each row with its true classes, and below it the text with the classes and risks of each model.
 
     Args:
-        subject: names of the classes.
-        numbers: of the rows.
-        answers: by model.
+        subject: has the class names.
+        numbers: row numbers.
+        answers: predictions and risks by model.
         truth: class numbers [rows, tokens], NaN where there is none.
-        words: of each row.
+        words: words of each row.
         figure: as for `matrix`.
     """
     columns, first = columns_of(answers), next(iter(answers.values()))
     n_classes = 0 if first.probs is None else first.probs.shape[-1]
     known = np.isfinite(truth)
-    last = int(np.flatnonzero(known.any(0)).max(initial=-1)) + 1 or truth.shape[1]  # padding stands behind it
+    last = int(np.flatnonzero(known.any(0)).max(initial=-1)) + 1 or truth.shape[1]  # the rest is padding
     spelled = [[_spelled(word, WIDTH) for word in row[:last]] for row in words]
     sides = [f"{name}{f', row {row}' if len(numbers) > 1 else ''}" for row in numbers for name in ("truth", *answers)]
     high = max(_draw_words(None, row, WIDTH) for row in spelled)
-    figure, axes = grid(figure, sides, columns, (CHARACTER * WIDTH, max(LINE * high, 1.0)))
+    figure, axes = grid(figure, sides, columns, (CHARACTER_WIDTH * WIDTH, max(LINE_HEIGHT * high, 1.0)))
     drawn = {c: [(name, a.risk[c][:, :last]) for name, a in answers.items() if c in a.risk] for c in columns[1:]}
-    ends = {
-        c: scale([v for _, v in said], bottom=None if c == "vacuitic" else 0.0, typical=TYPICAL)
-        for c, said in drawn.items()
+    limits = {
+        c: scale([v for _, v in pairs], bottom=None if c == "vacuitic" else 0.0, typical=TYPICAL)
+        for c, pairs in drawn.items()
     }
     for i in range(len(numbers)):
         block = axes[i * (len(answers) + 1) : (i + 1) * (len(answers) + 1)]
@@ -65,13 +65,13 @@ def texts(
                 if column not in answer.risk:
                     blank(ax, "not measured")
                     continue
-                shades = _shades_of_text(column)(Normalize(*ends[column])(answer.risk[column][i, :last]))
+                shades = _shades_of_text(column)(Normalize(*limits[column])(answer.risk[column][i, :last]))
                 _draw_words(ax, spelled[i], WIDTH, shades)
     for j, column in enumerate(columns):
         if column == "prediction":
             _spare_bar(figure, ScalarMappable(), axes[:, j])
         else:
-            mappable = ScalarMappable(Normalize(*ends[column]), _shades_of_text(column))
+            mappable = ScalarMappable(Normalize(*limits[column]), _shades_of_text(column))
             colour_bar(figure, mappable, axes[:, j], label_of(subject, first, column), drawn[column])
     axes[0, 0].set_title("prediction\n(wrong ones framed)", fontsize=11)
     if n_classes <= MAX_CLASSES:
@@ -80,13 +80,13 @@ def texts(
 
 
 def _pale(n_classes: int) -> Any:
-    """Colours of classes upon which dark letters can be read."""
+    """Return class colours light enough for dark letters."""
     palette = _palette(n_classes)
     return lambda number: tuple(0.45 + 0.55 * channel for channel in palette(number)[:3])
 
 
 def _classes(ax: Axes, words: Sequence[str], classes: Array, truth: Array, n_classes: int) -> None:
-    """The words in the colours of their classes, if there are not too many; those that are not the true ones in a frame."""
+    """Draw words in the colours of their classes, unless there are too many classes; frame the wrong ones."""
     pale = _pale(n_classes) if n_classes <= MAX_CLASSES else None
     shades = np.full((len(words), 4), np.nan)
     for i, number in enumerate(classes):

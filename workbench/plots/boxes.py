@@ -26,27 +26,27 @@ def boxes(
     classes: Sequence[str] | None = None,
     truth: Values | None = None,
 ) -> Axes:
-    """Draw boxes on an image; around each side a band of two standard deviations to both sides.
+    """Draw boxes on an image, with a band of ± two standard deviations around each side.
 
-    Of a model with `output=Detections()` give, for one image, `boxes(image, y["boxes"], spread=risk.epistemic["boxes"],
+    For one image and a model with `output=Detections()`: `boxes(image, y["boxes"], spread=risk.epistemic["boxes"],
     scores=y["scores"], labels=y["labels"])`.
 
     Args:
         image: [channels, height, width] of 1 or 3 channels, or [height, width].
-        corners: x1, y1, x2, y2 of each box in pixels [k, 4]; k may be 0.
+        corners: boxes as x1, y1, x2, y2 in pixels [k, 4]; k may be 0.
         ax: Axes to draw on; a new figure if None.
-        spread: standard deviations of the corners [k, 4].
-        scores: [k], written beside the box.
-        labels: class numbers [k], written beside the box.
-        classes: names of the classes, by number.
-        truth: boxes [m, 4] to compare with, dashed.
+        spread: standard deviations of the corners in pixels [k, 4].
+        scores: scores [k], written beside the boxes.
+        labels: class numbers [k], written beside the boxes.
+        classes: class names, by number.
+        truth: true boxes [m, 4], drawn dashed.
 
     Returns:
         The Axes.
 
     Raises:
-        ValueError: for shapes that do not match, boxes whose second corner is not below and right of the first, negative spreads, class numbers
-            without a name, or numbers that are not finite.
+        ValueError: for shapes that do not match, boxes with x1 > x2 or y1 > y2, negative spreads, class numbers without a name, or numbers that
+            are not finite.
 
     Example:
         >>> import torch
@@ -63,11 +63,11 @@ def boxes(
             raise ValueError(f"shapes do not match: spread {list(deviations.shape)}, corners {list(outlines.shape)}")
         finite(spread=deviations)
         not_negative(spread=deviations)
-    written = _written(k, scores, labels, classes)
-    ground = picture(image)
-    ax = new_axes(ax, (5.6, 5.6 * ground.shape[0] / ground.shape[1] + 0.4))
+    texts = _written(k, scores, labels, classes)
+    background = picture(image)
+    ax = new_axes(ax, (5.6, 5.6 * background.shape[0] / background.shape[1] + 0.4))
     patches = require("matplotlib.patches")
-    ax.imshow(ground)
+    ax.imshow(background)
     for i, (x1, y1, x2, y2) in enumerate(outlines):
         if deviations is not None:
             for side in _bands(outlines[i], 2 * deviations[i]):
@@ -76,19 +76,19 @@ def boxes(
             (x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=COLOURS["epistemic"], linewidth=1.8
         )
         ax.add_patch(outline)
-        if written[i]:
-            ground_of_text = {"facecolor": COLOURS["epistemic"], "edgecolor": "none", "pad": 1.5}
-            ax.text(x1, y1, written[i], color="white", fontsize=9, va="bottom", bbox=ground_of_text)
+        if texts[i]:
+            text_background = {"facecolor": COLOURS["epistemic"], "edgecolor": "none", "pad": 1.5}
+            ax.text(x1, y1, texts[i], color="white", fontsize=9, va="bottom", bbox=text_background)
     for x1, y1, x2, y2 in () if expected is None else expected:
         dashed = {"linestyle": "--", "linewidth": 1.5, "edgecolor": SERIES[0]}
         ax.add_patch(patches.Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, **dashed))
-    ax.set(xticks=[], yticks=[], xlim=(-0.5, ground.shape[1] - 0.5), ylim=(ground.shape[0] - 0.5, -0.5))
+    ax.set(xticks=[], yticks=[], xlim=(-0.5, background.shape[1] - 0.5), ylim=(background.shape[0] - 0.5, -0.5))
     ax.grid(False)
     return ax
 
 
 def _corners(value: Values, name: str) -> Array:
-    if hasattr(value, "__len__") and np.shape(value)[:1] == (0,):  # no boxes at all
+    if hasattr(value, "__len__") and np.shape(value)[:1] == (0,):  # no boxes, which `array` would refuse
         return np.zeros((0, 4))
     result = array(value, name)
     if result.ndim != 2 or result.shape[1] != 4:
@@ -103,7 +103,7 @@ def _corners(value: Values, name: str) -> Array:
 
 
 def _written(k: int, scores: Values | None, labels: Values | None, classes: Sequence[str] | None) -> list[str]:
-    """Class and score of each box."""
+    """Return the text beside each box: its class and score."""
     parts: list[list[str]] = [[] for _ in range(k)]
     for name, value in (("labels", labels), ("scores", scores)):
         if value is None or not k:
@@ -123,7 +123,7 @@ def _written(k: int, scores: Values | None, labels: Values | None, classes: Sequ
 
 
 def _bands(corners: Array, width: Array) -> list[tuple[tuple[float, float], float, float]]:
-    """Place, width and height of the band around each side: left, top, right, bottom."""
+    """Return position, width and height of the band around each side: left, top, right, bottom."""
     (x1, y1, x2, y2), (left, top, right, bottom) = corners, width
     return [
         ((x1 - left, y1), 2 * left, y2 - y1),

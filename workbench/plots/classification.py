@@ -39,7 +39,7 @@ def reliability(
     neural networks, 2017).
 
     Args:
-        probabilities: [n, classes], rows sum to 1. Of several models a dict by name: a line for each, without the rows in each bin.
+        probabilities: [n, classes], rows sum to 1; or a dict of them by model, drawn as one line each, without row counts.
         target: labels [n], integers from 0 to classes - 1.
         n_bins: number of bins, each open to the left: (0, 1/n_bins], ...
         ax: Axes to draw on; a new figure if None.
@@ -48,7 +48,7 @@ def reliability(
         The Axes.
 
     Raises:
-        ValueError: for shapes that do not match, rows that are no probabilities, or labels outside the classes.
+        ValueError: for shapes that do not match, rows that are not probabilities, or labels outside the classes.
 
     Example:
         >>> import torch
@@ -67,7 +67,7 @@ def reliability(
         ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
         legend(ax, [f"n = {int(next(iter(several.values())).counts.sum()):,}"], loc="upper left")
         return ax
-    mean_confidence, accuracy, counts, middle, ece = _in_bins(probabilities, target, n_bins)
+    mean_confidence, accuracy, counts, centre, ece = _in_bins(probabilities, target, n_bins)
     ax = new_axes(ax, (4.8, 4.8))
     main = colour(ax, "total")
     diagonal(ax, "ideal")
@@ -80,10 +80,10 @@ def reliability(
         linewidth=1.8,
         label=f"ECE {ece:.3f} (n = {counts.sum():,})",
     )
-    # heights are shares of all rows, which need no second axis
+    # shares of all rows fit on the axis of the accuracy
     shares = counts / counts.sum()
-    ax.bar(middle, shares, 0.9 / n_bins, color=main, alpha=0.22, linewidth=0, label="rows per bin", zorder=1)
-    for x, height, count in zip(middle, shares, counts, strict=True):
+    ax.bar(centre, shares, 0.9 / n_bins, color=main, alpha=0.22, linewidth=0, label="rows per bin", zorder=1)
+    for x, height, count in zip(centre, shares, counts, strict=True):
         ax.annotate(
             f"{count:,}",
             (x, height),
@@ -100,12 +100,12 @@ def reliability(
 
 
 class _InBins(NamedTuple):
-    """Confidence, accuracy, rows and middle of each bin that has a row, and the expected calibration error."""
+    """Mean confidence, accuracy, row count and centre of each non-empty bin, and the expected calibration error."""
 
     confidence: Array
     accuracy: Array
     counts: Array
-    middle: Array
+    centre: Array
     ece: float
 
 
@@ -119,12 +119,12 @@ def _in_bins(probabilities: Values, target: Values, n_bins: int) -> _InBins:
     if (scores < -1e-6).any() or np.abs(sums - 1).max() > 1e-3:
         worst = int(np.argmax(np.abs(sums - 1)))
         raise ValueError(
-            f"probabilities: expected rows of values of at least 0 that sum to 1, found a least value of "
+            f"probabilities: expected rows of values of at least 0 that sum to 1, found a minimum of "
             f"{scores.min():.3g} and a sum of {sums[worst]:.4g} in row {worst}; pass logits.softmax(-1)"
         )
     if (labels != np.round(labels)).any() or labels.min() < 0 or labels.max() >= scores.shape[1]:
-        shapes = f"values from {labels.min():g} to {labels.max():g}"
-        raise ValueError(f"target: expected integers from 0 to {scores.shape[1] - 1}, found {shapes}")
+        values = f"values from {labels.min():g} to {labels.max():g}"
+        raise ValueError(f"target: expected integers from 0 to {scores.shape[1] - 1}, found {values}")
     if n_bins < 1:
         raise ValueError(f"n_bins: expected at least 1, found {n_bins}")
 
@@ -136,8 +136,8 @@ def _in_bins(probabilities: Values, target: Values, n_bins: int) -> _InBins:
     mean_confidence = np.bincount(index, confidence, n_bins)[used] / counts[used]
     accuracy = np.bincount(index, right, n_bins)[used] / counts[used]
     ece = np.sum(counts[used] * np.abs(accuracy - mean_confidence)) / counts.sum()
-    middle = (edges[1:] + edges[:-1])[used] / 2
-    return _InBins(mean_confidence, accuracy, counts[used], middle, float(ece))
+    centre = (edges[1:] + edges[:-1])[used] / 2
+    return _InBins(mean_confidence, accuracy, counts[used], centre, float(ece))
 
 
 def decision_map(
@@ -154,17 +154,17 @@ def decision_map(
     """Draw a value, such as one risk, as a map over a grid of two inputs, with the data on top.
 
     Args:
-        xx: first input of each node of the grid [rows, columns], as of ``torch.meshgrid`` or ``numpy.meshgrid``.
+        xx: first input of each grid node [rows, columns], as from ``torch.meshgrid`` or ``numpy.meshgrid``.
         yy: second input, same shape.
-        value: [rows, columns], or flat [rows * columns] or [rows * columns, 1]; what is not finite stays blank.
+        value: [rows, columns], or flat [rows * columns] or [rows * columns, 1]; values that are not finite stay blank.
         ax: Axes to draw on; a new figure if None.
         label: name and unit of the value, beside the colour bar.
-        points: data ``(x, y)``: inputs [n, 2] and labels [n], one marker for each label.
-        limits: values of the first and last colour, to compare maps; those of the finite values if None.
+        points: data ``(x, y)``: inputs [n, 2] and labels [n], with one marker shape for each label.
+        limits: values of the first and last colour, to make several maps comparable; the range of the finite values if None.
         cmap: name of a perceptually uniform matplotlib colour map.
 
     Returns:
-        The Axes; the colour bar stands beside them.
+        The Axes, with a colour bar next to them.
 
     Raises:
         ValueError: for shapes that do not match.
@@ -193,7 +193,7 @@ def decision_map(
     ax = new_axes(ax, (6.0, 4.5))
     ax.grid(False)
     low, high = limits or (None, None)
-    # as pixels, since some ten thousand vector cells make a slow file with visible seams
+    # rasterized: ten thousand vector cells would make a slow file with visible seams
     mesh = ax.pcolormesh(first, second, values, shading="nearest", cmap=cmap, vmin=low, vmax=high, rasterized=True)
     bar = ax.figure.colorbar(mesh, ax=ax, label=label)
     bar.ax.tick_params(labelsize=10)

@@ -1,4 +1,4 @@
-"""Figures of what carries a prediction, a risk or an error: bars for the columns of a table, a map for the places of an image."""
+"""Figures of what a prediction, a risk or an error depends on: bars for the columns of a table, a map for the places of an image."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from workbench.plots.maps import picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOWER = "#F0E442"  # where covering raises it: yellow, like no risk (Okabe and Ito)
-OTHERS = {"prediction": SERIES[0], "error": SERIES[1]}
+RAISED = "#F0E442"  # where covering raises the risk: yellow, the colour of no risk (Okabe and Ito)
+OTHER_COLOURS = {"prediction": SERIES[0], "error": SERIES[1]}
 
 
 def importance(
@@ -41,14 +41,14 @@ def importance(
     """Draw how important each column is for the prediction, the risks or the error: a group of bars for each column, the highest on top.
 
     Args:
-        values: by name ("prediction", "error", aleatoric, epistemic, vacuitic, total) one number for each column [n]; what is NaN throughout is
-            left out, and the legend says so. `importance.mean` of `workbench.attributions.permutation_importance` fits; shares and errors have
-            different units, so that they do not belong on one axis.
-        columns: n names.
-        ax: Axes to draw on; a new figure, the higher the more bars, if None.
-        standard_error: by the same names, drawn as lines at the ends of the bars.
-        most: how many columns are drawn, those with the highest bar.
-        label: of the axis.
+        values: importances of the columns [n], by name ("prediction", "error", aleatoric, epistemic, vacuitic, total), such as
+            `importance.mean` of `workbench.attributions.permutation_importance`. An entry of NaN only is left out and named in the legend.
+            Shares and errors have different units and should not share one figure.
+        columns: names of the n columns.
+        ax: Axes to draw on; a new figure, whose height grows with the number of bars, if None.
+        standard_error: standard errors [n] by the same names, drawn as error bars.
+        most: maximum number of columns drawn, those with the highest bars.
+        label: label of the axis.
 
     Returns:
         The Axes.
@@ -61,9 +61,9 @@ def importance(
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['dose', 'age']
     """
-    if not isinstance(values, Mapping) or not values or (unknown := set(values) - set(COLOURS) - set(OTHERS)):
+    if not isinstance(values, Mapping) or not values or (unknown := set(values) - set(COLOURS) - set(OTHER_COLOURS)):
         what = ", ".join(sorted(map(str, unknown))) if isinstance(values, Mapping) and values else repr(values)[:80]
-        raise ValueError(f"values: expected a dict with {', '.join((*OTHERS, *COLOURS))}; found {what}")
+        raise ValueError(f"values: expected a dict with {', '.join((*OTHER_COLOURS, *COLOURS))}; found {what}")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ValueError(f"most must be a whole number of at least 1; found {most!r}")
     bars = {name: vector(value, name) for name, value in values.items()}
@@ -76,26 +76,28 @@ def importance(
     count = len(next(iter(bars.values())))
     if not isinstance(columns, Sequence) or len(columns) != count:
         raise ValueError(f"columns: expected {count} names, one for each number, found {columns!r:.80}")
-    same = [name for name, value in bars.items() if np.isnan(value).all()]
-    bars = {name: value for name, value in bars.items() if name not in same}
+    constant = [name for name, value in bars.items() if np.isnan(value).all()]
+    bars = {name: value for name, value in bars.items() if name not in constant}
     if not bars:
-        raise ValueError(f"values: {', '.join(same)} is NaN for every column; nothing there varies over the rows")
+        raise ValueError(
+            f"values: {', '.join(constant)} is NaN for every column, as where nothing varies over the rows"
+        )
     finite(**bars)
     ranked = np.argsort(-np.max(list(bars.values()), 0), kind="stable")
     order = ranked[:most]
-    thick = 0.8 / len(bars)
+    thickness = 0.8 / len(bars)
     ax = new_axes(ax, (6.4, float(np.clip(1.1 + 0.13 * len(order) * (len(bars) + 1), 2.8, 14))))
     for k, (name, value) in enumerate(bars.items()):
-        at = np.arange(len(order)) + (k + 0.5) * thick - 0.4
-        shade = OTHERS[name] if name in OTHERS else colour(ax, name)
+        at = np.arange(len(order)) + (k + 0.5) * thickness - 0.4
+        shade = OTHER_COLOURS[name] if name in OTHER_COLOURS else colour(ax, name)
         spread = errors[name][order] if name in errors else None
         look: dict[str, Any] = {"ecolor": ax.xaxis.label.get_color(), "error_kw": {"elinewidth": 1}}
-        ax.barh(at, value[order], 0.9 * thick, color=shade, label=name, xerr=spread, **look)
+        ax.barh(at, value[order], 0.9 * thickness, color=shade, label=name, xerr=spread, **look)
     ax.set_yticks(np.arange(len(order)), [str(columns[i]) for i in order])
     ax.grid(False, axis="y")
     ax.axvline(0, color=ax.xaxis.label.get_color(), linewidth=0.8)
     ax.set(xlabel=label, ylim=(len(order) - 0.5, -0.5))
-    notes = [f"{name}: the same for all rows" for name in same]
+    notes = [f"{name}: the same for all rows" for name in constant]
     if len(order) < len(columns):
         notes.append(f"{len(order)} of {len(columns)} columns")
     legend(ax, notes, loc="lower right")  # where the shortest bars are
@@ -111,15 +113,17 @@ def occlusion_map(
     unit: str = "",
     strength: float = 0.85,
 ) -> Axes:
-    """Draw which places of an image carry a risk, over the image in grey: in the colour of the risk where covering a place lowers it, in yellow
-    where covering it raises it, and nothing where it changes nothing.
+    """Draw over a grey image how covering each place changes a risk.
+
+    A place has the colour of the risk where covering it lowers the risk, yellow where covering it raises the risk, and stays grey where
+    nothing changes.
 
     Args:
         image: [channels, height, width] of 1 or 3 channels, or [height, width].
-        change: how much less there is when a place is covered, [height, width], as `workbench.attributions.occlusion` says.
+        change: by how much the risk falls when a place is covered, [height, width], as from `workbench.attributions.occlusion`.
         ax: Axes to draw on; a new figure if None.
-        kind: "prediction" or which risk: aleatoric, epistemic, vacuitic or total; for colour and label.
-        unit: of the change, for the label.
+        kind: "prediction", or which risk it is: aleatoric, epistemic, vacuitic or total; for colour and label.
+        unit: unit of the change, for the label.
         strength: opacity of the largest change, 0 to 1.
 
     Returns:
@@ -147,12 +151,12 @@ def occlusion_map(
     ax.imshow(grey, cmap="gray", vmin=0, vmax=1)
     top = float(np.abs(values).max()) or 1.0
     shades = LinearSegmentedColormap.from_list(
-        kind, [LOWER, LOWER, "#BBBBBB", *[OTHERS.get(kind) or COLOURS[kind]] * 2]
+        kind, [RAISED, RAISED, "#BBBBBB", *[OTHER_COLOURS.get(kind) or COLOURS[kind]] * 2]
     )
     opacity = np.abs(values) / top * strength
     drawn = ax.imshow(values, cmap=shades, vmin=-top, vmax=top, alpha=opacity, interpolation="nearest")
     bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)
-    bar.solids.set_alpha(1)  # type: ignore[union-attr]  # else that of one pixel
+    bar.solids.set_alpha(1)  # type: ignore[union-attr]  # otherwise the alpha of one pixel
     bar.set_label(with_unit("less when covered", unit))
     ax.set_title(kind, fontsize=12)
     return ax

@@ -1,4 +1,4 @@
-"""Figures of maps: image, truth, prediction and risks of the same pixels, side by side or one over the other."""
+"""Figures of maps: image, truth, prediction and risks of the same pixels, side by side or overlaid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.image import AxesImage
 
-MAX_CLASSES = 20  # that many colours are told apart, if the eye takes its time
+MAX_CLASSES = 20  # number of colours that can just be told apart
 _VOID = (0.6, 0.6, 0.6, 1.0)
 
 
@@ -35,21 +35,22 @@ def maps(
 ) -> np.ndarray[Any, Any]:
     """Draw image, truth, prediction, error and risks in aligned columns, one row for each image.
 
-    Each column has one scale for all rows. Truth and prediction share theirs, and so do aleatoric, epistemic and total risk, which have one
-    unit: equally dark is equally large.
+    Each column has one scale for all rows. Truth and prediction share a scale, and so do aleatoric, epistemic and total risk, which have the
+    same unit: equally dark means equally large.
 
     Args:
         image: [n, channels, height, width] of 1 or 3 channels, [n, height, width], or one image without the first dimension. Values outside
-            0 to 1 (0 to 255 of bytes) are brought there by the range of all that is drawn.
-        prediction: class numbers (an integer dtype) or values (floating point), [n, height, width], [n, 1, height, width] or of one image. Of
-            class scores give the best, `scores.argmax(1)`.
-        truth: the same for the targets; pixels that are `void`, or NaN, are hatched and have no error.
-        risk: a `Risk`, a dict of maps by kind, or one map, which counts as total; NaN is hatched, and what has one number an image left out.
-        classes: names of the classes, by number.
+            0 to 1 (0 to 255 for integers) are rescaled by the range of all images drawn.
+        prediction: class numbers (an integer dtype) or values (floating point), [n, height, width], [n, 1, height, width] or of one image. For
+            class scores pass `scores.argmax(1)`.
+        truth: the same for the targets; pixels that are `void` or NaN are hatched and have no error.
+        risk: a `Risk`, a dict of maps by kind, or one map, taken as total risk; NaN is hatched, and a kind with one number per image is left
+            out.
+        classes: class names, by number.
         void: class number that stands for "no label".
         unit: unit of values and their risks, for the labels; entropies are in nats.
-        max_rows: images drawn, the first ones.
-        figure: an empty matplotlib Figure with constrained layout to draw on; None: a new one of a fitting size.
+        max_rows: maximum number of images drawn, the first ones.
+        figure: an empty matplotlib Figure with constrained layout to draw on; a new one of a fitting size if None.
 
     Returns:
         Array of the Axes [rows, columns].
@@ -72,7 +73,7 @@ def maps(
     if truth is not None:
         if _integers(truth) != labels:
             raise ValueError(
-                "truth and prediction: one holds class numbers (integers), the other values; of class scores give scores.argmax(1)"
+                "truth and prediction: one holds class numbers (integers), the other values; for class scores pass scores.argmax(1)"
             )
         columns["truth"] = _like(_stack(truth, "truth")[:max_rows], predicted, "truth")
         if labels and void is not None:
@@ -109,7 +110,7 @@ def maps(
 def overlay(
     image: Values, risk: Values, ax: Axes | None = None, *, kind: str = "total", unit: str = "", strength: float = 0.85
 ) -> Axes:
-    """Draw the risk of each pixel over its image in grey: nothing where it is lowest, the colour of the risk where it is highest.
+    """Draw the risk of each pixel over a grey image, from transparent at zero risk to the colour of the risk at the highest.
 
     Args:
         image: [channels, height, width] of 1 or 3 channels, or [height, width].
@@ -145,27 +146,27 @@ def overlay(
     opacity = np.nan_to_num(values[0] / top) * strength
     drawn = _draw(ax, values[0], cmap=_shades(kind, dark=False), vmin=0.0, vmax=top, alpha=opacity)
     bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)
-    bar.solids.set_alpha(1)  # type: ignore[union-attr]  # else that of one pixel
+    bar.solids.set_alpha(1)  # type: ignore[union-attr]  # otherwise the alpha of one pixel
     ax.set_title(title, fontsize=12)
     return ax
 
 
 def _integers(value: Any) -> bool:
-    """Whether these are class numbers."""
+    """Return whether values are class numbers, by their integer dtype."""
     if isinstance(value, torch.Tensor):
         return not (value.is_floating_point() or value.is_complex())
     return np.asarray(value).dtype.kind in "iub"
 
 
 def _stack(value: Values, name: str) -> Array:
-    """Maps [n, height, width] of those, of [n, 1, height, width], or of one."""
+    """Convert [n, height, width], [n, 1, height, width] or one map to maps [n, height, width]."""
     result = array(value, name)
     if result.ndim == 4 and result.shape[1] == 1:
         result = result[:, 0]
     if result.ndim == 2:
         result = result[None]
     if result.ndim != 3:
-        hint = "; of class scores give the best, scores.argmax(1)" if result.ndim == 4 else ""
+        hint = "; for class scores pass scores.argmax(1)" if result.ndim == 4 else ""
         raise ValueError(
             f"{name}: expected [n, height, width] or one map [height, width], found {list(result.shape)}{hint}"
         )
@@ -179,16 +180,16 @@ def _like(values: Array, predicted: Array, name: str) -> Array:
 
 
 def _pictures(image: Values, shape: tuple[int, ...], max_rows: int) -> Array:
-    """Images [n, height, width, 3] from 0 to 1."""
+    """Convert images to [n, height, width, 3] from 0 to 1."""
     pictures = array(image, "image")
     size = shape[1:]
     if pictures.shape[-2:] == size and pictures.ndim in (2, 3):  # without channels, or one image
-        of_one = pictures.ndim == 3 and shape[0] == 1 and pictures.shape[0] in (1, 3)
-        pictures = pictures[None] if of_one else pictures.reshape(-1, 1, *size)
+        single = pictures.ndim == 3 and shape[0] == 1 and pictures.shape[0] in (1, 3)
+        pictures = pictures[None] if single else pictures.reshape(-1, 1, *size)
     if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or pictures.shape[2:] != size:
         raise ValueError(
             f"image: expected [n, channels, height, width] with 1 or 3 channels and maps of {list(size)}, found {list(pictures.shape)}; "
-            "of more channels pick those to look at, image[:, :3]"
+            "of more channels pick those to draw, as in image[:, :3]"
         )
     pictures = pictures[:max_rows]
     if len(pictures) != shape[0]:
@@ -204,7 +205,7 @@ def _pictures(image: Values, shape: tuple[int, ...], max_rows: int) -> Array:
 
 
 def picture(image: Values) -> Array:
-    """One image [height, width, 3] from 0 to 1."""
+    """Convert one image to [height, width, 3] from 0 to 1."""
     values = array(image, "image")
     if values.ndim not in (2, 3):
         raise ValueError(f"image: expected [channels, height, width] or [height, width], found {list(values.shape)}")
@@ -212,7 +213,7 @@ def picture(image: Values) -> Array:
 
 
 def _risks(risk: Any, predicted: Array, max_rows: int) -> dict[str, Array]:
-    """Maps of risk by kind, in the order of the kinds."""
+    """Return maps of risk by kind, in the order of `COLOURS`."""
     if risk is None:
         return {}
     named = (
@@ -226,9 +227,9 @@ def _risks(risk: Any, predicted: Array, max_rows: int) -> dict[str, Array]:
     for name in named:
         risk_label(name)
         if isinstance(risk, Risk) and isinstance(named[name], torch.Tensor) and named[name].dim() < 2:
-            continue  # one number an image, as vacuitic risk may be
+            continue  # one number per image, as vacuitic risk may be
         values = _like(_stack(named[name], f"risk.{name}")[:max_rows], predicted, f"risk.{name}")
-        if name != "vacuitic":  # that one is standardised, and negative where an input is very usual
+        if name != "vacuitic":  # vacuitic risk is standardised, and negative for typical inputs
             not_negative(**{f"risk.{name}": values})
         _some_finite(values, f"risk.{name}")
         maps_of[name] = values
@@ -243,7 +244,7 @@ def _some_finite(values: Array, name: str) -> None:
 def _looks(
     columns: Mapping[str, Array], labels: bool, classes: Sequence[str] | None, unit: str
 ) -> dict[str, dict[str, Any]]:
-    """Colours and limits of each column."""
+    """Return the colour map and limits of each column, as arguments of `imshow`."""
     looks: dict[str, dict[str, Any]] = {"image": {}}
     both = [columns[name] for name in ("truth", "prediction") if name in columns]
     if labels:
@@ -276,7 +277,7 @@ def _looks(
 
 
 def _limits(values: Sequence[Array], bottom: float | None = None) -> dict[str, float]:
-    """Those of all finite values; what is infinite is drawn as the highest."""
+    """Return the limits of all finite values; infinite ones are drawn as the highest."""
     numbers = np.concatenate([v[np.isfinite(v)] for v in values])
     low = float(numbers.min()) if bottom is None and numbers.size else bottom or 0.0
     high = float(numbers.max()) if numbers.size else 1.0
@@ -284,7 +285,7 @@ def _limits(values: Sequence[Array], bottom: float | None = None) -> dict[str, f
 
 
 def _shades(kind: str, *, dark: bool = True) -> Colormap:
-    """From white to the colour of a risk, and on to nearly black where nothing lies under it."""
+    """Return a colour map from white to the colour of a risk, and with `dark` on to nearly black."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind], *["#111111"] * dark])
@@ -298,7 +299,7 @@ def _palette(n: int) -> Colormap:
 
 
 def _draw(ax: Axes, values: Array, **look: Any) -> AxesImage:
-    """One panel; hatched where a number is missing."""
+    """Draw one panel, hatched where a number is missing."""
     ax.set(xticks=[], yticks=[])
     ax.grid(False)
     missing = np.isnan(values) if values.ndim == 2 else np.zeros(values.shape[:2], bool)
@@ -312,7 +313,7 @@ def _draw(ax: Axes, values: Array, **look: Any) -> AxesImage:
 
 
 def _spare_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any]) -> None:
-    """Room for a bar below a column that has none, so that its panels stand as high as their neighbours."""
+    """Add an invisible colour bar below a column, so that its panels align with those of columns that have one."""
     bar = figure.colorbar(mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9)
     bar.ax.set(xticks=[], label=" ")
     bar.solids.set_visible(False)
@@ -322,7 +323,7 @@ def _spare_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any]) -> None:
 def _class_legend(
     figure: Any, columns: Mapping[str, Array], looks: Mapping[str, Any], classes: Sequence[str] | None
 ) -> None:
-    """The classes that are there, and what is hatched."""
+    """Add a legend of the classes drawn, and of the hatching."""
     from matplotlib.patches import Patch
 
     maps_of = [columns[name] for name in ("truth", "prediction") if name in columns]

@@ -1,4 +1,4 @@
-"""Figures of out-of-distribution detection: does the risk tell apart what the model knows and what it does not?"""
+"""Figures of out-of-distribution detection: does the risk separate known from unknown inputs?"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ood_histogram(
     """Draw the distribution of a risk on known and on unknown inputs.
 
     Args:
-        risk_in: risk of inputs like the training data, [n] or [n, 1]; what is not finite is dropped.
+        risk_in: risk of inputs like the training data, [n] or [n, 1]; values that are not finite are dropped.
         risk_out: risk of inputs unlike it, [m] or [m, 1].
         ax: Axes to draw on; a new figure if None.
         labels: names of the two sets.
@@ -46,10 +46,10 @@ def ood_histogram(
         n_bins: number of bins, the same for both sets.
 
     Returns:
-        The Axes; heights are shares of a set. The axis is logarithmic where the risk spans orders of magnitude.
+        The Axes; heights are shares of a set. The x axis is logarithmic if the risk spans orders of magnitude.
 
     Raises:
-        ValueError: for more than one number for each row, no finite values, or an unknown kind.
+        ValueError: for more than one number per row, no finite values, or an unknown kind.
 
     Example:
         >>> import torch
@@ -65,12 +65,13 @@ def ood_histogram(
     xlabel = risk_label(kind, unit)
     ax = new_axes(ax)
     choose_scale(ax, "x", both, typical=values[0])
-    transform = ax.xaxis.get_transform()  # so that bins are of equal width to the eye
+    transform = ax.xaxis.get_transform()  # bins of equal width on the axis, also where it is logarithmic
     low, high = transform.transform(np.array([both.min(), both.max()]))
     if low == high:
         low, high = low - 0.5, high + 0.5
     edges = transform.inverted().transform(np.linspace(low, high, n_bins + 1))
-    edges[[0, -1]] = min(edges[0], both.min()), max(edges[-1], both.max())  # rounding may not lose the outermost values
+    # rounding must not lose the outermost values
+    edges[[0, -1]] = min(edges[0], both.min()), max(edges[-1], both.max())
     for v, name, shade in zip(values, labels, SERIES, strict=True):
         style: dict[str, Any] = {"bins": edges, "weights": np.full(v.size, 1 / v.size)}
         ax.hist(v, **style, histtype="stepfilled", color=shade, alpha=0.5, label=f"{name} (n = {v.size:,})")
@@ -83,9 +84,9 @@ def ood_histogram(
 def roc(
     risk_in: Values, risk_out: Values, ax: Axes | None = None, *, kind: str = "total", label: str | None = None
 ) -> Axes:
-    """Draw the receiver operating characteristic of telling unknown inputs by their risk.
+    """Draw the receiver operating characteristic of a risk as detector of unknown inputs.
 
-    The area under it is the chance that an unknown input has a higher risk than a known one, ties counted half
+    The area under it is the probability that an unknown input has a higher risk than a known one, where ties count half
     (Hendrycks and Gimpel, A baseline for detecting misclassified and out-of-distribution examples, 2017).
 
     Args:
@@ -99,7 +100,7 @@ def roc(
         The Axes; the legend has the area under the curve.
 
     Raises:
-        ValueError: for more than one number for each row, only NaN, or an unknown kind.
+        ValueError: for more than one number per row, only NaN, or an unknown kind.
 
     Example:
         >>> import torch
@@ -114,7 +115,7 @@ def roc(
     ]
     (known,), (unknown,) = (rows for rows, _ in sets)
     risk_label(kind)  # refuses an unknown kind before a figure is made
-    # ranks have the same curve, and let an infinite risk count as what it is: the highest
+    # ranks have the same curve, and make an infinite risk simply the highest
     ranks = rankdata(np.concatenate([known, unknown]))
     false, true, _ = metrics.roc_curve(np.repeat([0, 1], [known.size, unknown.size]), ranks)
     ax = new_axes(ax, (4.8, 4.8))
@@ -141,7 +142,7 @@ def ood(risk_in: Values, risk_out: Values, *, kind: str = "total", unit: str = "
         Array of the two Axes [2].
 
     Raises:
-        ValueError: as the two functions; no figure is then made.
+        ValueError: as the two functions raise; no figure is left open.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Figures of regression: the prediction with its risk, and whether that risk keeps its word."""
+"""Figures of regression: the prediction with its risk, and how well that risk is calibrated."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from workbench.plots._common import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_TARGETS = 24  # of one figure
-VACUITIC_RANGE = (0.0, 4.0)  # fixed, so that strips of different models can be compared
+MAX_TARGETS = 24  # in one figure
+VACUITIC_RANGE = (0.0, 4.0)  # fixed, so that strips of different models are comparable
 
 
 def bands(
@@ -57,11 +57,11 @@ def bands(
     ylabel: str = "y",
     ax: Axes | None = None,
 ) -> Axes:
-    r"""Draw a prediction over one input, in bands of its risk by cause.
+    r"""Draw a prediction over one input, with bands of its risk by cause.
 
     The inner band is ``prediction ± level · epistemic``, the outer one
     :math:`\pm\,\mathrm{level}\,\sqrt{\mathrm{epistemic}^2 + \mathrm{aleatoric}^2}`, as variances add. Vacuitic risk
-    is no standard deviation of the prediction and therefore a strip of its own at the bottom.
+    is not a standard deviation of the prediction and is therefore drawn as a strip at the bottom.
 
     Args:
         x: inputs [n] or [n, 1], in any order.
@@ -140,7 +140,7 @@ def _curve(value: Any, name: str) -> tuple[Array, Array] | None:
 
 
 def _band(ax: Axes, x: Array, centre: Array, inner: Array, outer: Array, color: str, label: str) -> None:
-    """Fill between inner and outer on both sides; one artist, so that it is one entry of the legend."""
+    """Fill between inner and outer on both sides, with one labelled artist for one legend entry."""
     if not inner.any():
         ax.fill_between(x, centre - outer, centre + outer, color=color, alpha=0.5, linewidth=0, label=label)
         return
@@ -149,7 +149,7 @@ def _band(ax: Axes, x: Array, centre: Array, inner: Array, outer: Array, color: 
 
 
 def strip(ax: Axes, x: Array, risk: Array) -> tuple[Any, str]:
-    """A strip along the bottom, the darker the higher the risk; returns its entry in the legend."""
+    """Draw a strip along the bottom, darker where the risk is higher, and return its legend entry."""
     from matplotlib.collections import QuadMesh
     from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
     from matplotlib.patches import Patch
@@ -176,14 +176,14 @@ def strip(ax: Axes, x: Array, risk: Array) -> tuple[Any, str]:
 
 
 def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None = None) -> Axes:
-    r"""Draw how many targets lie within central intervals of the predicted normal distribution.
+    r"""Draw the share of targets within central intervals of the predicted normal distribution, over the level of the interval.
 
     A target lies within the central interval of level p if :math:`2\Phi(|y - \hat y| / \sigma) - 1 \le p`. Below the
-    diagonal risk is too small, above it too large (Kuleshov et al., Accurate uncertainties for deep learning using
+    diagonal the risk is too small, above it too large (Kuleshov et al., Accurate uncertainties for deep learning using
     calibrated regression, 2018).
 
     Args:
-        prediction: [n] or [n, outputs]; all outputs are counted together.
+        prediction: [n] or [n, outputs]; all outputs are pooled.
         risk: standard deviations, same shape and units as the prediction; elements that are not finite are dropped.
         target: same shape.
         ax: Axes to draw on; a new figure if None.
@@ -207,12 +207,12 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
     not_negative(risk=sd)
     (sd, centre, truth), notes = usable(sd, centre, truth)
     error = np.abs(truth - centre)
-    # a risk of zero promises no error at all: kept by an error of zero, broken by any other
+    # with a risk of zero, an error of zero is within every interval and any other error in none
     z = np.divide(error, sd, out=np.where(error > 0, np.inf, 0.0), where=sd > 0)
     levels = np.linspace(0, 1, 101)
     observed = np.searchsorted(np.sort(erf(z / np.sqrt(2))), levels, side="right") / z.size
     ax = new_axes(ax, (4.8, 4.8))
-    gap = float(calibration_error(centre, sd, truth))  # as in every table: at levels 0.05 to 0.95
+    gap = float(calibration_error(centre, sd, truth))  # as in all tables: at levels 0.05 to 0.95
     diagonal(ax, "ideal")
     ax.fill_between(levels, levels, observed, color=colour(ax, "total"), alpha=0.2, linewidth=0)
     label = f"observed (n = {z.size:,}), calibration error {gap:.3f}"
@@ -232,19 +232,19 @@ def risk_against_error(
     unit: str = "",
     n_bins: int = 10,
 ) -> Axes:
-    """Draw the error over the risk, as points and as the mean error of bins of equally many points.
+    """Draw the error over the risk, as points and as means of bins with equally many points.
 
     Args:
-        risk: any kind of risk, [n] or [n, outputs]; elements that are not finite are dropped. Of several models a dict by name: the means of
-            bins of each, without points.
-        error: absolute error, same shape; for classes 0 where right and 1 where wrong. Of several models a dict by name too.
+        risk: any kind of risk, [n] or [n, outputs], or a dict of them by model, drawn as bin means without points. Elements that are not finite
+            are dropped.
+        error: absolute error, same shape; for classes 0 where right and 1 where wrong. A dict by model if risk is one.
         ax: Axes to draw on; a new figure if None.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for the colour and the label.
         unit: unit of risk and error, for the labels.
         n_bins: number of bins.
 
     Returns:
-        The Axes; the legend has Spearman's rank correlation over all points. An axis is logarithmic where the values
+        The Axes; the legend has Spearman's rank correlation over all points. An axis is logarithmic if its values
         span several orders of magnitude.
 
     Raises:
@@ -271,7 +271,7 @@ def risk_against_error(
         notes = [f"{name}: {note}" for name, model in several.items() for note in model.notes]
     else:
         if isinstance(error, Mapping):
-            raise ValueError("error: a dict of models, and risk is none; give risks by the same names")
+            raise ValueError("error: it is a dict by model and risk is not; give risks by the same names")
         risks, errors, means, correlation, notes = _in_bins(risk, error, n_bins)
         chosen, label = thinned(risks.size, f"Spearman {correlation}")
         ax = new_axes(ax)
@@ -281,14 +281,14 @@ def risk_against_error(
     choose_scale(ax, "x", risks)
     choose_scale(ax, "y", errors)
     if "log" in (ax.get_xscale(), ax.get_yscale()) and min(risks.min(), errors.min()) > 0:
-        ax.set(xscale="log", yscale="log")  # with both, an error in proportion to the risk is a straight line
+        ax.set(xscale="log", yscale="log")  # if both are, an error proportional to the risk is a straight line
     ax.set(xlabel=xlabel, ylabel=with_unit("absolute error", unit))
     legend(ax, notes, headroom=True, columns=2)
     return ax
 
 
 class _InBins(NamedTuple):
-    """Risks and errors that can be used, their means in bins of equally many [bins, 2], and how they rank each other."""
+    """Usable risks and errors, their means in bins with equally many points [bins, 2], Spearman's correlation as text, and legend notes."""
 
     risks: Array
     errors: Array
@@ -321,7 +321,7 @@ def predicted_against_true(
     kind: str = "total",
     level: float = 1,
 ) -> Axes:
-    """Draw predictions over true values, with error bars, and the line on which both are equal.
+    """Draw predictions over true values, with error bars and the diagonal.
 
     Args:
         prediction: [n] or [n, outputs].
@@ -392,23 +392,23 @@ def targets(
     level: float = 1,
     columns: int = 3,
 ) -> np.ndarray[Any, Any]:
-    """Draw several targets in a grid, each as `predicted_against_true` draws it and with scales of its own, in a new figure.
+    """Draw several targets as a grid of `predicted_against_true`, each with its own scales, in a new figure.
 
     Args:
         prediction: [n, targets].
         target: same shape.
         risk: standard deviations, same shape and units.
         names: names of the targets, for the titles.
-        units: their units, for the labels.
+        units: units of the targets, for the labels.
         kind: which risk it is: aleatoric, epistemic or total.
         level: half the length of the error bars, in standard deviations.
-        columns: pictures side by side.
+        columns: maximum number of columns of the grid.
 
     Returns:
         Array of the Axes [targets]; each legend has the root mean square error of its target.
 
     Raises:
-        ValueError: for shapes that do not match, more than 24 targets, or what `predicted_against_true` refuses.
+        ValueError: for shapes that do not match, more than 24 targets, or anything `predicted_against_true` refuses.
 
     Example:
         >>> import torch
@@ -421,8 +421,8 @@ def targets(
     named |= {} if risk is None else {"risk": array(risk, "risk")}
     same_shape(**named)
     shape = named["prediction"].shape
-    if len(shape) != 2 or shape[1] > MOST_TARGETS:
-        raise ValueError(f"prediction: expected [n, targets] of at most {MOST_TARGETS} targets, found {list(shape)}")
+    if len(shape) != 2 or shape[1] > MAX_TARGETS:
+        raise ValueError(f"prediction: expected [n, targets] of at most {MAX_TARGETS} targets, found {list(shape)}")
     count = shape[1]
     for label, words in (("names", names), ("units", units)):
         if words is not None and len(words) != count:

@@ -1,4 +1,4 @@
-"""Figures of selective prediction: what is gained by answering only where the risk is low?"""
+"""Figures of selective prediction: how much does answering only at low risk lower the error?"""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from workbench.risk import Risk
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SAME = 1e-9  # relative difference of areas below which two risks rank rows alike
-DRAWN = 1000  # points of a line, which has as many rows or pixels
+TIE_TOLERANCE = 1e-9  # two risks whose areas differ by less, relatively, rank rows alike
+MAX_LINE_POINTS = 1000  # a curve over all rows or pixels is thinned out to this
 
 
 def risk_coverage(
@@ -45,17 +45,17 @@ def risk_coverage(
     unit: str = "",
     label: str | None = None,
 ) -> Axes:
-    """Draw the mean error of the rows that are answered over their share, when those of lowest risk are answered first.
+    """Draw the mean error of the rows answered over their share, when the rows of lowest risk are answered first.
 
-    The less error at low coverage, the better the risk ranks rows (El-Yaniv and Wiener, On the foundations of noise-free selective
-    classification, 2010). Beside it stand the best order there is, by the error itself, and one that says nothing. Of
-    `workbench.selective` give `risk_coverage(chosen.risk, chosen.error)`.
+    The lower the error at low coverage, the better the risk ranks rows (El-Yaniv and Wiener, On the foundations of noise-free selective
+    classification, 2010). For comparison, it also draws the best possible order, by the error itself, and a random order. For a result of
+    `workbench.selective` use `risk_coverage(chosen.risk, chosen.error)`.
 
     Args:
-        risk: any kind of risk, one for each row [n] or [n, 1]; rows where it is NaN are dropped. Of several models a dict by name: a curve for
-            each, in colours of models, without the orders, which differ where their errors do. Of a `Risk` a curve for each kind that is one
-            number a row, of which the legend names the lowest.
-        error: error of each row, same shape, at least 0; for classes 0 where right and 1 where wrong. Of several models a dict by name too.
+        risk: any kind of risk, one number per row [n] or [n, 1]; rows where it is NaN are dropped. A dict of risks by model gives a curve for
+            each, without best and random order, which differ between models. A `Risk` gives a curve for each kind with one number per row, and
+            the legend marks the lowest.
+        error: error of each row, same shape, at least 0; for classes 0 where right and 1 where wrong. A dict by model if risk is one.
         ax: Axes to draw on; a new figure if None. Call it again with the same Axes to compare risks of the same rows.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for the colour.
         unit: unit of the error, for the label.
@@ -85,7 +85,7 @@ def risk_coverage(
     if isinstance(risk, Mapping):
         return _of_models(risk, error, ax, unit)
     if isinstance(error, Mapping):
-        raise ValueError("error: a dict of models, and risk is none; give risks by the same names")
+        raise ValueError("error: it is a dict by model and risk is not; give risks by the same names")
     risks, errors, notes = _checked(risk, error)
     curve = risk_coverage_curve(risks, errors)
     ax = new_axes(ax)
@@ -96,7 +96,7 @@ def risk_coverage(
 
 
 def _orders(ax: Axes, errors: np.ndarray) -> None:
-    """The order that says nothing and the best there is, once."""
+    """Draw the random and the best order, unless they are there already."""
     if "random order" in ax.get_legend_handles_labels()[1]:
         return
     mean, best = errors.mean(), risk_coverage_curve(errors, errors)
@@ -105,13 +105,13 @@ def _orders(ax: Axes, errors: np.ndarray) -> None:
 
 
 def of_kinds(risks: Mapping[str, Values], error: Values | Mapping[str, Values], ax: Axes | None, unit: str) -> Axes:
-    """A curve for each risk of the same rows, the lowest named; what is no kind of risk, such as confidence, is dashed."""
+    """Draw a curve for each risk of the same rows and mark the lowest; scores that are no kind of risk, such as confidence, are dashed."""
     if isinstance(error, Mapping):
-        raise ValueError("error: a dict of models, and risk is that of one; give risks by the same names")
+        raise ValueError("error: it is a dict by model and risk is that of one model; give risks by the same names")
     if not risks:
         raise ValueError("risk: there is none to draw")
     named = dict(zip((*risks, "error"), vectors(**risks, error=error), strict=True))
-    # areas over different rows could not be compared
+    # areas are comparable only over the same rows
     known = np.logical_and.reduce([~np.isnan(named[name]) for name in risks])
     if not known.any():
         raise ValueError(f"risk: none of {known.size} rows has a number for each of {', '.join(risks)}")
@@ -120,11 +120,14 @@ def of_kinds(risks: Mapping[str, Values], error: Values | Mapping[str, Values], 
     not_negative(error=errors)
     errors, kept = errors[known], {name: value[known] for name, value in named.items()}
     areas = {name: aurc(value, errors).item() for name, value in kept.items()}
-    least = min(areas.values())
+    lowest_area = min(areas.values())
     ax = new_axes(ax)
     _orders(ax, errors)
     for name, value in kept.items():
-        curve, lowest = risk_coverage_curve(value, errors), areas[name] <= least * (1 + SAME) and len(areas) > 1
+        curve, lowest = (
+            risk_coverage_curve(value, errors),
+            areas[name] <= lowest_area * (1 + TIE_TOLERANCE) and len(areas) > 1,
+        )
         label = f"{name}: AURC {areas[name]:.3g}{', lowest' if lowest else ''}"
         look: dict[str, Any] = {
             "color": colour(ax, name if name in COLOURS else "total"),
@@ -144,7 +147,7 @@ def _checked(risk: Values, error: Values) -> tuple[np.ndarray, np.ndarray, list[
 
 
 def _of_models(risk: Mapping[str, Values], error: Values | Mapping[str, Values], ax: Axes | None, unit: str) -> Axes:
-    """A curve for each model."""
+    """Draw a curve for each model."""
     checked = {name: _checked(*values) for name, values in of_models(risk, "risk", error, "error").items()}
     ax = new_axes(ax)
     for (name, (risks, errors, _)), (shade, dashes) in zip(checked.items(), MODELS, strict=False):
@@ -156,7 +159,7 @@ def _of_models(risk: Mapping[str, Values], error: Values | Mapping[str, Values],
 def _finished(ax: Axes, unit: str, notes: list[str]) -> Axes:
     ax.set(xlabel="coverage (share of rows answered)", ylabel=with_unit("mean error of rows answered", unit))
     ax.set_xlim(0, 1.01)
-    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]), auto=None)  # what is drawn later still moves the limits
+    ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]), auto=None)  # auto=None keeps autoscaling on for later curves
     legend(ax, notes, headroom=True, columns=2)
     return ax
 
@@ -168,17 +171,17 @@ def sparsification(
     *,
     mask: Values | None = None,
 ) -> Axes:
-    """Draw the mean error of what is left when the rows or pixels of highest risk are removed, over the share removed.
+    """Draw the mean error that remains after the rows or pixels of highest risk are removed, over the share removed.
 
-    A good risk falls like the oracle, which removes by the error itself; one that says nothing stays at 1, the mean error of all, as removal in
-    random order does (Ilg et al., Uncertainty estimates and multi-hypotheses networks for optical flow, 2018).
+    The error is relative to the mean of all. A good risk falls like the oracle, which removes by the error itself; an uninformative one stays
+    at 1, like removal in random order (Ilg et al., Uncertainty estimates and multi-hypotheses networks for optical flow, 2018).
 
     Args:
-        risk: a `Risk`, a dict of risks by kind, or one, which counts as total; each shaped like error. Of a `Risk` what has another shape, such
-            as one number an image, is left out.
+        risk: a `Risk`, a dict of risks by kind, or one risk, taken as total; each shaped like error. Kinds of a `Risk` with another shape, such
+            as one number per image, are left out.
         error: errors of rows, pixels or tokens, any shape, at least 0; for classes 0 where right and 1 where wrong.
         ax: Axes to draw on; a new figure if None.
-        mask: truth values shaped like error, true where an element counts.
+        mask: boolean, shaped like error, true where an element counts.
 
     Returns:
         The Axes; the legend has the area between each curve and the oracle's, `metrics.ause`.
@@ -201,12 +204,12 @@ def sparsification(
     finite(error=errors)
     not_negative(error=errors)
     if not errors.any():
-        raise ValueError(f"error: all {errors.size} are 0, and no removal lowers their mean")
+        raise ValueError(f"error: all {errors.size} are 0, so that removing rows can't lower their mean")
     by_kind = _by_kind(risk, counts.shape)
     kept = {name: torch.as_tensor(values[counts]) for name, values in by_kind.items()}
     curves = {name: (sparsification_curve(values, errors), ause(values, errors)) for name, values in kept.items()}
     ax = new_axes(ax)
-    rows = np.unique(np.linspace(0, errors.size - 1, DRAWN).round().astype(int))
+    rows = np.unique(np.linspace(0, errors.size - 1, MAX_LINE_POINTS).round().astype(int))
     first = next(iter(curves.values()))[0]
     removed, grey = first.removed[rows], ink(ax)
     ax.plot(
@@ -218,15 +221,15 @@ def sparsification(
         ax.plot(removed, curve.error[rows], color=colour(ax, name), linewidth=2, label=label)
     ax.set(xlabel="share removed", ylabel="mean error of the rest, over that of all")
     ax.set_xlim(0, 1.01)
-    # of the last few rows the mean may be many times that of all
-    most = max(curve.error[curve.removed <= 0.98].max().item() for curve, _ in curves.values())
-    ax.set_ylim(0, 1.05 * max(1.0, most))
+    # the mean of the last few rows may be many times that of all
+    highest = max(curve.error[curve.removed <= 0.98].max().item() for curve, _ in curves.values())
+    ax.set_ylim(0, 1.05 * max(1.0, highest))
     legend(ax, headroom=True, columns=2)
     return ax
 
 
 def _by_kind(risk: Risk | Mapping[str, Values] | Values, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Risks of one shape, in the order of the kinds."""
+    """Return the risks of the given shape by kind, in the order of `COLOURS`."""
     if isinstance(risk, Risk):
         arrays = {name: array(risk[name], f"risk.{name}") for name in risk.names()}
         arrays = {name: values for name, values in arrays.items() if values.shape == shape} or arrays

@@ -37,14 +37,14 @@ def fan(
     levels: Sequence[float] = (0.9, 0.5),
     unit: str = "",
 ) -> Axes:
-    """Draw a forecast as central intervals of sampled paths, step by step, with what went before and what came.
+    """Draw a forecast as central intervals of sampled paths at each step, with the past and the observed future.
 
     Args:
         samples: paths [samples, steps], such as `predictive(x).sample((500,))` of one row.
         ax: Axes to draw on; a new figure if None.
-        past: what was known [m], drawn at steps -m + 1 to 0.
-        truth: what came [steps].
-        levels: shares of the paths in the bands, between 0 and 1.
+        past: values before the forecast [m], drawn at steps -m + 1 to 0.
+        truth: observed future [steps].
+        levels: shares of the paths within the bands, between 0 and 1.
         unit: unit of the values, for the label.
 
     Returns:
@@ -89,14 +89,14 @@ def fan(
 def coverage_by_step(
     lower: Values, upper: Values, target: Values, ax: Axes | None = None, *, level: float = 0.9, label: str = "coverage"
 ) -> Axes:
-    """Draw the share of targets that lie in their interval, for each step of a horizon.
+    """Draw the share of targets within their interval, for each step of a horizon.
 
-    Around the nominal level stand the 95 % limits within which a share of that many independent rows moves by chance, 1.96 standard errors of
-    the binomial; rows that overlap in time move further.
+    The band around the nominal level has the 95 % limits of a share of that many independent rows, 1.96 standard errors of the binomial;
+    shares of rows that overlap in time vary more.
 
     Args:
         lower, upper: ends of the intervals [rows, steps].
-        target: [rows, steps]; NaN where a series had ended.
+        target: [rows, steps]; NaN after the end of a series.
         ax: Axes to draw on; a new figure if None. Call it again with the same Axes to compare models.
         level: the nominal coverage, between 0 and 1.
         label: name in the legend.
@@ -122,10 +122,10 @@ def coverage_by_step(
         raise ValueError("lower and upper: expected ends of intervals, found NaN or a lower end above the upper one")
     if not 0 < level < 1:
         raise ValueError(f"level: expected a share between 0 and 1, found {level:g}")
-    there = ~np.isnan(y)
-    if not there.any(0).all():
-        raise ValueError(f"target: no number at step {int(np.flatnonzero(~there.any(0))[0]) + 1}")
-    n = there.sum(0)
+    known = ~np.isnan(y)
+    if not known.any(0).all():
+        raise ValueError(f"target: no number at step {int(np.flatnonzero(~known.any(0))[0]) + 1}")
+    n = known.sum(0)
     shares = ((y >= low) & (y <= high)).sum(0) / n
     ax = new_axes(ax)
     steps = np.arange(1, y.shape[1] + 1)
@@ -152,21 +152,21 @@ def coverage_over_time(
     level: float = 0.9,
     label: str = "coverage",
 ) -> Axes:
-    """Draw the share of targets that lie in their interval over a moving window of times: where coverage was lost.
+    """Draw the share of targets within their interval over a moving window of times, to show where coverage was lost.
 
-    Around the nominal level stand the limits of 1.96 standard errors of a share of `window` independent times; the steps of one forecast count
-    as one, since their errors go together, and forecasts that overlap move further.
+    The band around the nominal level has the limits of a share of `window` independent times, 1.96 standard errors. The steps of one forecast
+    count as one, since their errors are correlated; shares of forecasts that overlap vary more.
 
     Args:
-        lower, upper: ends of the intervals [times, ...] in the order of time; infinite ones are ends, an empty interval holds nothing.
-        target: shaped like them; NaN where it is not known.
-        window: how many times are in a share.
+        lower, upper: ends of the intervals [times, ...] in the order of time; they may be infinite, and an empty interval covers nothing.
+        target: same shape; NaN where it is not known.
+        window: number of times in a share.
         ax: Axes to draw on; a new figure if None. Call it again with the same Axes to compare methods.
         level: the nominal coverage, between 0 and 1.
         label: name in the legend.
 
     Returns:
-        The Axes; each share stands at the last time of its window, counted from 0.
+        The Axes; each share is drawn at the last time of its window, counted from 0.
 
     Raises:
         ValueError: for shapes that do not match, ends that are NaN, no targets, or a level or window out of range.
@@ -212,22 +212,22 @@ def tokens(
     width: int = 60,
     highest: float | None = None,
 ) -> Axes:
-    """Write a text with the risk of each token as its ground.
+    """Write a text with the risk of each token as its background colour.
 
     Args:
-        words: the tokens as they are to be read; a token that begins with a space, "Ġ" or "▁" begins a word.
-        risk: one number for each token, [n] or [n, 1], at least 0; where it is NaN, as of padding, the ground is left out.
+        words: tokens as text; one that begins with a space, "Ġ" or "▁" begins a word.
+        risk: one number per token, [n] or [n, 1], at least 0; tokens where it is NaN, such as padding, have no background.
         ax: Axes to write on; a new figure if None.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for colour and label.
         unit: unit of the risk, for the label.
-        width: characters a line.
-        highest: risk of the darkest ground, to compare texts; the highest there is if None.
+        width: characters per line.
+        highest: risk of the darkest background, to make texts comparable; the highest risk if None.
 
     Returns:
-        The Axes, with a scale of the risk.
+        The Axes, with a colour bar of the risk.
 
     Raises:
-        ValueError: for a number of risks other than of tokens, negative risks, no finite risk, or an unknown kind.
+        ValueError: if there are not as many risks as tokens, for negative risks, no finite risk, or an unknown kind.
 
     Example:
         >>> import torch
@@ -261,7 +261,7 @@ def tokens(
 
 
 def _shades_of_text(kind: str) -> Any:
-    """From white to the colour of a risk: dark letters can be read on all of them."""
+    """Return a colour map from white to the colour of a risk; dark letters are readable on all of it."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind]])
@@ -277,16 +277,16 @@ def _draw_words(
     frame: Any = None,
     size: float = 8,
 ) -> int:
-    """Draw words in lines, each on its shade (RGBA; NaN: none), some in a frame.
+    """Draw words in lines, each on its background colour, some in a frame.
 
     Args:
-        ax: where; None only counts the lines.
-        words: as `_spelled` writes them.
-        width: characters in a line.
-        shades: [words, 4].
-        framed: which words have a frame.
-        frame: its colour.
-        size: of the letters, in points.
+        ax: Axes to draw on; None only counts the lines.
+        words: words as returned by `_spelled`.
+        width: characters per line.
+        shades: background colours [words, 4], RGBA; NaN for none.
+        framed: whether each word has a frame [words].
+        frame: colour of the frames.
+        size: font size in points.
 
     Returns:
         The number of lines.
@@ -307,7 +307,7 @@ def _draw_words(
             begin + room / 2,
             line,
             word.strip(" ").replace("$", r"\$"),
-            family=["monospace", "sans-serif"],  # which has more of the signs
+            family=["monospace", "sans-serif"],  # the second has more of the characters
             fontsize=size,
             ha="center",
             va="center",
@@ -320,7 +320,7 @@ def _draw_words(
 
 
 def _spelled(word: str, width: int) -> str:
-    """A token as it is written: on one line, with escapes for what cannot be seen, and cut where it is longer than a line."""
+    """Return a token as it is drawn: on one line, with escapes for invisible characters, and cut to the length of a line."""
     from workbench.text.pieces import visible
 
     word = word.replace("Ġ", " ").replace("▁", " ").replace("\r\n", "\n").replace("\n", "↵").replace("\t", " ")
@@ -329,7 +329,7 @@ def _spelled(word: str, width: int) -> str:
 
 
 def _set_in_lines(words: Sequence[str], width: int) -> tuple[list[tuple[int, int]], int]:
-    """Line and column of each token; lines are broken where a word begins, or where a word is longer than a line."""
+    """Return line and column of each token, and the number of lines; lines break before words, and inside those longer than a line."""
     places: list[tuple[int, int]] = []
     line = column = 0
     for i, word in enumerate(words):

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Draw the losses of a training, epoch by epoch, and mark the best epoch.
+    """Draw the losses of a training over its epochs, and mark the best epoch.
 
     Args:
-        frame: table with the columns ``epoch`` and ``loss``, and ``validation_loss`` if there is one; a
-            loss that is not finite leaves a gap.
+        frame: table with the columns ``epoch``, ``loss`` and optionally ``validation_loss``; a loss that is not
+            finite leaves a gap.
         ax: Axes to draw on; a new figure if None.
 
     Returns:
-        The Axes. The best epoch is that of the least validation loss, or of the least loss if there is none.
+        The Axes. The best epoch is the one with the lowest validation loss, or the lowest loss without validation.
 
     Raises:
         ValueError: if a column is missing or the table is empty.
@@ -86,7 +86,7 @@ def history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
 def risk_split(
     aleatoric: Values, epistemic: Values, labels: Sequence[str] | None = None, ax: Axes | None = None
 ) -> Axes:
-    r"""Draw for single cases which share of the variance is aleatoric and which is epistemic.
+    r"""Draw the aleatoric and epistemic shares of the variance of single cases.
 
     Shares are :math:`\mathrm{aleatoric}^2 / \mathrm{total}^2` and :math:`\mathrm{epistemic}^2 / \mathrm{total}^2`,
     which sum to one, as variances add. A case without any risk has no bar.
@@ -95,7 +95,7 @@ def risk_split(
         aleatoric: standard deviations of the cases [n] or [n, 1].
         epistemic: the same, in the same units.
         labels: n names; the number of each row if None.
-        ax: Axes to draw on; a new figure, the higher the more cases, if None.
+        ax: Axes to draw on; a new figure, whose height grows with the number of cases, if None.
 
     Returns:
         The Axes.

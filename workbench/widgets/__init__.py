@@ -1,4 +1,4 @@
-"""Compare wrappers, look into a wrapped model and at what it wrote, with widgets in a notebook or without."""
+"""Compare wrappers, explore a wrapped model case by case, and read generated texts by risk, with or without notebook widgets."""
 
 from __future__ import annotations
 

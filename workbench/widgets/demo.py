@@ -1,4 +1,4 @@
-"""`workbench demo`: JupyterLab on a copy of a notebook, with its results, ready to click."""
+"""`workbench demo`: open JupyterLab on a copy of a notebook that has its results already."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from typing import Any
 from workbench.errors import require
 
 FOLDER = "workbench-demo"
-FIRST = "two_minutes"  # the notebook that shows what all of this is for
-# pages of the documentation that notebooks lead to
+FIRST = "two_minutes"  # the introduction, opened by default
+# documentation pages that notebooks link to
 _LINKED = ("benchmarks.md", "limitations.md", "how_to/keras.md", "how_to/own_data.md", "how_to/train.md")
 _IMPORTED = ("published.py",)  # modules of the benchmarks that notebooks import
 
 
 def add_demo(commands: Any) -> None:
-    """Add the command to the command line's parser."""
+    """Add the `demo` command to the subparsers of the command line."""
     demo = commands.add_parser(
         "demo",
-        help="open JupyterLab on results of two small models, and on what to change next",
-        description=f"Open JupyterLab on a copy of a notebook, in the folder {FOLDER} here, beside copies of those that it leads to. "
-        f"A new copy of {FIRST} is run first, which takes seconds to a minute. A copy that is there already is opened as it is.",
+        help="open JupyterLab on a demonstration notebook with its results",
+        description=f"Open JupyterLab on a copy of a notebook, in the subfolder {FOLDER} of the current folder, with copies of all it links to. "
+        f"A new copy of {FIRST} is run first, which takes up to a minute. An existing copy is opened as it is.",
         epilog="example: workbench demo explorer",
     )
-    demo.add_argument("name", nargs="?", default=FIRST, help=f"of the notebook (default: {FIRST})")
-    demo.add_argument("--port", type=int, metavar="N", help="of the server (default: the first free one from 8888 on)")
-    demo.add_argument("--no-browser", action="store_true", help="open no browser, only print the address")
+    demo.add_argument("name", nargs="?", default=FIRST, help=f"name of the notebook (default: {FIRST})")
+    demo.add_argument(
+        "--port", type=int, metavar="N", help="port of the server (default: the first free one from 8888)"
+    )
+    demo.add_argument("--no-browser", action="store_true", help="only print the address, don't open a browser")
     demo.set_defaults(command=lambda a: demo_lab(a.name, port=a.port, browser=not a.no_browser))
 
 
@@ -39,22 +41,22 @@ def demo_lab(name: str = FIRST, *, port: int | None = None, browser: bool = True
     """Start JupyterLab on a copy of a notebook, and return when it has ended.
 
     Args:
-        name: of the notebook, such as "two_minutes", "comparison" or "explorer".
-        port: of the server; None: the first free one from 8888 on.
+        name: name of the notebook, such as "two_minutes", "comparison" or "explorer".
+        port: port of the server; the first free one from 8888 if None.
         browser: whether to open it in the browser.
 
     Returns:
-        0.
+        The exit status 0.
 
     Raises:
-        ValueError: there is no such notebook, or the port is taken.
-        ModuleNotFoundError: JupyterLab is not installed.
-        OSError: the copy can't be written.
+        ValueError: if there is no such notebook, or the port is taken.
+        ModuleNotFoundError: if JupyterLab is not installed.
+        OSError: if the copy can't be written.
     """
     require("jupyterlab")
     if port is not None:
         _check_port(port)
-    path = copied(name, Path.cwd() / FOLDER)
+    path = copy_notebooks(name, Path.cwd() / FOLDER)
     if path.stem == FIRST:
         run_once(path)
     print(f"notebook: {path}")
@@ -63,25 +65,28 @@ def demo_lab(name: str = FIRST, *, port: int | None = None, browser: bool = True
 
 
 def arguments(path: Path, port: int | None, browser: bool) -> list[str]:
-    """What JupyterLab is started with."""
+    """Return the command-line arguments of JupyterLab."""
     options = [f"--ServerApp.root_dir={path.parent}", f"--LabApp.default_url=/lab/tree/{path.name}"]
-    options += ["--ServerApp.log_level=WARN"]  # the address is printed all the same
+    options += ["--ServerApp.log_level=WARN"]  # still prints the address
     options += [] if port is None else [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     options += [] if browser else ["--no-browser"]
-    # in a container everybody is root; the server listens on this machine only, and asks for a token
+    # users of containers are root; the server listens on this machine only, and asks for a token
     return [*options, *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else [])]
 
 
-def copied(name: str, folder: Path) -> Path:
-    """A copy of a notebook in a folder, with all other notebooks and what they import and lead to; what is there is left as it is."""
+def copy_notebooks(name: str, folder: Path) -> Path:
+    """Copy all notebooks, with the modules they import and the pages they link to, to a folder; return the path of one of them.
+
+    Existing files are not overwritten.
+    """
     known = {path.stem: path for path in sorted(notebooks_folder().glob("*.ipynb"))}
     source = known.get(name.removesuffix(".ipynb"))
     if source is None:
-        raise ValueError(f"there is no notebook {name!r} to demonstrate; there are {', '.join(known)}")
+        raise ValueError(f"there is no notebook {name!r}; choose one of {', '.join(known)}")
     (folder / "docs" / "how_to").mkdir(parents=True, exist_ok=True)
     home = source.parents[1]
     for notebook in known.values():
-        # the server shows nothing outside of the folder
+        # the server shows no files outside the folder
         _write(folder / notebook.name, notebook.read_bytes().replace(b"](../docs/", b"](docs/"))
     for module in _IMPORTED:
         _write(folder / module, (home / "benchmarks" / module).read_bytes())
@@ -93,7 +98,7 @@ def copied(name: str, folder: Path) -> Path:
 
 
 def _relinked(text: str, page: PurePosixPath, served: set[str]) -> str:
-    """A page's text with links to what is in the folder; of other links within the repository only the words are left."""
+    """Adapt the links of a page to the folder; replace links to repository files that are not there by their text."""
 
     def link(match: re.Match[str]) -> str:
         words, target, anchor = match.groups()
@@ -106,19 +111,19 @@ def _relinked(text: str, page: PurePosixPath, served: set[str]) -> str:
 
 
 def run_once(path: Path) -> None:
-    """Put the results of a notebook into it, unless it has some; one that fails stays as it is, and says so when it is run."""
+    """Run a notebook that has no outputs, and save it with them; a notebook that fails is left unchanged."""
     from workbench.notebook.parameters import load_notebook
     from workbench.notebook.run import run_notebook
 
     if any(cell.get("outputs") for cell in load_notebook(path).cells):
         return
-    print(f"training the models of {path.name}, once ...", flush=True)
+    print(f"running {path.name} once, to train its models ...", flush=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".run-") as folder:
         run = run_notebook(path, Path(folder) / path.name, progress=True)
         if run.status == "ok":
             Path(run.output).replace(path)
         else:
-            print(f"it could not be run, and opens without results: {run.error}")
+            print(f"{path.name} failed and is opened without results: {run.error}")
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -127,10 +132,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def notebooks_folder() -> Path:
-    """The notebooks of the repository that this package is run from, or those that were installed with it.
+    """Return the folder of the notebooks, in the repository of this package or where they were installed with it.
 
     Raises:
-        ValueError: there are none.
+        ValueError: if there are none.
     """
     repository = Path(__file__).parents[2] / "notebooks"
     installed = Path(sysconfig.get_path("data")) / "share" / "workbench" / "notebooks"
@@ -143,9 +148,9 @@ def notebooks_folder() -> Path:
 def _check_port(port: int) -> None:
     if not 0 < port < 65536:
         raise ValueError(f"--port must be a number from 1 to 65535; found {port}")
-    with socket.socket() as tried:
+    with socket.socket() as probe:
         try:
-            tried.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise ValueError(
                 f"port {port} can't be used ({error.strerror}); choose another, or leave --port out"

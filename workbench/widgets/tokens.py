@@ -1,4 +1,4 @@
-"""Generated texts whose tokens are coloured by a risk that is chosen, with the alternatives of each and what the voters say of them."""
+"""Generated texts with tokens coloured by a risk, and the alternatives of each token with their probabilities by voter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODULE = Path(__file__).parent / "static" / "tokens.js"
 
 @cache
 def _widget() -> Any:
-    """The class of the widget, made where anywidget is there."""
+    """Return the widget class; made on first use, as it needs anywidget."""
     base: Any = require("anywidget").AnyWidget
     t = require("traitlets")
 
@@ -30,20 +30,19 @@ def _widget() -> Any:
 
 
 class TokenRisks:
-    """What a language model wrote, each token on a ground of its risk; hover, touch or focus shows the alternatives.
+    """Texts of a language model with each token coloured by its risk; hover, touch or focus shows the alternatives.
 
-    For every alternative there is its mean probability and that of each voter or sample, so that it is seen where they disagree. Arrow keys
-    walk from token to token; Enter keeps the alternatives open. A saved notebook shows the texts without the widget, and a report the same as
-    the widget, without a kernel.
+    Each alternative has its mean probability and that of each voter or sample, which shows where they disagree. Arrow keys move between
+    tokens; Enter keeps the alternatives open. A saved notebook shows the texts without the widget; a report shows the widget, without a kernel.
 
     Args:
-        written: what `workbench.text.generate` gave.
-        kind: what to colour by: "total", "aleatoric" or "epistemic" risk, or "-log probability" of the token; it can be chosen in the widget.
+        written: result of `workbench.text.generate`.
+        kind: what to colour by: "total", "aleatoric" or "epistemic" risk, or "-log probability" of the token; can be changed in the widget.
 
     Raises:
-        ModuleNotFoundError: anywidget is not installed.
-        TypeError: `written` is no `Generation`.
-        ValueError: there is no such risk.
+        ModuleNotFoundError: if anywidget is not installed.
+        TypeError: if `written` is not a `Generation`.
+        ValueError: if there is no such risk.
 
     Example:
         >>> import pytest; transformers = pytest.importorskip("transformers"); _ = pytest.importorskip("anywidget")
@@ -59,17 +58,17 @@ class TokenRisks:
 
     def __init__(self, written: Generation, kind: Kind = "total") -> None:
         if not isinstance(written, Generation):
-            raise TypeError(f"written: expected what workbench.text.generate gives, found {type(written).__name__}")
+            raise TypeError(f"written: expected the result of workbench.text.generate, found {type(written).__name__}")
         self._written = written
         self._check(kind)
         self._saved = SavedOutput(lambda: written.html(self.kind), lambda: self.kind, repr(written))
-        #: The widget, of anywidget.
+        #: The anywidget widget.
         self.widget = _widget()(content=content(written), kind=kind, hides=self._saved.style)
         self.widget.observe(lambda _: self._saved.update(), "kind")
 
     @property
     def kind(self) -> Kind:
-        """What tokens are coloured by; it can be set."""
+        """What tokens are coloured by; can be set."""
         chosen: Kind = self.widget.kind
         return chosen
 
@@ -87,7 +86,7 @@ class TokenRisks:
         self._saved.display()
 
     def _mime_(self) -> tuple[str, str]:
-        """What marimo shows, which shows no ipywidgets: the texts."""
+        """Return the texts as HTML for marimo, which shows no ipywidgets."""
         return "text/html", self._written.html(self.kind)
 
     def __repr__(self) -> str:

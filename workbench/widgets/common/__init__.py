@@ -1,1 +1,1 @@
-"""What all widgets share: inputs, jobs, cases and positions, predictions, pictures, and the output of saved notebooks."""
+"""Parts shared by all widgets: inputs, jobs, cases, positions, predictions, pictures, and the output of saved notebooks."""

@@ -1,7 +1,7 @@
-"""Cases as HTML: what a model says about single rows, with the risk split by cause; no scripts, no kernel, no widgets.
+"""Cases as HTML: predictions of single rows, with the risk split by cause; no scripts, no kernel, no widgets.
 
-Colours follow JupyterLab's theme where there is one. What an untrusted notebook takes away is the style: bars keep their
-colours then, and the numbers that hover shows stand beneath.
+Colours follow JupyterLab's theme where there is one. In an untrusted notebook, which drops the style sheet, bars keep their
+colours and the numbers shown on hover are always visible.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from workbench.plots import COLOURS
 from workbench.widgets.common.pictures import image
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, risk_unit
 
-MOST_COLUMNS = 8  # features in a row of a table
-MOST_PIXELS = 64  # height and width of a thumbnail; the page shows it larger
+MAX_COLUMNS = 8  # features shown in a row of a table
+MAX_PIXELS = 64  # height and width of a thumbnail, which the page enlarges
 CAUSES = ("aleatoric", "epistemic")
-FAR = 4.0  # vacuitic risk, in standard deviations, at which its bar is full
+FULL_VACUITIC = 4.0  # vacuitic risk, in standard deviations, at which its bar is full
 
-#: What cases need once on a page; all rules are about classes of our own.
+#: CSS that cases need once on a page; all selectors are classes of this package.
 STYLE = """
 .wb-cases{display:flex;flex-wrap:wrap;gap:8px;line-height:1.35;font-size:12px;color:var(--jp-ui-font-color1,inherit)}
 .wb-case{position:relative;box-sizing:border-box;padding:6px;border-radius:4px;text-align:left;
@@ -65,19 +65,19 @@ box-shadow:0 1px 4px rgba(0,0,0,.4)}
 
 @dataclass(frozen=True)
 class Case:
-    """One row with what the model says about it, ready to be shown.
+    """One row with its prediction and risks as text, ready for display.
 
     Args:
-        name: such as "row 17".
+        name: name of the row, such as "row 17".
         inputs: (name and unit, value) of each feature; empty for images.
         picture: an ``<img>`` element, or "".
-        prediction: with its total risk and unit.
-        truth: the target; "" where none is known.
+        prediction: prediction with its total risk and unit.
+        truth: target; "" if not known.
         wrong: whether the predicted class is not the true one.
         risks: (name, value with unit) of each risk.
-        shares: of aleatoric and epistemic risk in the total, which sum to 1; empty where there is none.
-        vacuitic: vacuitic risk, in standard deviations; None where it is not measured.
-        likely: (class, probability) of the likeliest classes.
+        shares: shares of aleatoric and epistemic risk in the total, which sum to 1; empty without these risks.
+        vacuitic: vacuitic risk, in standard deviations; None if not measured.
+        likely: (class, probability) of the most likely classes.
     """
 
     name: str
@@ -92,18 +92,18 @@ class Case:
     likely: tuple[tuple[str, float], ...] = ()
 
 
-# ---- describing
+# ---- rows as text
 def cases(
     data: Data, x: Tensor, answers: Predictions, names: Sequence[str], y: Tensor | None = None, output: str = "values"
 ) -> list[Case]:
-    """Each row as a `Case`.
+    """Return a `Case` for each row.
 
     Args:
-        data: names and units of columns and classes; its training rows say what black and white are.
+        data: has names and units of columns and classes; its training rows set the range from black to white of thumbnails.
         x: inputs [n, ...].
-        answers: what the model says about them.
-        names: what each row is called.
-        y: targets, values [n, 1] or class numbers [n]; None where they are not known.
+        answers: predictions and risks of the rows.
+        names: name of each row.
+        y: targets, values [n, 1] or class numbers [n]; None if not known.
         output: what the model gives: "values", "logits" or "probs".
     """
     pictured = x.ndim > 2
@@ -114,7 +114,7 @@ def cases(
         truth, wrong = "", False
         if data.classes is None or answers.probs is None:
             prediction = with_spread(answers.y[i].item(), risks.get("total"), data.target.unit)
-            truth = "" if y is None else number(y[i].item(), data.target.unit)
+            truth = "" if y is None else format_number(y[i].item(), data.target.unit)
         else:
             best = answers.probs[i].topk(min(3, len(data.classes)))
             likely = tuple(
@@ -132,7 +132,7 @@ def cases(
                 prediction,
                 truth,
                 wrong,
-                tuple((risk, number(value, risk_unit(data, output, risk), 3)) for risk, value in risks.items()),
+                tuple((risk, format_number(value, risk_unit(data, output, risk), 3)) for risk, value in risks.items()),
                 shares(risks, output),
                 risks.get("vacuitic"),
                 likely,
@@ -142,7 +142,7 @@ def cases(
 
 
 def shares(risks: dict[str, float], output: str) -> dict[str, float]:
-    """Which share of the total is aleatoric and which epistemic: of the variance for values, of the entropy for classes.
+    """Return the aleatoric and epistemic shares of the total: of the variance for values, of the entropy for classes.
 
     Example:
         >>> shares({"aleatoric": 3.0, "epistemic": 4.0}, "values")
@@ -155,7 +155,7 @@ def shares(risks: dict[str, float], output: str) -> dict[str, float]:
 
 
 def exact(value: Tensor) -> str:
-    """The fewest digits that give this number back, which are those that the data were written with.
+    """Format a number with the fewest digits that identify it in its precision, which are usually those of the data file.
 
     Example:
         >>> exact(torch.tensor(209.8)), torch.tensor(209.8).item(), exact(torch.tensor(491.0))
@@ -168,13 +168,15 @@ def exact(value: Tensor) -> str:
     return str(number).removesuffix(".0")
 
 
-def described(label: str) -> dict[str, Any]:
-    """A label as `description` of a widget: text; as HTML where JupyterLab would read a formula between two dollars.
+def description_options(label: str) -> dict[str, Any]:
+    """Return the arguments that set a label as description of a widget.
+
+    The label is plain text, or escaped HTML if it has two dollar signs, between which JupyterLab would typeset a formula.
 
     Example:
-        >>> described("price <$>")
+        >>> description_options("price <$>")
         {'description': 'price <$>', 'description_allow_html': False}
-        >>> described("<$10k to $20k")["description"]
+        >>> description_options("<$10k to $20k")["description"]
         '&lt;<span>&#36;</span>10k to <span>&#36;</span>20k'
     """
     if label.count("$") < 2:
@@ -183,16 +185,16 @@ def described(label: str) -> dict[str, Any]:
 
 
 def _feature(value: Tensor) -> str:
-    """A feature as it stands in the data; rounded where that is a matter of more digits than anybody reads."""
+    """Format a feature as in the data, rounded if it has more than six digits."""
     text = exact(value)
-    return text if len(text.strip("-0.").replace(".", "")) <= 6 else number(value.item())
+    return text if len(text.strip("-0.").replace(".", "")) <= 6 else format_number(value.item())
 
 
-def number(value: float, unit: str = "", digits: int = 4) -> str:
-    """A few digits and the unit.
+def format_number(value: float, unit: str = "", digits: int = 4) -> str:
+    """Format a number with a few digits and its unit.
 
     Example:
-        >>> number(34.1234, "MPa"), number(0.0), number(1234.5, digits=2)
+        >>> format_number(34.1234, "MPa"), format_number(0.0), format_number(1234.5, digits=2)
         ('34.12 MPa', '0', '1234')
     """
     text = f"{value:.0f}" if 10**digits <= abs(value) < 1e7 else f"{value:.{digits}g}"
@@ -201,27 +203,27 @@ def number(value: float, unit: str = "", digits: int = 4) -> str:
 
 
 def with_spread(value: float, spread: float | None, unit: str = "") -> str:
-    """A value with as many digits as its standard deviation leaves sure, and two digits of that.
+    """Format a value ± its standard deviation, the latter with two significant digits and the value to the same precision.
 
     Example:
         >>> with_spread(34.1234, 4.126, "MPa"), with_spread(34.1234, None), with_spread(242.1, 104.3)
         ('34.1 ± 4.1 MPa', '34.12', '242 ± 104')
     """
     if spread is None or not 0 < spread < math.inf:
-        return number(value, unit)
+        return format_number(value, unit)
     digits = max(1 - math.floor(math.log10(spread)), 0)
     if digits > 8 or spread >= 1e7:
-        return f"{number(value)} ± {spread:.2g} {unit}".rstrip()
+        return f"{format_number(value)} ± {spread:.2g} {unit}".rstrip()
     return f"{value:.{digits}f} ± {spread:.{digits}f} {unit}".rstrip()
 
 
 def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
-    """A row of pixels as an ``<img>`` element.
+    """Return an image as an ``<img>`` element.
 
     Args:
-        x: [channels, height, width] or [height, width]; of one or three channels as they are, of others the mean.
-        like: rows whose least and greatest value are black and white.
-        alt: what it shows, in words.
+        x: [channels, height, width] or [height, width]; more or fewer than three channels are averaged.
+        like: rows whose minimum and maximum are black and white.
+        alt: alternative text.
     """
     Image = require("PIL.Image")
     low, high = pixel_range(like)
@@ -230,29 +232,29 @@ def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
         pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels.mean(0)
     shade = ((pixels - low) / (high - low)).clamp(0, 1).mul(255).round().byte().numpy()
     picture = Image.fromarray(shade)
-    picture.thumbnail((MOST_PIXELS, MOST_PIXELS))
+    picture.thumbnail((MAX_PIXELS, MAX_PIXELS))
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return image(buffer.getvalue(), alt)
 
 
 def pixel_range(like: Tensor) -> tuple[float, float]:
-    """The least and greatest value of (at most some hundred) rows of pixels, which are not equal."""
+    """Return minimum and maximum of the pixels of at most a few hundred rows; the maximum is always larger."""
     low, high = (float(v) for v in like[:: max(1, len(like) // 500)].aminmax())
     return low, high if high > low else low + 1.0
 
 
 # ---- HTML
 def split_bar(case: Case, output: str = "values") -> str:
-    """The risk of a case split by cause, as a bar, and beneath it vacuitic risk as a bar of its own."""
+    """Return the risk of a case as a bar split by cause, with vacuitic risk as a second bar below."""
     words = [f"{name} {100 * share:.0f} %" for name, share in case.shares.items()]
     parts = []
     if case.shares:
         strips = "".join(_strip(COLOURS[name], share, 9) for name, share in case.shares.items())
         parts.append(f'<div class="wb-shares" style="max-width:320px">{strips}</div>')
     if case.vacuitic is not None:
-        words.append(f"vacuitic {case.vacuitic:.2g} of {FAR:g} sd")
-        strip = _strip(COLOURS["vacuitic"], min(max(case.vacuitic / FAR, 0.0), 1.0), 5)
+        words.append(f"vacuitic {case.vacuitic:.2g} of {FULL_VACUITIC:g} sd")
+        strip = _strip(COLOURS["vacuitic"], min(max(case.vacuitic / FULL_VACUITIC, 0.0), 1.0), 5)
         parts.append(f'<div class="wb-far" style="max-width:320px">{strip}</div>')
     if not parts:
         return ""
@@ -268,7 +270,7 @@ def _strip(colour: str, share: float, height: int) -> str:
 
 
 def figures(case: Case, separator: str = "<br>") -> str:
-    """All numbers of a case: each risk with its share, and the likeliest classes."""
+    """Return all numbers of a case as HTML: each risk with its share, and the most likely classes."""
     lines = []
     for name, value in case.risks:
         share = f" ({100 * case.shares[name]:.0f} %)" if name in case.shares and len(case.shares) > 1 else ""
@@ -279,13 +281,13 @@ def figures(case: Case, separator: str = "<br>") -> str:
 
 
 def verdict(case: Case) -> str:
-    """Prediction and truth, marked where the class is wrong."""
+    """Return prediction and truth as HTML, marked if the class is wrong."""
     truth = f"<br>true: {html.escape(case.truth)}" if case.truth else ""
     return f'<b class="{"wb-wrong" if case.wrong else "wb-right"}">{html.escape(case.prediction)}</b>{truth}'
 
 
 def card(case: Case, output: str = "values", hover: bool = True) -> str:
-    """One case as a card; its numbers appear on hover or focus, or always."""
+    """Return a case as a card, whose numbers appear on hover or focus, or always."""
     more = figures(case)
     shown = f'<div class="wb-more">{more}</div>' if hover else f'<div class="wb-figures">{more}</div>'
     kind, focus = "wb-case wb-pictured" if case.picture else "wb-case", " tabindex=0" if hover else ""
@@ -296,19 +298,19 @@ def card(case: Case, output: str = "values", hover: bool = True) -> str:
 
 
 def gallery(described: Iterable[Case], caption: str = "", output: str = "values") -> str:
-    """Cases as a grid of cards."""
+    """Return cases as a grid of cards."""
     head = f'<div class="wb-caption">{html.escape(caption)}</div>' if caption else ""
     return f'{head}<div class="wb-cases">{"".join(card(case, output) for case in described)}</div>'
 
 
 def listing(described: Sequence[Case], caption: str = "", output: str = "values") -> str:
-    """Cases as the rows of a table: feature values with units, prediction, truth, and the risk split by cause."""
+    """Return cases as the rows of a table: prediction, truth, risk split by cause, and feature values with units."""
     if not described:
         return f'<div class="wb-caption">{html.escape(caption)}</div>'
     names = [name for name, _ in described[0].inputs]
-    if len(names) > MOST_COLUMNS:
-        caption = f"{caption} ({MOST_COLUMNS} of {len(names)} features shown)".strip()
-    names = names[:MOST_COLUMNS]
+    if len(names) > MAX_COLUMNS:
+        caption = f"{caption} ({MAX_COLUMNS} of {len(names)} features shown)".strip()
+    names = names[:MAX_COLUMNS]
     risky = any(case.risks for case in described)
     known = any(case.truth for case in described)
     heads = ["", "prediction", *(["true"] if known else []), *(["risk by cause"] if risky else []), *names]
@@ -318,7 +320,7 @@ def listing(described: Sequence[Case], caption: str = "", output: str = "values"
         cells.append(f'<b class="{"wb-wrong" if case.wrong else "wb-right"}">{html.escape(case.prediction)}</b>')
         cells += [html.escape(case.truth)] if known else []
         cells += [f'{split_bar(case, output)}<div class="wb-more">{figures(case, " &nbsp; ")}</div>'] if risky else []
-        cells += [html.escape(value) for _, value in case.inputs[:MOST_COLUMNS]]
+        cells += [html.escape(value) for _, value in case.inputs[:MAX_COLUMNS]]
         rows.append(f"<tr tabindex=0>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return (
         f'<div class="wb-wide"><table class="wb-listing"><caption>{html.escape(caption)}</caption>'
@@ -327,8 +329,8 @@ def listing(described: Sequence[Case], caption: str = "", output: str = "values"
     )
 
 
-def shown(described: Sequence[Case], caption: str = "", output: str = "values") -> str:
-    """Cases as cards if they are pictures, else as a table."""
+def render_cases(described: Sequence[Case], caption: str = "", output: str = "values") -> str:
+    """Return cases as cards if they are pictures, and as a table otherwise."""
     return (gallery if any(case.picture for case in described) else listing)(described, caption, output)
 
 
@@ -342,25 +344,25 @@ def grid(
     split: Split | None = None,
     caption: str = "",
 ) -> str:
-    """The cases of highest risk, or these cases, as HTML: pictures as a grid of cards, rows of a table as a table.
+    """Return the cases of highest risk, or given ones, as HTML: a grid of cards for images, a table otherwise.
 
-    Each comes with its prediction, its true value and its risk split by cause, whose numbers appear on hover. The page needs no script and
+    Each case has its prediction, its true value and its risk split by cause, with the numbers on hover. The page needs no script and
     no kernel, and fits light and dark themes.
 
     Args:
-        wrapped: what a wrapper made of a model, trained; or a calibrated model.
-        data: names, units and classes.
-        rows: row numbers; None: the k highest.
-        by: what ranks them if rows is None: a risk, "confidence" or "error".
-        k: how many, if rows is None.
-        split: whose rows; None: the test rows.
-        caption: a line above.
+        wrapped: trained wrapped model, or calibrated model.
+        data: data set, with names, units and classes.
+        rows: row numbers; the k highest if None.
+        by: ranking if rows is None: a risk, "confidence" or "error".
+        k: number of cases if rows is None.
+        split: split that the rows are from; the test rows if None.
+        caption: line above the cases.
 
     Returns:
         HTML with its own style.
 
     Raises:
-        ValueError: there are no rows, or the model does not measure this risk.
+        ValueError: if there are no rows, or the model does not measure this risk.
 
     Example:
         >>> from workbench import data, vote
@@ -379,8 +381,8 @@ def grid(
         chosen = torch.as_tensor(rows, dtype=torch.int64)
         answers = predict_cases(wrapped, data, rows_of.x[chosen])
     names = [f"row {row}" for row in chosen.tolist()]
-    page = shown(cases(data, rows_of.x[chosen], answers, names, rows_of.y[chosen], output), caption, output)
+    page = render_cases(cases(data, rows_of.x[chosen], answers, names, rows_of.y[chosen], output), caption, output)
     return f"<style>{STYLE}</style>{page}"
 
 
-__all__ = ["STYLE", "Case", "card", "cases", "gallery", "grid", "listing", "shown", "split_bar"]
+__all__ = ["STYLE", "Case", "card", "cases", "gallery", "grid", "listing", "render_cases", "split_bar"]

@@ -1,4 +1,4 @@
-"""Check the model that `Comparison` is given, or what makes one, and make models of it."""
+"""Check the model or model factory given to `Comparison`, and make models from it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from workbench.engine.effects.private_random import own_random
 from workbench.experiments.positions import has_class_positions, has_labels, output_for
 from workbench.experiments.specs import check_model, model_of
 
-STOCK = ("tabular", "mlp", "cnn", "linear")  # ready models
-READ_ROWS = ("tabular",)  # those that are made of training rows, not of their shape alone
+STOCK = ("tabular", "mlp", "cnn", "linear")  # names of the ready models
+READ_ROWS = ("tabular",)  # ready models that are built from training rows, not only from their shape
 
 
 @dataclass
 class Model:
-    """The model to wrap: an object, which is never changed, or what makes one.
+    """The model to wrap: an object, which is never changed, or a factory of models.
 
     Args:
-        given: an nn.Module, or a function or class that returns one when it is called without arguments, or a ready model as text, such as
+        given: an nn.Module; a function or class that returns one when called without arguments; or a ready model as text, such as
             "mlp(width=100)".
-        data: what a ready model is made for; of several splits see `on`.
+        data: data that a ready model is made for; see `on` for other splits.
 
     Raises:
-        TypeError: it is something else, or it is wrapped already.
-        ValueError: there is no such ready model.
+        TypeError: if `given` is none of these, or is wrapped already.
+        ValueError: if there is no such ready model.
     """
 
     given: Any
@@ -44,8 +44,8 @@ class Model:
         if isinstance(self.given, str):
             if self._name not in STOCK:
                 raise ValueError(
-                    f"model: there is no ready model {self.given!r} here; there are {', '.join(STOCK)}, such as 'mlp(width=100)'; any other is "
-                    "given as an nn.Module, or as a function that returns one"
+                    f"model: there is no ready model {self.given!r} here; there are {', '.join(STOCK)}, such as 'mlp(width=100)'; give another "
+                    "model as an nn.Module, or as a function that returns one"
                 )
             check_model(self.given)
         elif isinstance(self.given, nn.Module):
@@ -61,23 +61,23 @@ class Model:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether it is another model on each split of the data."""
+        """Whether the model depends on the training rows, and so differs between splits."""
         return self._name in READ_ROWS
 
     def on(self, data: Data) -> Model:
-        """The same on another split of the data, whose test rows no model may have read."""
+        """Return the model for another split of the data; one that reads rows is made anew, as it must not see test rows."""
         return replace(self, data=data) if self.reads_rows else self
 
     @property
     def makes(self) -> Callable[[], Any] | None:
-        """The function or class, if that was given."""
+        """The function or class that makes models; None for a single nn.Module."""
         if isinstance(self.given, str):
-            assert self.data is not None  # a text that stands alone is only checked
+            assert self.data is not None  # a text without data is only ever checked
             return partial(model_of, self.given, self.data)
         return None if isinstance(self.given, nn.Module) else self.given
 
     def new(self, seed: int) -> nn.Module:
-        """A new model, drawn with this seed, of what makes one; else a copy."""
+        """Make a new model under this seed, or copy a given nn.Module."""
         if self.makes is None:
             return copy.deepcopy(self.given)
         with own_random(seed, torch.device("cpu")):
@@ -98,21 +98,21 @@ def _name(function: Any) -> str:
 
 
 def inputs_like(x: Tensor, model: nn.Module) -> Tensor:
-    """Inputs as `fit` gives them to a model: on its device and in its dtype, but for whole numbers (tokens), which stay."""
+    """Move inputs to the device and dtype of a model, as `fit` does; integers (tokens) keep their dtype."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     tokens = not x.is_floating_point() and x.dtype not in (torch.uint8, torch.bool)
     return x.to(like.device) if tokens else x.to(like.device, like.dtype)
 
 
 def check_fits(model: nn.Module, data: Data) -> Any:
-    """Check that a model answers rows of the data, and return what it gives: "values", "logits", "probs", "binary", or a meaning.
+    """Check that a model can predict rows of the data, and return what it gives: "values", "logits", "probs", "binary", or a meaning.
 
     Args:
-        model: a copy; what is lazy in it is made by this.
-        data: two of its rows are asked for.
+        model: copy of the model; its lazy modules are initialised.
+        data: data set, of which two rows are predicted.
 
     Raises:
-        ValueError: the model fails, or gives something else than one value (or a score for each class) for each row.
+        ValueError: if the model fails, or gives something else than one value (or a score for each class) for each row.
     """
     x = inputs_like(data.train.x[:2], model)
     with torch.no_grad(), evaluating(model, whole=True), own_random(0, x.device):
@@ -145,7 +145,7 @@ def check_fits(model: nn.Module, data: Data) -> Any:
             else "the targets of"
         )
         raise ValueError(
-            f"model: {type(model).__name__} gives {shape} for {len(x)} rows of {data.name}; needed is {expected}, {wanted} a row"
+            f"model: {type(model).__name__} gives {shape} for {len(x)} rows of {data.name}; needed is {expected}, {wanted} per row"
         )
     if has_labels(data):
         return output_for(model, data)

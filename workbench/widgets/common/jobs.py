@@ -1,4 +1,4 @@
-"""A queue of long computations beside a notebook, worked off by one daemon thread, and the flag by which Stop ends one."""
+"""A queue of long computations, run by one daemon thread while notebook cells can run, and the flag that stops them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from typing import Any
 
 from ...errors import WorkbenchWarning
 
-EVERY = 0.25  # seconds between two reports
+REPORT_INTERVAL = 0.25  # seconds between two reports
 ENDED = ("done", "stopped", "failed")
-LAST = 2.0  # seconds that a running job is given to stop when Python exits
+EXIT_TIMEOUT = 2.0  # seconds a running job has to stop when Python exits
 
 
 class Job:
-    """One computation and what is to be seen of it; `Jobs.submit` makes them.
+    """One computation and its progress; made by `Jobs.submit`.
 
     Attributes:
-        name: what it is called.
-        status: "queued", "running", "done", "stopped" (cancelled, or interrupted) or "failed".
-        fraction: how much of it is done, between 0 and 1, as it said last.
-        text: what it said last.
-        data: the further things that it reported last, by name.
-        result: what the function returned, of a job that was stopped while it ran as well; None without.
-        error: the exception that it ended with, None without.
-        traceback: that exception's traceback as text, empty without.
-        complaint: traceback of the last error in `on_change`, empty without.
+        name: name of the job.
+        status: "queued", "running", "done", "stopped" (cancelled or interrupted) or "failed".
+        fraction: share that is done, 0 to 1, as last reported.
+        text: text last reported.
+        data: further data last reported, by name.
+        result: return value of the function, also of a job stopped while running; None if there is none.
+        error: exception that ended the job, or None.
+        traceback: traceback of that exception as text, or "".
+        complaint: traceback of the last error in `on_change`, or "".
     """
 
     def __init__(
@@ -53,24 +53,24 @@ class Job:
         self._start = self._end = self._reported = float("-inf")
         self._unreported = False
 
-    # ---- for the function
+    # ---- used by the function
     @property
     def cancelled(self) -> bool:
-        """Whether the job is to end as soon as it can; the function looks at it as often as it can."""
+        """Whether the job should end as soon as possible; the function should check this often."""
         return self._cancelled
 
     @property
     def due(self) -> bool:
-        """Whether a report would be passed on now; what is costly to make for it need not be made before."""
-        return time.perf_counter() - self._reported >= EVERY
+        """Whether a report would be passed on now; check it before computing anything costly for a report."""
+        return time.perf_counter() - self._reported >= REPORT_INTERVAL
 
     def report(self, fraction: float, text: str = "", **data: Any) -> None:
-        """Say how far the job is; passed on at most four times a second, the first and the last one always.
+        """Report progress; passed on at most four times a second, but always the first and last report.
 
         Args:
-            fraction: how much of it is done, between 0 and 1.
-            text: a few words.
-            data: anything else, for `Job.data`.
+            fraction: share that is done, 0 to 1.
+            text: short description.
+            data: further data, for `Job.data`.
         """
         self.fraction, self.text, self.data = float(fraction), text, data
         if self.due:
@@ -79,21 +79,21 @@ class Job:
         else:
             self._unreported = True
 
-    # ---- for who submitted it
+    # ---- used by the submitter
     @property
     def ended(self) -> bool:
-        """Whether it is done, stopped or failed."""
+        """Whether the job is done, stopped or failed."""
         return self.status in ENDED
 
     @property
     def seconds(self) -> float:
-        """How long it has run, 0 as long as it is queued."""
+        """Running time in seconds; 0 while queued."""
         if self._start < 0:
             return 0.0
         return (self._end if self._end > 0 else time.perf_counter()) - self._start
 
     def cancel(self) -> None:
-        """End it: one that is queued never starts, one that runs ends as soon as its function looks at `cancelled`."""
+        """Cancel the job: a queued one never starts, a running one ends when its function next checks `cancelled`."""
         self._cancelled = True
         with self._lock:
             waiting = self.status == "queued"
@@ -102,14 +102,14 @@ class Job:
             self._finish("stopped")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, at most so many seconds; whether it has."""
+        """Wait until the job has ended, at most `timeout` seconds; return whether it has."""
         return self._ended.wait(timeout)
 
     def __repr__(self) -> str:
         progress = f" {self.fraction:.0%}" if self.status == "running" else ""
         return f"Job({self.name!r}, {self.status}{progress}, {self.seconds:.1f} s)"
 
-    # ---- for Jobs
+    # ---- used by Jobs
     def _run(self, threads: int | None = None) -> None:
         with self._lock:
             if self.status != "queued":  # cancelled meanwhile
@@ -131,7 +131,7 @@ class Job:
         self._finish(status)
 
     def _finish(self, status: str) -> None:
-        self._function, self._args = _nothing, ()  # what they hold may be large
+        self._function, self._args = _released, ()  # free memory that they may hold
         if status == "done":
             self.fraction = 1.0
         self._end = time.perf_counter()
@@ -155,9 +155,9 @@ class Job:
 
 
 class Jobs:
-    """A queue of computations, worked off one after another in a daemon thread, so that cells can run and buttons be clicked meanwhile.
+    """A queue of computations, run one after another in a daemon thread, so that cells can run and buttons be clicked meanwhile.
 
-    The thread is there only as long as there is something to do. When Python exits, what runs is asked to stop.
+    The thread exists only while there are jobs. When Python exits, the running job is asked to stop.
 
     Example:
         >>> jobs = Jobs()
@@ -189,24 +189,24 @@ class Jobs:
         threads: int | None = None,
         block: bool = False,
     ) -> Job:
-        """Have function(job, *args) computed.
+        """Queue a call of function(job, *args).
 
         Args:
-            function: given its `Job`, it reports on it, and ends soon when `job.cancelled`.
-            args: given to it as well.
-            name: what to call it; empty: the name of the function.
-            on_change: on_change(job) is called after each report that is passed on and each change of status, in the thread that computes; if
-                a queued job is cancelled, in the thread that cancels. An error in it ends nothing; the first one of a job is shown as a warning.
-            threads: how many threads torch may use for the operations of this job on the CPU, unless OMP_NUM_THREADS is set; None: as many as
-                it would elsewhere. 1 is best for small models: threads that wait for each other can take most of the time.
-            block: compute here and now instead. Ctrl-C then stops the job, which keeps what there is, and an error is raised.
+            function: called with its `Job`, on which it reports progress; it should end soon once `job.cancelled`.
+            args: further arguments of the function.
+            name: name of the job; that of the function if empty.
+            on_change: called with the job after each report that is passed on and each change of status, in the computing thread; if a queued
+                job is cancelled, in the cancelling thread. Its errors do not end the job; the first one is shown as a warning.
+            threads: number of threads torch uses for CPU operations of this job, unless OMP_NUM_THREADS is set; unchanged if None. 1 is best
+                for small models, where threads would spend most of the time waiting for each other.
+            block: compute in this thread instead and wait. Ctrl-C then stops the job, which keeps its result so far; errors are raised.
 
         Returns:
             The job.
 
         Raises:
-            RuntimeError: the queue is closed.
-            ValueError: threads is no whole number of at least 1.
+            RuntimeError: if the queue is closed.
+            ValueError: if threads is not a whole number of at least 1.
             BaseException: with block, whatever the function raised.
         """
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
@@ -217,11 +217,11 @@ class Jobs:
                 raise RuntimeError(f"{job.name}: these Jobs are closed; make new ones")
             if not block:
                 self._waiting.append((job, threads))
-                if self._thread is None or not self._thread.is_alive():  # it does not live on in a forked process
+                if self._thread is None or not self._thread.is_alive():  # threads do not survive a fork
                     self._thread = threading.Thread(target=self._work, name="workbench jobs", daemon=True)
                     self._thread.start()
         if block:
-            with _noting_interrupts(job):
+            with _cancelled_by_interrupt(job):
                 job._run(threads)
             if job.error is not None:
                 raise job.error
@@ -229,17 +229,17 @@ class Jobs:
 
     @property
     def running(self) -> Job | None:
-        """The job that the thread works at, None if there is nothing to do."""
+        """The running job, or None."""
         return self._running
 
     @property
     def queued(self) -> list[Job]:
-        """Those that wait, the next one first."""
+        """The queued jobs, the next one first."""
         with self._lock:
             return [job for job, _ in self._waiting if job.status == "queued"]
 
     def cancel(self) -> None:
-        """End the running job and all that wait."""
+        """Cancel the running job and all queued ones."""
         with self._lock:
             jobs = [job for job, _ in self._waiting]
             jobs += [] if self._running is None else [self._running]
@@ -247,14 +247,14 @@ class Jobs:
             job.cancel()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until there is nothing to do any more, at most so many seconds; whether that is so."""
+        """Wait until all jobs have ended, at most `timeout` seconds; return whether they have."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
 
     def close(self, timeout: float | None = 5.0) -> bool:
-        """End everything, and take no more jobs; whether all had ended after so many seconds."""
+        """Cancel all jobs and accept no more; return whether all ended within `timeout` seconds."""
         with self._lock:
             self._closed = True
         self.cancel()
@@ -269,7 +269,7 @@ class Jobs:
                 self._running, threads = self._waiting.popleft()
             self._running._run(threads)
             if self._running.error is not None:
-                self._running.error.__traceback__ = None  # it would keep alive all that the function had in its hands
+                self._running.error.__traceback__ = None  # it would keep all locals of the function alive
 
 
 _ALL: weakref.WeakSet[Jobs] = weakref.WeakSet()
@@ -277,32 +277,32 @@ _ALL: weakref.WeakSet[Jobs] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A daemon thread that is inside torch when the interpreter goes away would take the process down with it."""
+    """Stop all jobs when Python exits: a daemon thread inside torch at interpreter shutdown would abort the process."""
     for jobs in list(_ALL):
         with jobs._lock:
             jobs._closed = True
         jobs.cancel()
-    end = time.monotonic() + LAST
+    end = time.monotonic() + EXIT_TIMEOUT
     for jobs in list(_ALL):
         thread = jobs._thread
         if not jobs.wait(max(0.0, end - time.monotonic())) and thread is not None and thread.ident is not None:
-            # Stop never comes here: it sets `cancelled`, which a training looks at in each step. This is for a function that
-            # does not look (a long calibration) when Python exits: nothing but an exception from outside ends it at its next line, and left
-            # alone inside torch it aborts the process (std::terminate, exit code 134; measured with torch 2.13 on Python 3.11)
+            # This concerns only functions that do not check `cancelled` when Python exits, such as a long calibration; trainings check it
+            # in each step. Only an asynchronous exception ends such a function at its next line; left running inside torch, it aborts the
+            # process (std::terminate, exit code 134; measured with torch 2.13 on Python 3.11)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-            jobs.wait(LAST)
+            jobs.wait(EXIT_TIMEOUT)
 
 
 @contextmanager
-def _noting_interrupts(job: Job) -> Iterator[None]:
-    """Ctrl-C is what it is elsewhere, and cancels the job as well, which a function that catches it, as `workbench.fit` does, would not tell."""
+def _cancelled_by_interrupt(job: Job) -> Iterator[None]:
+    """Let Ctrl-C also cancel the job, since a function may catch KeyboardInterrupt, as `workbench.fit` does."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> Any:
-        job._cancelled = True  # without a lock, which the interrupted code may hold
+        job._cancelled = True  # without the lock, which the interrupted code may hold
         return before(number, frame)
 
     signal.signal(signal.SIGINT, interrupt)
@@ -314,10 +314,10 @@ def _noting_interrupts(job: Job) -> Iterator[None]:
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """As many threads for torch's operations on the CPU that this thread calls; other threads keep theirs.
+    """Set the number of threads for torch's CPU operations called from this thread only.
 
     Args:
-        count: how many; None changes nothing, as does a set OMP_NUM_THREADS.
+        count: number of threads; nothing is changed if None, or if OMP_NUM_THREADS is set.
     """
     import torch
 
@@ -338,12 +338,12 @@ def _set_threads(count: int, elsewhere: int) -> None:
     torch.set_num_threads(count)
     if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
         return
-    # OpenMP's number is one of each thread, but torch also keeps it for threads that have not computed anything yet
-    torch.get_num_threads()  # this one has computed now
+    # OpenMP keeps the number per thread, but torch also applies the last one set to threads that have not computed anything yet
+    torch.get_num_threads()  # marks this thread as one that has
     other = threading.Thread(target=torch.set_num_threads, args=(elsewhere,))
     other.start()
     other.join()
 
 
-def _nothing(job: Job) -> None:
-    """In place of a function that has been called."""
+def _released(job: Job) -> None:
+    """Stand in for a function that has been called."""

@@ -1,4 +1,4 @@
-"""Rows in dicts with `labels`, the convention of transformers, as the data that an explorer takes: one tensor of inputs, and targets."""
+"""Convert rows in dicts with `labels`, as in transformers, to the Data that an explorer takes: one input tensor and targets."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from workbench.core.method import evaluating
 from workbench.data import Data
 from workbench.engine.effects.private_random import own_random
 
-ROWS = 4  # that are asked
+PROBE_ROWS = 4  # rows predicted to find out the output of the model
 
 
 def explorable(models: nn.Module | Mapping[str, nn.Module], data: Any) -> Any:
-    """A Data of rows in dicts with labels; data in any other form as they are.
+    """Convert rows in dicts with labels to a Data, and return data in any other form unchanged.
 
     Args:
-        models: the wrapped or calibrated model; of several the first says how labels belong to scores.
+        models: wrapped or calibrated model; of several models, the first decides how labels match scores.
         data: as for `Explorer`.
 
     Raises:
-        ValueError: as `workbench.core.batches.labelled.paired`; or other inputs than the first differ from row to row, as masks of padding do.
+        ValueError: as `workbench.core.batches.labelled.paired`; or if inputs other than the first differ from row to row, as padding masks do.
     """
     model: Any = next(iter(models.values()), None) if isinstance(models, Mapping) else models
     if isinstance(data, str | DataLoader | Data) or not isinstance(model, nn.Module):
@@ -42,7 +42,7 @@ def explorable(models: nn.Module | Mapping[str, nn.Module], data: Any) -> Any:
         pairs = {name: join([x[name] for x, _ in parts]) for name in parts[0][0]}, join([y for _, y in parts])
     inputs, y = pairs
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    few = place({name: value[:ROWS] for name, value in inputs.items()}, like.device, like.dtype)
+    few = place({name: value[:PROBE_ROWS] for name, value in inputs.items()}, like.device, like.dtype)
     main, scores = _one_input(model, inputs, few)
     classes = None if output_of(model) == "values" else scores.shape[-1]
     task = "regression" if classes is None else "classification"
@@ -50,21 +50,21 @@ def explorable(models: nn.Module | Mapping[str, nn.Module], data: Any) -> Any:
 
 
 def _one_input(model: nn.Module, inputs: dict[str, Tensor], few: dict[str, Tensor]) -> tuple[str, Tensor]:
-    """The name of the one input, and what the model says of a few rows; all other inputs must say nothing."""
+    """Return the name of the main input and the predictions for a few rows; refuse other inputs that make a difference."""
     main = next((name for name in positional_names(innermost(model)) if name in inputs), next(iter(inputs)))
     others = [name for name in inputs if name != main]
     differing = [name for name in others if bool((inputs[name] != inputs[name].flatten()[0]).any())]
 
-    def asked(x: Any) -> Tensor:
+    def predicted(x: Any) -> Tensor:
         with own_random(0, next(iter(few.values())).device), torch.no_grad(), evaluating(model, whole=True):
             return ask(model, x, False)[0]
 
-    scores = asked(few)
-    if differing or (others and not torch.allclose(scores, asked((few[main],)), rtol=1e-4, atol=1e-5)):
+    scores = predicted(few)
+    if differing or (others and not torch.allclose(scores, predicted((few[main],)), rtol=1e-4, atol=1e-5)):
         raise ValueError(
             f"data: the inputs are {', '.join(inputs)}, and an explorer shows one tensor, but the predictions depend on "
-            f"{', '.join(differing or others)} as well: give rows of one length without padding, or look for rows by top_uncertain and "
-            "selective, which take such batches"
+            f"{', '.join(differing or others)} as well: give rows of one length without padding, or use top_uncertain and selective, "
+            "which take such batches"
         )
     return main, scores
 

@@ -1,7 +1,7 @@
-"""Figures for notebooks: as inline SVG in the colours of the page's theme, as PNG on white, with hover by CSS alone.
+"""Figures for notebooks: as inline SVG in the colours of the page's theme, or as PNG on white, with tooltips by CSS alone.
 
 Figures are drawn on `matplotlib.figure.Figure`, never through pyplot, so that any thread may draw; no rcParams are set.
-In the SVG ink, ground and the colour of the total risk are CSS variables of JupyterLab with fallbacks, so that one
+In the SVG, text, background and the colour of the total risk are CSS variables of JupyterLab with fallbacks, so that one
 picture fits light and dark pages, follows a change of theme, and needs neither scripts nor a kernel.
 """
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# near black and near white, so that the same figure is right in a PNG on white; no other colour is like them
+# unique placeholders that the SVG replaces by theme colours; nearly black and white, so that they also fit a PNG on white
 INK, GROUND = "#010203", "#fdfefd"
-BACKDROP = "#808080"  # ink of what becomes pixels and can't follow the theme: seen on light and on dark
-TOTAL = COLOURS["total"]  # too dark for a dark ground
-MOST_SHAPES = 60  # points of one cloud in an SVG; more become pixels
+BACKDROP = "#808080"  # replaces INK in rasterized parts, which can't follow the theme: visible on light and dark
+TOTAL = COLOURS["total"]  # too dark for a dark background
+MAX_SHAPES = 60  # scatter plots with more points are rasterized
 FONT = "var(--jp-ui-font-family,sans-serif)"
-THEMED = {  # our colour -> (short name in a picture, the theme's colour)
+THEMED = {  # placeholder -> (CSS variable of the picture, colour of the theme)
     INK: ("--i", "var(--jp-ui-font-color1,currentColor)"),
     GROUND: ("--g", "var(--jp-layout-color0,Canvas)"),
     TOTAL: ("--t", "var(--jp-ui-font-color2,currentColor)"),
 }
 
-#: What every picture needs once on a page; all rules are about classes of our own.
+#: CSS that pictures need once on a page; all selectors are classes of this package.
 STYLE = """
 .wb-comparison,.wb-explorer{--jp-widgets-dropdown-arrow:url("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' \
 viewBox='0 0 18 18'%3E%3Cpath d='M5.2 6.4 9 10.2l3.8-3.8 1.2 1.2-5 5-5-5z' fill='%23808080'/%3E%3C/svg%3E")}
@@ -56,7 +56,7 @@ viewBox='0 0 18 18'%3E%3Cpath d='M5.2 6.4 9 10.2l3.8-3.8 1.2 1.2-5 5-5-5z' fill=
 
 
 def brief(name: str, most: int = 32) -> str:
-    """A name for a place with room for so many letters: its beginning and its end, which tell names of one beginning apart.
+    """Shorten a name to `most` characters in the middle, since long names often share their beginning.
 
     Example:
         >>> brief("height of the barometer above the sea, station 12", 24)
@@ -71,14 +71,14 @@ def brief(name: str, most: int = 32) -> str:
 
 @dataclass(frozen=True)
 class Spot:
-    """A place in a picture that says more while the pointer is over it.
+    """A place in a picture with a tooltip.
 
     Args:
-        ax: the Axes that it lies on.
-        x: where, in the units of the Axes.
-        y: where; None: a column of the full height.
-        lines: what is said, line by line.
-        width: of a column, in the units of the Axes.
+        ax: Axes it lies on.
+        x: position in data coordinates.
+        y: position in data coordinates; None for a column of full height.
+        lines: lines of the tooltip.
+        width: width of a column in data coordinates.
     """
 
     ax: Axes
@@ -89,7 +89,7 @@ class Spot:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches, known to nobody but the caller.
+    """Return an empty figure of a size in inches, which is not registered with pyplot.
 
     Example:
         >>> new_figure(4, 3).get_size_inches().tolist()
@@ -102,7 +102,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def themed_figure(width: float, height: float) -> Any:
-    """A figure whose Axes have the colours of a page from the start, so that what is drawn on them takes these."""
+    """Return a figure whose Axes are painted as they are made, so that what is drawn on them uses the page's colours."""
     figure: Any = new_figure(width, height)
     plain = figure.subplots
 
@@ -117,22 +117,22 @@ def themed_figure(width: float, height: float) -> Any:
 
 
 def paint(ax: Axes) -> Axes:
-    """Axes in the colours that `svg` turns into those of the theme, whatever rcParams say; before drawing on them."""
+    """Set Axes to the colours that `svg` turns into those of the theme, whatever the rcParams; call it before drawing."""
     ax.set_facecolor("none")
     ax.tick_params(colors=INK)
     for text in (ax.xaxis.label, ax.yaxis.label, ax.title):
         text.set_color(INK)
-        text.set_parse_math(False)  # two dollars in a name are no formula
+        text.set_parse_math(False)  # names may contain dollar signs
     for spine in ax.spines.values():
         spine.set_edgecolor(INK)
     return ax
 
 
 def finish(figure: Figure) -> Figure:
-    """Give what was drawn since `paint` (legends, colour bars, notes) the same colours, and make clouds of points pixels.
+    """Give what was drawn since `paint` (legends, colour bars, notes) the same colours, and rasterize large scatter plots.
 
     Args:
-        figure: it is changed.
+        figure: figure to change.
 
     Returns:
         The figure.
@@ -142,18 +142,19 @@ def finish(figure: Figure) -> Figure:
     from matplotlib.colors import to_hex, to_rgba
     from matplotlib.ticker import FixedLocator
 
-    usual = to_rgba(rcParams["axes.facecolor"])
+    default_ground = to_rgba(rcParams["axes.facecolor"])
     for ax in figure.get_axes():
         ax.tick_params(colors=INK)
-        if to_rgba(ax.get_facecolor()) == usual:  # a ground that was chosen stands for something, such as "no label"
+        if to_rgba(ax.get_facecolor()) == default_ground:  # any other background has a meaning, such as "no label"
             ax.set_facecolor("none")
         for collection in ax.collections:
             count = len(np.asarray(collection.get_offsets())) if isinstance(collection, PathCollection) else 0
             if isinstance(collection, LineCollection):
                 count = len(collection.get_segments())
             if isinstance(collection, PathCollection) and _is(collection.get_facecolor(), "#000000"):
-                collection.set_facecolor("#000001")  # an SVG leaves black out, and would take the theme's ink
-            if count > MOST_SHAPES or isinstance(collection, QuadMesh):
+                # SVG omits black, the default, so that the theme's text colour would apply
+                collection.set_facecolor("#000001")
+            if count > MAX_SHAPES or isinstance(collection, QuadMesh):
                 collection.set_rasterized(True)
                 for get, put in (
                     (collection.get_facecolor, collection.set_facecolor),
@@ -170,7 +171,7 @@ def finish(figure: Figure) -> Figure:
             letters = room * 72 / ax.figure.figure.dpi / (0.5 * text.get_fontproperties().get_size_in_points())
             text.set_text("\n".join(brief(line, max(24, int(letters))) for line in text.get_text().split("\n")))
         for text in (ax.xaxis.label, ax.yaxis.label, ax.title, *ax.texts):
-            if to_hex(text.get_color()) not in ("#ffffff", "#111111"):  # which are on grounds of their own
+            if to_hex(text.get_color()) not in ("#ffffff", "#111111"):  # these have backgrounds of their own
                 text.set_color(text.get_color() if text.get_color() in COLOURS.values() else INK)
         legend = ax.get_legend()
         if legend is not None:
@@ -191,16 +192,16 @@ def _is(colours: Any, *wanted: str) -> bool:
 
 
 def svg(figure: Figure, alt: str, spots: Sequence[Spot] = ()) -> str:
-    """A figure as inline SVG in the colours of the page.
+    """Return a figure as inline SVG in the colours of the page.
 
     Args:
-        figure: drawn on Axes that `paint` has seen; it is finished by this.
-        alt: what the picture shows, in words.
-        spots: places that say more under the pointer.
+        figure: figure drawn on Axes prepared by `paint`; it is finished by this.
+        alt: alternative text.
+        spots: places with tooltips.
 
     Returns:
-        An ``<svg>`` element of class wb-picture, as wide as the figure at 96 pixels per inch if there is room, in a ``<div>`` that only
-        `STYLE` makes visible: what JupyterLab leaves of an SVG without styles, in a notebook that it does not trust, is loose words.
+        An ``<svg>`` element of class wb-picture, as wide as the figure at 96 pixels per inch if there is room. It is in a ``<div>`` that only
+        `STYLE` makes visible, since an untrusted notebook drops styles and shapes and would show the bare texts.
 
     Example:
         >>> figure = new_figure(3, 2)
@@ -213,35 +214,35 @@ def svg(figure: Figure, alt: str, spots: Sequence[Spot] = ()) -> str:
 
     finish(figure)
     buffer = io.StringIO()
-    with _no_words_on_glyphs():
+    with _no_glyph_warnings():
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     width, height = (float(v) for v in figure.get_size_inches())
     colours = ";".join(f"{name}:{theme}" for name, theme in THEMED.values())
-    # glyphs and the like that have no colour of their own would be black without `fill`
+    # without `fill`, elements without a colour, such as glyphs, would be black
     return (
         f'<div class="wb-figure" style="display:none"><svg class="wb-picture" role="img" '
         f'aria-label="{html.escape(alt)}" width="{width * 96:.0f}" '
         f'style="{colours};fill:var(--i);font-family:{FONT}" viewBox="0 0 {width * 72:g} {height * 72:g}" '
         'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-        f"{_small(buffer.getvalue())}{''.join(_spot(spot, width * 72, height * 72) for spot in spots)}</svg></div>"
+        f"{_compact_svg(buffer.getvalue())}{''.join(_spot(spot, width * 72, height * 72) for spot in spots)}</svg></div>"
     )
 
 
 @contextmanager
-def _no_words_on_glyphs() -> Iterator[None]:
-    """No warnings of letters that matplotlib's font lacks: the page's fonts have them, and in pixels the boxes are seen."""
+def _no_glyph_warnings() -> Iterator[None]:
+    """Suppress warnings about characters missing in matplotlib's font: the page's fonts have them, and a PNG shows boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
 
-def _small(text: str) -> str:
-    """The inside of matplotlib's SVG, in our colours, without what only makes it longer."""
+def _compact_svg(text: str) -> str:
+    """Return the content of matplotlib's SVG with CSS variables as colours, texts as text, and shorter numbers."""
     text = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
-    # one <style> of matplotlib's would change every element of the page
+    # a <style> of matplotlib would apply to the whole page
     text = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", "", text, flags=re.S)
     glyphs = {match[2]: match[1] for match in re.finditer(r'(<path id="([\w-]+)".*?/>)', text, re.S)}
-    text = re.sub(_TEXT, _words, text, flags=re.S)
+    text = re.sub(_TEXT, _text_element, text, flags=re.S)
     lost = sorted(set(re.findall(r'href="#([\w-]+)"', text)) - set(re.findall(r'id="([\w-]+)"', text)))
     text = f"<defs>{''.join(glyphs[name] for name in lost)}</defs>{text}" if lost else text
     text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
@@ -254,23 +255,23 @@ def _small(text: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", text)
 
 
-# what matplotlib draws glyph by glyph, after a comment that says it
+# a text that matplotlib draws glyph by glyph, after a comment with the text
 _TEXT = (
     r'<!-- ([^$]*?) -->\s*<g( style="[^"]*")? transform="translate\(([-\d.]+) ([-\d.]+)\)( rotate\([-\d.]+\))? '
     r'scale\(([\d.]+) -[\d.]+\)">(.*?)</g>'
 )
 
 
-def _words(match: re.Match[str]) -> str:
-    """Glyphs as text again, as wide as they were drawn: a quarter of the size, in the font of the page."""
-    said, style, x, y, turned, scale, inside = match.groups()
+def _text_element(match: re.Match[str]) -> str:
+    """Replace glyphs by text of the same width in the font of the page, which takes a quarter of the bytes."""
+    words, style, x, y, turned, scale, inside = match.groups()
     *_, last = ["0", *re.findall(r"<use [^>]*translate\(([-\d.]+)", inside)]
     size = 100 * float(scale)
-    wide = (float(last) + 60 if len(said) > 1 else 0) * float(scale)  # the last glyph is about so wide
+    wide = (float(last) + 60 if len(words) > 1 else 0) * float(scale)  # 60 is about the width of the last glyph
     length = f' textLength="{wide:.1f}" lengthAdjust="spacingAndGlyphs"' if wide else ""
     return (
         f'<text{style or ""} font-size="{size:.4g}"{length} '
-        f'transform="translate({float(x):.1f} {float(y):.1f}){turned or ""}">{said}</text>'
+        f'transform="translate({float(x):.1f} {float(y):.1f}){turned or ""}">{words}</text>'
     )
 
 
@@ -279,7 +280,7 @@ def _path(d: str) -> str:
 
 
 def _spot(spot: Spot, width: float, height: float) -> str:
-    """One mark with its tip, in the points of an SVG; the layout of the figure has been computed."""
+    """Return a spot with its tooltip as SVG, in points; the layout of the figure must have been computed."""
     figure: Any = spot.ax.figure.figure
     scale = 72 / figure.dpi
     box = spot.ax.get_window_extent()
@@ -300,11 +301,11 @@ def _spot(spot: Spot, width: float, height: float) -> str:
         return ""
     else:
         mark = f'<circle class="wb-mark" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
-    said = [brief(line, int((width - 8) / 5.2)) for line in spot.lines]
-    wide, high = 5.2 * max(map(len, said)) + 8, 11.5 * len(said) + 5
+    texts = [brief(line, int((width - 8) / 5.2)) for line in spot.lines]
+    wide, high = 5.2 * max(map(len, texts)) + 8, 11.5 * len(texts) + 5
     tip_x = x + 8 if x + 8 + wide < width else max(x - 8 - wide, 0)
     tip_y = min(max(y - high / 2, 0) if spot.y is not None else y, height - high)
-    lines = "".join(f'<tspan x="{tip_x + 4:.0f}" dy="11.5">{html.escape(line)}</tspan>' for line in said)
+    lines = "".join(f'<tspan x="{tip_x + 4:.0f}" dy="11.5">{html.escape(line)}</tspan>' for line in texts)
     return (
         f'<g class="wb-spot">{mark}<g class="wb-tip"><rect rx="2" x="{tip_x:.0f}" y="{tip_y:.0f}" '
         f'width="{wide:.0f}" height="{high:.0f}"/><text y="{tip_y - 1:.0f}">{lines}</text></g></g>'
@@ -312,10 +313,10 @@ def _spot(spot: Spot, width: float, height: float) -> str:
 
 
 def png(figure: Figure, dpi: int = 110) -> bytes:
-    """A figure as PNG on white, which every viewer shows.
+    """Return a figure as PNG on white, which every viewer shows.
 
     Args:
-        figure: it is finished by this.
+        figure: figure; it is finished by this.
         dpi: pixels per inch.
 
     Example:
@@ -327,7 +328,7 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()
-    with _no_words_on_glyphs():
+    with _no_glyph_warnings():
         FigureCanvasAgg(finish(figure)).print_figure(
             buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}
         )
@@ -335,7 +336,7 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
 
 
 def small_png(figure: Figure | bytes, dpi: int) -> bytes:
-    """A figure, or a PNG of one, as PNG with at most 64 colours, a third of the size; the figure is finished by this."""
+    """Return a figure, or the PNG of one, as PNG with at most 64 colours, a third of the size; the figure is finished by this."""
     Image = require("PIL.Image")
     buffer, pixels = io.BytesIO(), figure if isinstance(figure, bytes) else png(figure, dpi)
     Image.open(io.BytesIO(pixels)).convert("RGB").quantize(64).save(buffer, "PNG", optimize=True)
@@ -343,7 +344,7 @@ def small_png(figure: Figure | bytes, dpi: int) -> bytes:
 
 
 def image(data: bytes, alt: str, kind: str = "image/png", attributes: str = "") -> str:
-    """An ``<img>`` element that holds its picture.
+    """Return an ``<img>`` element with embedded data.
 
     Example:
         >>> image(b"...", "three dots")
@@ -354,17 +355,17 @@ def image(data: bytes, alt: str, kind: str = "image/png", attributes: str = "") 
 
 
 def display_static(page: str, figure: Figure | bytes, alt: str, style: str = "", dpi: int = 80) -> None:
-    """Display a static picture in the cell that runs: as HTML, and as PNG for viewers that show no HTML.
+    """Display a static picture in the running cell: as HTML, and as PNG for viewers without HTML.
 
-    JupyterLab takes styles and SVG out of notebooks that it does not trust; the HTML then shows the PNG instead, which
-    the style hides otherwise. So the picture is there on reopening without a kernel, trusted or not, and in reports.
+    JupyterLab removes styles and SVG from untrusted notebooks; the HTML then shows the PNG instead, which the style hides
+    otherwise. So the picture is shown when a notebook is reopened without a kernel, trusted or not, and in reports.
 
     Args:
-        page: HTML that shows all that the figure shows, with hover; no scripts.
+        page: HTML of the picture, with tooltips; no scripts.
         figure: the same as one figure, or as PNG.
-        alt: what it shows, in words.
-        style: CSS that the HTML needs beside `STYLE`.
-        dpi: of the PNG, in pixels per inch.
+        alt: alternative text.
+        style: CSS that the HTML needs in addition to `STYLE`.
+        dpi: pixels per inch of the PNG.
     """
     display = require("IPython.display").display
     pixels = small_png(figure, dpi)

@@ -1,4 +1,4 @@
-"""Data of several numbers or classes a row (maps, tokens, columns, labels) as widgets take them, and what models say about rows of it."""
+"""Data with several targets per row (maps, tokens, columns, labels) as widgets take them, and predictions for such rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .predictions import Predictions
 
 
 def comparable_data(data: Any, split: int = 0) -> Data:
-    """The Data that a comparison or an explorer takes, of what the user has; targets may be maps, tokens, several columns or labels.
+    """Convert data given by the user to a Data for a comparison or an explorer; targets may be maps, tokens, several columns or labels.
 
     Raises:
         TypeError, ValueError: as `data_of` and `experiments.positions.measurable`.
@@ -35,13 +35,13 @@ def comparable_data(data: Any, split: int = 0) -> Data:
         return data_of(data, split)
     if len(suited.train) < 20 or not len(suited.test):
         raise ValueError(
-            f"data: {data.name} has {len(data.train)} training and {len(data.test)} test rows; at least 20 and 1 are needed: give more"
+            f"data: {data.name} has {len(data.train)} training and {len(data.test)} test rows; give at least 20 and 1"
         )
     return suited
 
 
 def takes_several(data: Any) -> bool:
-    """Whether rows of what the user has, such as an explorer takes, have several targets of one kind."""
+    """Return whether rows of the data given to an explorer have several targets of one kind."""
     if isinstance(data, str):
         data = load(data)
     if isinstance(data, Data):
@@ -56,18 +56,18 @@ def _is_several(y: Any) -> bool:
 
 
 def has_several(data: Data) -> bool:
-    """Whether a row has more than one number or class to be predicted."""
+    """Return whether a row has more than one number or class to predict."""
     return _is_several(data.train.y)
 
 
 def is_map(data: Data) -> bool:
-    """Whether the targets are maps that can be drawn."""
+    """Return whether the targets are maps large enough to draw."""
     shape = data.train.y.shape[1:]
     return len(shape) == 2 and min(shape) >= 4
 
 
 def answers(wrapped: Any, data: Data, x: Tensor, seed: int) -> Predictions:
-    """Predictions (class numbers, or values) and risks [n, ...] of rows, on the CPU."""
+    """Predict class numbers or values, and risks, of rows [n, ...]; the result is on the CPU."""
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     with torch.no_grad(), own_random(seed, like.device):
         was_training = wrapped.training
@@ -77,9 +77,9 @@ def answers(wrapped: Any, data: Data, x: Tensor, seed: int) -> Predictions:
             wrapped.train(was_training)
     by_name = {name: risk[name].cpu() for name in risk.names()}
     if has_labels(data):
-        y = meaning_of(wrapped._workbench.output).log_scores(y)  # of no and of yes
+        y = meaning_of(wrapped._workbench.output).log_scores(y)  # last dimension: no and yes
     elif not has_class_positions(data):
         return Predictions(y.cpu(), by_name, None, "aleatoric" in by_name)
     entropy = torch.special.entr(y.softmax(-1)).sum(-1).cpu()
-    by_name = by_name or {"aleatoric": entropy, "total": entropy}  # as of rows, and as `plots.matrix` has it
+    by_name = by_name or {"aleatoric": entropy, "total": entropy}  # as for single targets and in `plots.matrix`
     return Predictions(y.argmax(-1).cpu(), by_name, None, True)

@@ -1,4 +1,4 @@
-"""Predictions and risks of rows, in the one form that tables and pictures of every task and wrapper read."""
+"""Predictions and risks of rows, in one form for all tasks and wrappers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Predictions:
     """Predictions and risks of rows.
 
     Args:
-        y: predicted values [n]; of classes the class numbers.
-        risk: by name, each [n]; those that were measured, and the total. For values standard deviations, for classes
-            entropies in nats; vacuitic risk is standardised.
+        y: predicted values or class numbers [n].
+        risk: the measured risks and the total by name, each [n]: standard deviations for values, entropies in nats for
+            classes; vacuitic risk is standardised.
         probs: class probabilities [n, classes]; None for values.
-        measured: whether the total is a measured risk, not a constant noise that was lent to a model without one.
+        measured: whether the total is measured, not the sum of epistemic risk and an assumed constant noise.
     """
 
     y: Tensor
@@ -42,38 +42,38 @@ class Predictions:
 
     @property
     def kind(self) -> str:
-        """The risk that is the best guess of the error: total if it was measured, else the first by cause, else total."""
+        """The risk that best estimates the error: the total if measured, else the first by cause, else the total."""
         if self.measured and "total" in self.risk:
             return "total"
         return next(iter(self.causes), "total")
 
     @property
     def novelty(self) -> str | None:
-        """The risk made to tell unknown rows: vacuitic, else epistemic, else a measured total."""
+        """The risk that best detects unknown rows: vacuitic, else epistemic, else a measured total; None without these."""
         known = [name for name in ("vacuitic", "epistemic") if name in self.risk]
         return known[0] if known else "total" if self.measured and "total" in self.risk else None
 
     def take(self, rows: Tensor) -> Predictions:
-        """Those of some rows, by their places."""
+        """Return the predictions at some indices."""
         risk = {name: values[rows] for name, values in self.risk.items()}
         return Predictions(self.y[rows], risk, None if self.probs is None else self.probs[rows], self.measured)
 
 
 def predict(wrapped: Any, x: Tensor, output: str, *, noise: float | None = None, seed: int = 0) -> Predictions:
-    """Predict in evaluation mode, with random draws that touch no others; a model without risks is fine.
+    """Predict in evaluation mode, without touching the global random state; the model need not measure risks.
 
     Args:
-        wrapped: what a wrapper made of a model; one that is not fitted yet predicts without risk.
+        wrapped: wrapped model; one that is not fitted yet predicts without risk.
         x: inputs [n, ...].
         output: "values", "logits" or "probs".
-        noise: standard deviation to assume where no aleatoric risk is measured, for values; None assumes none.
-        seed: of the draws.
+        noise: for values, standard deviation assumed if no aleatoric risk is measured; nothing is assumed if None.
+        seed: seed of random draws.
 
     Returns:
         The predictions, on the CPU.
 
     Raises:
-        ValueError: a prediction or risk is not finite.
+        ValueError: if a prediction or risk is not finite.
     """
     try:
         collected = collect(wrapped, x, targets=False, seed=seed)
@@ -98,23 +98,23 @@ def predict_cases(wrapped: Any, data: Data, x: Tensor, seed: int = 0) -> Predict
     """Predict rows of a data set, one number or one score for each class, in evaluation mode.
 
     Args:
-        wrapped: what a wrapper made of a model, or a calibrated model.
-        data: what the rows are of.
+        wrapped: wrapped or calibrated model.
+        data: data set of the rows.
         x: inputs [n, ...].
-        seed: of the draws; with the same seed two single rows are asked under the same noise.
+        seed: seed of random draws; two single rows are predicted under the same noise with the same seed.
 
     Raises:
-        NotFittedError: a method has seen no training data yet.
-        ValueError: the model does not give one number, or one score for each class, for each row; or what it gives is not finite.
+        NotFittedError: if a method has not seen training data yet.
+        ValueError: if the model does not give one number, or one score for each class, for each row, or gives numbers that are not finite.
     """
     output = output_of(wrapped)
     collected = collect(wrapped, x, targets=False, seed=seed)
     y = collected.y.cpu()
-    wanted = [(len(x), 1), (len(x),)] if data.classes is None else [(len(x), data.n_outputs)]
-    if tuple(y.shape) not in wanted or (data.classes is None and output != "values"):
+    expected = [(len(x), 1), (len(x),)] if data.classes is None else [(len(x), data.n_outputs)]
+    if tuple(y.shape) not in expected or (data.classes is None and output != "values"):
         raise ValueError(
-            f"the model gives {output} {list(y.shape)} for {len(x)} rows of {data.name}; cases need {list(wanted[0])}: one number for each "
-            "row, or one score for each class. Wrap a model that picks one output"
+            f"the model gives {output} {list(y.shape)} for {len(x)} rows of {data.name}; cases need {list(expected[0])}: one number for each "
+            "row, or one score for each class. Wrap a model that returns only that output"
         )
     risks = collected.risk.map(lambda risk: risk.cpu())
     risk = {name: row_risk(y, risks, name, output) for name in risks.names()}
@@ -125,14 +125,14 @@ def predict_cases(wrapped: Any, data: Data, x: Tensor, seed: int = 0) -> Predict
 
 
 def per_row(predictions: Predictions, by: str, target: Tensor) -> Tensor:
-    """One number for each row to rank it by [n]: a risk, "confidence" or "error".
+    """Return the numbers that rank rows [n], by a risk, "confidence" or "error".
 
-    The error is |prediction - target| for values, and for classes -log p(true class) in nats, so that confident mistakes come first.
-    Confidence ranks as elsewhere by 1 - the highest class probability.
+    The error is |prediction - target| for values, and -log p(true class) in nats for classes, which puts confident mistakes first.
+    Confidence ranks by 1 - the highest class probability.
 
     Args:
-        predictions: of the rows.
-        by: the name.
+        predictions: predictions of the rows.
+        by: name of the ranking.
         target: values [n, 1] or class numbers [n].
     """
     if by == "error":
@@ -142,17 +142,19 @@ def per_row(predictions: Predictions, by: str, target: Tensor) -> Tensor:
     if by == "confidence" and predictions.probs is not None:
         return 1 - predictions.probs.amax(-1)
     if by not in predictions.risk:
-        raise ValueError(f"by={by!r}: the model measures no such risk; there are {', '.join(rankings(predictions))}")
+        raise ValueError(
+            f"by={by!r}: the model measures no such risk; choose one of {', '.join(rankings(predictions))}"
+        )
     return predictions.risk[by]
 
 
 def rankings(predictions: Predictions) -> tuple[str, ...]:
-    """What rows can be ranked by."""
+    """Return the names that `per_row` can rank rows by."""
     return (*predictions.risk, *(("confidence",) if predictions.probs is not None else ()), "error")
 
 
 def risk_unit(data: Data, output: str, by: str = "total") -> str:
-    """The unit of a risk: that of the target, nats for class outputs, none for vacuitic risk."""
+    """Return the unit of a risk: that of the target for values, nats for classes, none for vacuitic risk."""
     if by in ("vacuitic", "confidence"):
         return ""
     if data.classes is None:

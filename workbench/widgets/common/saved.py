@@ -1,4 +1,4 @@
-"""What a saved notebook shows of a widget where there is no kernel: a second output of its cell."""
+"""Static output of a widget for saved notebooks without a kernel: a second output of its cell."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from workbench.notebook.values import UNTYPESET
 
 
 class SavedOutput:
-    """A second output of the cell, which is brought up to date with the widget and hidden by its style while that is alive.
+    """A second output of a cell, which follows the widget and is hidden by CSS while the widget is shown.
 
     Args:
-        page: makes its HTML, without scripts.
-        now: what it depends on; it is made again when that has changed.
-        words: what it is, for what shows no HTML.
+        page: returns the HTML of the output, without scripts.
+        now: returns what the page depends on; the page is made again when this changes.
+        words: plain text for viewers without HTML.
     """
 
     def __init__(self, page: Callable[[], str], now: Callable[[], Any], words: str) -> None:
@@ -26,22 +26,22 @@ class SavedOutput:
 
     @property
     def style(self) -> str:
-        """CSS for the widget: where it is shown, the output is not."""
+        """CSS that hides the output wherever the widget is shown."""
         return f".{self._id}{{display:none!important}}"
 
     def display(self) -> None:
-        """Put the output into the cell that runs; outside of IPython nothing happens."""
+        """Add the output to the running cell; does nothing outside IPython."""
         if _in_ipython():
             self._shown, self._content = True, None
             self._send(self.page(), update=False)
 
     def update(self) -> None:
-        """Bring the output up to date, if what it shows has changed."""
+        """Update the output if its content has changed."""
         if self._shown and self._now() != self._content:
             self._send(self.page(), update=True)
 
     def clear(self) -> None:
-        """Leave nothing until something else is shown: the same is shown elsewhere."""
+        """Empty the output until the next change, since a snapshot shows the same."""
         if self._shown:
             self._send("", update=True)
 

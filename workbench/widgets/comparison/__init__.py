@@ -1,1 +1,1 @@
-"""`Comparison`: wrappers side by side on one model."""
+"""`Comparison`: compare wrappers of one model."""

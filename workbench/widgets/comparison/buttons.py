@@ -1,4 +1,4 @@
-"""Actions: what the buttons and entries of a comparison's widgets do."""
+"""Actions of the buttons and input fields of a comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .trials import Trained
 
 
 class Actions(Protocol):
-    """What a comparison can do."""
+    """The actions of a comparison that buttons call."""
 
     @property
     def data(self) -> Data: ...
@@ -38,14 +38,14 @@ class Actions(Protocol):
 
 
 class Buttons:
-    """Connects the widgets to what the comparison can do.
+    """Connects the widgets to the actions of the comparison.
 
     Args:
-        controls: the widgets.
-        actions: the comparison.
-        findings: whose names follow the list of candidates.
+        controls: widgets.
+        actions: comparison.
+        findings: findings, whose names follow the list of candidates.
         drop: deletes runs.
-        refresh: called when an entry has changed.
+        refresh: called when an input has changed.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Buttons:
     ) -> None:
         self.controls, self._actions, self._findings = controls, actions, findings
         self._drop, self._refresh = drop, refresh
-        self._written: set[Path] = set()  # by the button, which replaces nothing else
+        self._written: set[Path] = set()  # the Export button overwrites only files it has written itself
 
     def connect(self) -> None:
-        """From now on a click does something."""
+        """Register the callbacks of all buttons and input fields."""
         c, actions = self.controls, self._actions
         c.train.on_click(self._guarded(lambda: actions.start()))
         c.stop.on_click(lambda _: actions.stop())
@@ -80,7 +80,7 @@ class Buttons:
 
     def _remove(self, row: Row) -> None:
         if self._actions.running:
-            self.controls.set_status("<b>Training</b>: stop it before a model is removed.")
+            self.controls.set_status("<b>Training</b>: stop it before removing a model.")
             return
         self.controls.drop(row)
         self._findings.names = list(self.controls.rows)
@@ -90,7 +90,7 @@ class Buttons:
     def _add(self, _: Any = None) -> None:
         names = self.controls.pressed()
         if not names:
-            self.controls.set_status("Press the wrappers that are to work together, then Add.")
+            self.controls.set_status("Press the wrappers to combine, then Add.")
             return
         known = wrapper_classes()
         parts = [fitting(Part(known[name]), self._actions.data.task) for name in names]
@@ -99,7 +99,7 @@ class Buttons:
         self.controls.show_settings(added.name)
 
     def _guarded(self, action: Callable[[], Any]) -> Callable[[Any], None]:
-        """An action of a button, whose errors are shown."""
+        """Return a click handler that shows the errors of an action in the status."""
 
         def clicked(_: Any) -> None:
             try:
@@ -112,10 +112,8 @@ class Buttons:
     def _export(self) -> None:
         path = Path(self.controls.path.value).resolve()
         if path.exists() and path not in self._written:
-            raise FileExistsError(
-                f"{path} is there already: give another name, or call export() in a cell to replace it"
-            )
+            raise FileExistsError(f"{path} already exists: give another name, or call export() in a cell to replace it")
         self._written.add(self._actions.export(path).resolve())
         self.controls.set_status(
-            f"Written: {html.escape(str(path))}. As a report: <code>{html.escape(self._actions.command(path))}</code>"
+            f"Wrote {html.escape(str(path))}. For a report, run <code>{html.escape(self._actions.command(path))}</code>"
         )

@@ -1,4 +1,4 @@
-"""The choice of what a comparison is made of, before there is one: what was given, what is chosen, and the code for the same."""
+"""Choice of model and data of a comparison that was made without one of them, and the equivalent code."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .offers import Offer, Variables, data_kind, data_offers, model_kind, model_
 from .session import Contents
 from .settings import Unwritable, candidates
 
-TASKS = {"as the column says": None, "values": "regression", "classes": "classification", "counts": "counts"}
-NOTHING: Any = object()
+TASKS = {"inferred from the column": None, "values": "regression", "classes": "classification", "counts": "counts"}
+MISSING: Any = object()
 
 
 @dataclass
 class Chosen:
-    """A model or data, and the expression that gives it."""
+    """A model or data, and the code that refers to it."""
 
     value: Any
     code: str
 
 
 class Choice:
-    """What is given and chosen of a model and data; nothing is made of them here.
+    """The model and data given in code or chosen in the form; no comparison is built here.
 
     Args:
-        model, data: what was given in code; None if it is to be chosen.
-        variables: what is read anew whenever something is offered or taken.
-        options: the further arguments of the comparison that were given, by name.
-        saved: what its session file holds; None without one.
+        model, data: given in code; None if still to be chosen.
+        variables: returns the user's variables; called whenever offers are listed or taken.
+        options: further arguments given to the comparison, by name.
+        saved: contents of its session file; None without one.
     """
 
     def __init__(
@@ -46,37 +46,37 @@ class Choice:
         self.given = {"model": model is not None, "data": data is not None}
 
     def given_in_code(self, model: Any, data: Any) -> tuple[Chosen | None, Chosen | None]:
-        """Model and data with those that code hands over now."""
+        """Return model and data, replaced by those passed to `Comparison.choose`."""
         return (
             self.model if model is None else Chosen(model, self._code_of(model, "model")),
             self.data if data is None else Chosen(data, self._code_of(data, "data")),
         )
 
     def missing(self) -> str:
-        """What is still to be chosen, and how, for errors."""
-        words = [name for name, chosen in (("data", self.data), ("model", self.model)) if chosen is None]
+        """Return an error message that says what is still to be chosen, and how."""
+        names = [name for name, chosen in (("data", self.data), ("model", self.model)) if chosen is None]
         return (
-            f"no {' and no '.join(words)} chosen yet for this comparison: choose in its form, or by "
-            f"choose({', '.join(f'{name}=...' for name in reversed(words))})"
+            f"no {' and no '.join(names)} chosen yet for this comparison: choose in its form, or by "
+            f"choose({', '.join(f'{name}=...' for name in reversed(names))})"
         )
 
-    # ---- what there is
+    # ---- offers
     def data_offers(self) -> list[Offer]:
-        """What data can be chosen now; those of the session file first."""
+        """Return the data that can be chosen now; those of the session file first."""
         variables = self._variables()
         return sorted(data_offers(variables), key=lambda offer: not self._has_data_of_session(offer, variables))
 
     def model_offers(self) -> list[Offer]:
-        """What models can be chosen now; those of the session file first."""
+        """Return the models that can be chosen now; those of the session file first."""
         variables = self._variables()
         return sorted(model_offers(variables), key=lambda offer: not self._has_model_of_session(offer, variables))
 
     def columns(self, offer: Offer) -> list[Any]:
-        """The columns of a DataFrame."""
+        """Return the columns of an offered DataFrame."""
         return list(self._variable(offer, "data").columns)
 
     def of_session(self, data: Offer, model: Offer) -> bool:
-        """Whether these are what the runs of the session file are of."""
+        """Return whether the runs of the session file are of these data and this model."""
         variables = self._variables()
         return self._has_data_of_session(data, variables) and self._has_model_of_session(model, variables)
 
@@ -94,12 +94,12 @@ class Choice:
         ready = offer.kind == "ready"
         return self.saved.model == (ast.literal_eval(offer.code) if ready else str(Model(variables[offer.code])))
 
-    # ---- what is taken
+    # ---- taking an offer
     def take_data(self, offer: Offer, target: Any = None, task: str | None = None) -> Chosen:
-        """The data of an offer as they are now; of a name the name.
+        """Return the data of an offer as they are now; for a data set by name, its name.
 
         Raises:
-            TypeError, ValueError: the variable is gone or is something else by now, or the DataFrame has no such targets.
+            TypeError, ValueError: if the variable is gone or has another type now, or the DataFrame has no such targets.
         """
         if offer.kind == "name":
             return Chosen(ast.literal_eval(offer.code), offer.code)
@@ -110,16 +110,16 @@ class Choice:
         return Chosen(Data.from_dataframe(value, target, task=task, split=split), self.frame_code(offer, target, task))
 
     def frame_code(self, offer: Offer, target: Any, task: str | None) -> str:
-        """The expression that makes data of a DataFrame."""
+        """Return the code that makes a Data from an offered DataFrame."""
         options = {"task": task, "split": self._options.get("split")}
-        said = [f"{name}={value!r}" for name, value in options.items() if value is not None]
-        return f"Data.from_dataframe({', '.join([offer.code, repr(target), *said])})"
+        arguments = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+        return f"Data.from_dataframe({', '.join([offer.code, repr(target), *arguments])})"
 
     def take_model(self, offer: Offer) -> Chosen:
-        """The model of an offer, or what makes one, as it is now; it is not called.
+        """Return the model of an offer, or the function or class that makes it, as it is now; it is not called.
 
         Raises:
-            ValueError: the variable is gone or is something else by now.
+            ValueError: if the variable is gone or has another type now.
         """
         if offer.kind == "ready":
             return Chosen(ast.literal_eval(offer.code), offer.code)
@@ -127,16 +127,16 @@ class Choice:
 
     def _variable(self, offer: Offer, what: str) -> Any:
         variables = self._variables()
-        value = variables.get(offer.code, NOTHING)
+        value = variables.get(offer.code, MISSING)
         home = str(variables.get("__name__", "__main__"))
         kind = data_kind(value) if what == "data" else model_kind(value, home)
         if kind != offer.kind:
-            now = "is gone" if value is NOTHING else f"is a {type(value).__name__} by now"
+            now = "is gone" if value is MISSING else f"is a {type(value).__name__} now"
             raise ValueError(f"{what}: the variable {offer.code}, which was a {offer.kind}, {now}; choose another one")
         return value
 
     def _code_of(self, value: Any, otherwise: str) -> str:
-        """A text as it is written, and the name of a variable."""
+        """Return the code for a value: a string literal, the name of a variable, or else `otherwise`."""
         if isinstance(value, str):
             return repr(value)
         named = (name for name, known in self._variables().items() if known is value and not name.startswith("_"))
@@ -144,15 +144,17 @@ class Choice:
 
     # ---- code
     def line(self, model: str, data: str) -> str:
-        """The code that makes the same comparison, with the imports that it needs beside that of `Comparison`."""
+        """Return the code that makes the same comparison, with the imports it needs besides `Comparison`."""
         imports = {"from workbench.data import Data"} if data.startswith("Data.") else set()
-        words = [model, data]
+        arguments = [model, data]
         for name, value in self._options.items():
             if name == "wrappers":
-                words.append(self._wrappers(value, imports))
+                arguments.append(self._wrappers(value, imports))
             else:
-                words.append(f"{name}={os.fspath(value)!r}" if isinstance(value, os.PathLike) else f"{name}={value!r}")
-        return "\n".join([*sorted(imports), f"Comparison({', '.join(words)})"])
+                arguments.append(
+                    f"{name}={os.fspath(value)!r}" if isinstance(value, os.PathLike) else f"{name}={value!r}"
+                )
+        return "\n".join([*sorted(imports), f"Comparison({', '.join(arguments)})"])
 
     def _wrappers(self, wrappers: Any, imports: set[str]) -> str:
         if isinstance(wrappers, str) or (
@@ -161,8 +163,8 @@ class Choice:
             return repr(wrappers)
         needed: set[str] = set()
         try:
-            written = {candidate.name: candidate.source(needed) for candidate in candidates(wrappers)}
+            sources = {candidate.name: candidate.source(needed) for candidate in candidates(wrappers)}
         except Unwritable:
             return self._code_of(wrappers, "wrappers")
         imports |= needed
-        return f"{{{', '.join(f'{name!r}: {source}' for name, source in written.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {source}' for name, source in sources.items())}}}"

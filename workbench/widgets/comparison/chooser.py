@@ -1,4 +1,4 @@
-"""The form in which data and a model are chosen, in the place where the comparison of them will be."""
+"""Form to choose data and a model, shown in place of the comparison until both are known."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from workbench.errors import require
 from ..common.pictures import STYLE
 from .choice import TASKS, Choice, Chosen
 from .controls import CSS
-from .offers import Offer, said_size
+from .offers import Offer, size_in_words
 
 _STYLE = {"description_width": "4.5rem"}
 _WIDE = {"width": "auto", "max_width": "34rem"}
 
 
 class Chooser:
-    """Menus for data and model, the code for the same, and a button that compares; then the comparison itself below that code.
+    """Menus for data and model with the equivalent code, and a button to start; afterwards the comparison below that code.
 
     Args:
-        choice: what is given, and what there is.
-        take: called with what was chosen, a model and data; what it raises is shown, and the form stays.
-        may_change: raises where nothing else can be chosen any more.
-        style: CSS that holds wherever this is shown.
+        choice: model and data given in code, and the offers.
+        take: called with the chosen model and data; its errors are shown, and the form stays.
+        may_change: raises an error if the choice can't be changed any more.
+        style: CSS for the page.
 
     Attributes:
-        root: what is displayed.
-        data, model: menus of numbers of offers; `target` and `task` are of a DataFrame.
-        compare, refresh, others: buttons: take it, read the variables anew, choose something else.
-        code, about, status: what is shown, HTML.
+        root: widget to display.
+        data, model: menus, whose values are indices of offers; `target` and `task` are for a DataFrame.
+        compare, refresh, others: buttons to start the comparison, read the variables again, and change the choice.
+        code, about, status: HTML shown.
     """
 
     def __init__(
@@ -43,20 +43,18 @@ class Chooser:
         w = require("ipywidgets")
         self._choice, self._take, self._may_change = choice, take, may_change
         self._offers: dict[str, list[Offer]] = {"data": [], "model": []}
-        self._looking = False
+        self._updating = False
         menu = {"style": _STYLE, "layout": _WIDE}
-        self.data = w.Dropdown(options=[], description="data", tooltip="What is learned and judged on", **menu)
-        self.model = w.Dropdown(options=[], description="model", tooltip="What is wrapped", **menu)
-        self.target = w.Dropdown(options=[], description="target", tooltip="The column to be predicted", **menu)
-        self.task = w.Dropdown(
-            options=list(TASKS.items()), description="targets are", tooltip="What the numbers of the target are", **menu
-        )
+        self.data = w.Dropdown(options=[], description="data", tooltip="Data to train and test on", **menu)
+        self.model = w.Dropdown(options=[], description="model", tooltip="Model to wrap", **menu)
+        self.target = w.Dropdown(options=[], description="target", tooltip="Column to predict", **menu)
+        self.task = w.Dropdown(options=list(TASKS.items()), description="targets are", tooltip="Kind of target", **menu)
         self.about = {name: w.HTML().add_class("wb-choice-note") for name in ("data", "model")}
         self.compare = w.Button(
-            icon="arrow-right", button_style="primary", tooltip="Make the comparison", layout={"width": "auto"}
+            icon="arrow-right", button_style="primary", tooltip="Set up the comparison", layout={"width": "auto"}
         ).add_class("wb-compare")
         self.refresh = w.Button(
-            description="Look again",
+            description="Refresh",
             icon="refresh",
             tooltip="Read the notebook's variables again",
             layout={"width": "auto"},
@@ -72,8 +70,8 @@ class Chooser:
         self.model.add_class("wb-choose-model")
         self._style = w.HTML(f"<style>{STYLE}{CSS}{style}</style>", layout={"height": "0px", "margin": "0px"})
         buttons = w.HBox([self.compare, self.refresh]).add_class("wb-buttons")
-        saved = [] if choice.saved is None else [w.HTML(_note(f"{choice.saved}: choose these to go on."))]
-        title = w.HTML('<p class="wb-section">What is compared, and on what?</p>')
+        saved = [] if choice.saved is None else [w.HTML(_note(f"{choice.saved}: choose these to continue."))]
+        title = w.HTML('<p class="wb-section">Choose data and a model</p>')
         chosen = [self.data, self.about["data"], self.target, self.task, self.model, self.about["model"]]
         self._form = [title, *saved, *chosen, self.code, buttons, self.status]
         self._header = w.HBox([self.code, self.others]).add_class("wb-buttons")
@@ -81,13 +79,13 @@ class Chooser:
         for control in (self.data, self.model, self.target, self.task):
             control.observe(self._changed, "value")
         self.compare.on_click(lambda _: self._compare())
-        self.refresh.on_click(lambda _: self.look())
+        self.refresh.on_click(lambda _: self.show_form())
         self.others.on_click(lambda _: self._choose_others())
 
-    # ---- what is shown
-    def look(self) -> None:
-        """Show the form with what there is to choose now; what is chosen stays so if it is still there."""
-        self._looking = True
+    # ---- display
+    def show_form(self) -> None:
+        """Show the form with the current offers; selected ones stay selected if they still exist."""
+        self._updating = True
         try:
             for name, menu in (("data", self.data), ("model", self.model)):
                 before = self._offer(name)
@@ -99,13 +97,13 @@ class Chooser:
                 same = [number for number, offer in enumerate(offers) if before and offer.code == before.code]
                 menu.value = same[0] if same else 0
         finally:
-            self._looking = False
+            self._updating = False
         self.root.children = [self._style, *self._form]
         self._changed({"owner": self.data})
         self.status.value = ""
 
     def show(self, comparison: Any) -> None:
-        """Show the comparison, below the code that makes the same."""
+        """Show the comparison, below the equivalent code."""
         model, data = self._choice.model, self._choice.data
         assert model is not None
         assert data is not None
@@ -114,9 +112,9 @@ class Chooser:
         self.root.children = [self._style, self._header, self.status, comparison]
 
     def _changed(self, change: Any) -> None:
-        """Bring the notes, the code and the button up to date with the menus."""
+        """Update notes, code and button to match the menus."""
         data, model = self._offer("data"), self._offer("model")
-        if self._looking or data is None or model is None:
+        if self._updating or data is None or model is None:
             return
         if change["owner"] is self.data:
             self._list_columns(data)
@@ -124,27 +122,29 @@ class Chooser:
                 name = "cnn" if data.images else "tabular" if data.table else "mlp"
                 suited = next(offer for offer in self._offers["model"] if offer.code == repr(name))
                 model = suited
-                self._looking = True
+                self._updating = True
                 self.model.value = self._offers["model"].index(suited)
-                self._looking = False
+                self._updating = False
         frame = data.kind == "DataFrame"
         self.target.layout.display = self.task.layout.display = None if frame else "none"
         self.about["data"].value, self.about["model"].value = _note(data.note), _note(model.note)
         code = self._choice.frame_code(data, self._target(), self.task.value) if frame else data.code
         self._write(model.code, code)
-        self.compare.description = "Compare" if data.bytes is None else f"Download {said_size(data.bytes)} and compare"
+        self.compare.description = (
+            "Compare" if data.bytes is None else f"Download {size_in_words(data.bytes)} and compare"
+        )
         self.status.value = ""
 
     def _list_columns(self, offer: Offer) -> None:
         try:
             columns = self._choice.columns(offer) if offer.kind == "DataFrame" else []
-        except ValueError:  # it is gone by now, which is said when it is taken
+        except ValueError:  # the variable is gone; the error is shown when it is taken
             columns = []
         self._columns = columns
-        self._looking = True
+        self._updating = True
         self.target.options = [(str(column), number) for number, column in enumerate(columns)]
         self.target.value = len(columns) - 1 if columns else None
-        self._looking = False
+        self._updating = False
 
     def _target(self) -> Any:
         return None if self.target.value is None else self._columns[self.target.value]
@@ -156,14 +156,14 @@ class Chooser:
         number = (self.data if name == "data" else self.model).value
         return None if number is None else self._offers[name][number]
 
-    # ---- what the buttons do
+    # ---- actions of the buttons
     def _compare(self) -> None:
         data, model = self._offer("data"), self._offer("model")
         if self.compare.disabled or data is None or model is None:
             return
         self.compare.disabled = True
-        loading = "Reading" if data.bytes is None else f"Downloading {said_size(data.bytes)}:"
-        self.status.value = _said(f"{loading} {data.code} …")
+        loading = "Reading" if data.bytes is None else f"Downloading {size_in_words(data.bytes)}:"
+        self.status.value = _message(f"{loading} {data.code} …")
         try:
             column = self._target() if data.kind == "DataFrame" else None
             of_data = (
@@ -171,7 +171,7 @@ class Chooser:
             )
             self._take(self._choice.model if model.kind == "chosen" else self._choice.take_model(model), of_data)
         except Exception as error:
-            self.status.value = _said(f"{error}", "wb-error")
+            self.status.value = _message(f"{error}", "wb-error")
         finally:
             self.compare.disabled = False
 
@@ -179,14 +179,14 @@ class Chooser:
         try:
             self._may_change()
         except RuntimeError as error:
-            self.status.value = _said(f"{error}", "wb-error")
+            self.status.value = _message(f"{error}", "wb-error")
             return
-        self.look()
+        self.show_form()
 
 
 def _note(text: str) -> str:
     return f'<p class="wb-help">{html.escape(text)}</p>' if text else ""
 
 
-def _said(text: str, kind: str = "") -> str:
+def _message(text: str, kind: str = "") -> str:
     return f'<span role="status" class="{kind}">{html.escape(text)}</span>'

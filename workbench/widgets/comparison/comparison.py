@@ -1,4 +1,4 @@
-"""`Comparison`: wrappers side by side on one model, with widgets or without."""
+"""`Comparison`: compare wrappers of one model, with or without widgets."""
 
 from __future__ import annotations
 
@@ -38,44 +38,45 @@ from .trials import Trained, Training, check_training, threads_for
 
 
 class Comparison(Outcome):
-    """Compare what wrappers make of a model: train them one after another, and see risks, scores and costs side by side.
+    """Compare wrappers of a model: train them one after another, and see risks, scores and costs side by side.
 
-    In a notebook it shows itself: models to tick, settings made from the wrappers' own signatures, Train and Stop, and for each model a picture
-    that suits the data. Training runs beside the notebook, so that cells can run meanwhile. Without a browser the same object is used by
+    In a notebook it displays as a widget: models to tick, settings made from the signatures of the wrappers, Train and Stop, and for each model
+    a picture that suits the data. Training runs in the background, so that cells can run meanwhile. Without a browser, use
     `start(block=True)`, `results`, `models` and `snapshot()`.
 
-    Every model starts at the same weights and sees the same rows: a tenth of the training rows chooses the best epoch, the test rows judge and
-    decide nothing. A wrapper that measures no noise is lent a constant one for likelihood and intervals, the root mean squared error on these
-    validation rows, added to its epistemic risk as variances add.
+    Every model starts at the same weights and sees the same rows. A tenth of the training rows selects the best epoch; the test rows are only
+    used for evaluation. For a wrapper that does not measure noise, likelihood and intervals assume constant noise: the root mean squared error
+    on the validation rows, added to the epistemic risk as variances add.
 
     Args:
-        model: the model to wrap, which is never changed; or a function without arguments that returns one (a class, too), called anew for
-            each seed; or a ready model as text, "tabular" (`workbench.models.tabular`, made anew for each split), "mlp", "cnn" or "linear", with
-            arguments such as "mlp(width=100)". It gives one value, or one score for each class, for each row (pixel, token, column of targets).
-        data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y values [n], [n, k] or maps
-            [n, height, width], class numbers [n] or of pixels or tokens, or truth values [n, labels]; a fifth of the rows of a pair become test
-            rows. Targets of several numbers a row are scored as by `workbench compare`: pixels, tokens and labels alike, columns each in
-            its unit. Without model or data the form in the notebook asks for what is missing; see `choose`.
+        model: the model to wrap, which is never changed; or a function without arguments (or a class) that returns one, called for each seed;
+            or a ready model as text: "tabular" (`workbench.models.tabular`, made for each split), "mlp", "cnn" or "linear", with arguments as
+            in "mlp(width=100)". It gives one value, or one score for each class, for each row (pixel, token, column of targets).
+        data: a workbench Data, the name of a data set, or a pair (x, y) of tensors or arrays with x [n, ...] and y: values [n], [n, k] or maps
+            [n, height, width], class numbers [n] or of pixels or tokens, or booleans [n, labels]. A fifth of the rows of a pair become test
+            rows. Several targets per row are scored as by `workbench compare`: pixels, tokens and labels pooled, columns each in its own
+            unit. Without model or data, a form in the notebook asks for what is missing; see `choose`.
         wrappers: a dict name -> wrapper (or composition), or a list of wrappers or of texts such as "vote" and "vote(n_voters=5) +
-            sculpt"; None: a choice that suits the task. All registered wrappers can be added by hand.
+            sculpt"; a default choice for the task if None. All registered wrappers can be added in the widget.
         epochs: passes over the training rows.
         lr: peak learning rate.
-        weight_decay: decoupled from the gradient.
-        batch_size: rows in a step; None as for `workbench.fit`.
-        seed: of first weights, of validation rows, of the order of rows and of all random draws.
-        split: which split of the data, for a name or a pair.
-        seeds, splits: on how many each model is trained, from `seed` and `split` on; the table then has means and standard errors, and marks
-            what is better than the plain model beyond noise: a paired t-test over the splits, or the seeds of one split, corrected for the
-            number of comparisons (Holm) and for rows that splits share (Nadeau and Bengio, 2003). Pictures are of the first.
-        output: what the model gives: "values", "logits", "probs" or "binary"; None finds out.
-        device: where to train, such as "cuda"; None: where the model is.
-        session: a file that every run is saved in as it ends, and that is read first if it is there: the same call after a restart of the
-            kernel, or on another machine, shows the table, pictures and losses of all runs. Weights are not in it: `models` has what was
-            trained in this kernel, and `start(again=True)` makes the others. None writes no file.
+        weight_decay: weight decay, decoupled from the gradient.
+        batch_size: rows per step; None as for `workbench.fit`.
+        seed: seed of initial weights, validation rows, order of rows and all random draws.
+        split: number of the split, for data given by name or as a pair.
+        seeds, splits: number of seeds and splits each model is trained on, starting from `seed` and `split`. The table then has means and
+            standard errors, and marks what is better than the plain model beyond noise: by a paired t-test over the splits, or the seeds of one
+            split, corrected for the number of comparisons (Holm) and for rows that splits share (Nadeau and Bengio, 2003). Pictures show the
+            first seed and split.
+        output: what the model gives: "values", "logits", "probs" or "binary"; inferred if None.
+        device: device to train on, such as "cuda"; that of the model if None.
+        session: file that every run is saved to as it ends, and that is read first if it exists: the same call after a restart of the kernel,
+            or on another machine, shows table, pictures and losses of all runs. It does not contain weights: `models` has the models trained in
+            this kernel, and `start(again=True)` trains the others again. No file is written if None.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, there is no such wrapper or data set, the model does not fit the data, or
-            the session file is of other data.
+        TypeError, ValueError: if an argument has the wrong type or value, there is no such wrapper or data set, the model does not fit the
+            data, or the session file belongs to other data.
 
     Example:
         >>> import torch
@@ -107,7 +108,7 @@ class Comparison(Outcome):
         device: str | None = None,
         session: str | os.PathLike[str] | None = None,
     ) -> None:
-        said = dict(locals())
+        arguments = dict(locals())
         training = Training(epochs, lr, weight_decay, batch_size, seed, device)
         path = None if session is None else Path(session)
         self._request = Request(wrappers, training, split, seeds, splits, output, path)
@@ -120,7 +121,9 @@ class Comparison(Outcome):
             self._build(model, data)
             return
         defaults = inspect.signature(Comparison).parameters
-        options = {name: said[name] for name in list(defaults)[2:] if said[name] is not defaults[name].default}
+        options = {
+            name: arguments[name] for name in list(defaults)[2:] if arguments[name] is not defaults[name].default
+        }
         variables, saved = variables_from(sys._getframe(1)), None if path is None else contents(path)
         if model is not None:
             Model(model)
@@ -129,7 +132,7 @@ class Comparison(Outcome):
         self._choice = Choice(model, data, variables, options, saved)
 
     def _build(self, model: Any, data: Any) -> None:
-        """Make all that there is of a model and data; what does not fit is refused before anything is changed."""
+        """Set up the comparison for a model and data; if they do not fit, raise before anything is changed."""
         request, made = self._request, prepared(model, data, self._request)
         splits = Splits(data, made.data)
         splits.prepare(request.splits)
@@ -148,20 +151,20 @@ class Comparison(Outcome):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def choose(self, model: Any = None, data: Any = None) -> Comparison:
-        """Choose what a comparison is made of that was begun without a model, or without data; what its form does.
+        """Choose model or data of a comparison that was made without them, as its form does.
 
-        With both known it is what `Comparison(model, data, ...)` in code is, with the further arguments that it was begun with. Until
-        something is trained another choice can be made.
+        Once both are known, it is equivalent to `Comparison(model, data, ...)` with its other arguments. The choice can be changed until
+        something is trained.
 
         Args:
-            model, data: as for `Comparison`; None leaves what is chosen already.
+            model, data: as for `Comparison`; None keeps the current choice.
 
         Returns:
             The object itself.
 
         Raises:
-            TypeError, ValueError: as `Comparison`; all is as it was before.
-            RuntimeError: it was made with a model and data, or something is trained already.
+            TypeError, ValueError: as `Comparison`; nothing is changed then.
+            RuntimeError: if it was made with both model and data, or something is trained already.
 
         Example:
             >>> comparison = Comparison(epochs=2)  # in a notebook it shows a form
@@ -176,15 +179,15 @@ class Comparison(Outcome):
         return self
 
     def _check_changeable(self) -> None:
-        """Raise if something is trained, which nothing else can stand beside."""
+        """Raise an error if something is trained, since runs of different models or data can't be compared."""
         findings = vars(self).get("_findings")
         if findings is not None and (findings.runs or findings.deleted or findings.jobs):
             raise RuntimeError(
-                f"choose: there are runs of {self._prepared.model} on {self.data.name}, which others can't stand beside; make another Comparison"
+                f"choose: there are runs of {self._prepared.model} on {self.data.name} already; make another Comparison for other models or data"
             )
 
     def _take(self, model: Chosen | None, data: Chosen | None) -> None:
-        """Build a comparison of what is chosen if that is all that it needs."""
+        """Take the choice, and set up the comparison if both model and data are known."""
         choice = self._choice
         assert choice is not None
         with self._building:
@@ -200,9 +203,9 @@ class Comparison(Outcome):
                 self._show_chosen(self._chooser)
 
     def _show_chosen(self, chooser: Chooser) -> None:
-        """Show the comparison in the place of the form, or what is still to be chosen."""
+        """Show the comparison in place of the form, or the form if something is still to be chosen."""
         if "_findings" not in vars(self):
-            chooser.look()
+            chooser.show_form()
             return
         controls = self.controls
         assert self._board is not None
@@ -212,17 +215,17 @@ class Comparison(Outcome):
 
     @property
     def jobs(self) -> Jobs:
-        """The queue that trains."""
+        """The queue of training jobs."""
         return self._trainer.jobs
 
     @property
     def data(self) -> Data:
-        """The data set; another one makes another comparison."""
+        """The data set."""
         return self._prepared.data
 
     @property
     def controls(self) -> Controls:
-        """The widgets, made when they are first asked for: what runs without a browser needs none."""
+        """The widgets, made on first access, since use without a browser needs none."""
         if self._board is None:
             about = (
                 f"{html.escape(str(self._prepared.model))} on {html.escape(self.data.name)}: {len(self.data.train):,} training and "
@@ -245,18 +248,18 @@ class Comparison(Outcome):
 
     # ---- without widgets
     def start(self, *, block: bool = False, again: bool = False) -> Comparison:
-        """Train the ticked models, one after another; those that are trained with these settings already are kept.
+        """Train the ticked models, one after another, except those already trained with these settings.
 
         Args:
-            block: train here and now, and raise what fails; Ctrl-C stops, and what is trained is kept.
-            again: train those that are kept as well.
+            block: train in this thread, and raise errors; Ctrl-C stops, and trained models are kept.
+            again: also train models that are already trained with these settings.
 
         Returns:
             The object itself.
 
         Raises:
-            RuntimeError: it is training already.
-            ValueError: a setting is out of range.
+            RuntimeError: if it is training already.
+            ValueError: if a setting is out of range.
         """
         if self.running:
             raise RuntimeError("this comparison is training already: stop() it, or wait() for it")
@@ -265,38 +268,38 @@ class Comparison(Outcome):
         if not self._trainer.begin(entered, again, block):
             self._refresh()
             self._set_status(
-                "All ticked models are trained with these settings already. Tick another one, or change a setting."
+                "All ticked models are already trained with these settings. Tick another one, or change a setting."
             )
             return self
         self._refresh()
         return self
 
     def stop(self) -> None:
-        """End the training; what is trained so far is kept, and can be used."""
+        """Stop the training; models trained so far are kept and can be used."""
         for job in self._findings.jobs:
             job.cancel()
         if self.running and self._board is not None:
             self._board.controls.stop.disabled = True
-            self._set_status("<b>Stopping</b>: what is trained so far is kept …")
+            self._set_status("<b>Stopping</b>: models trained so far are kept …")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is trained any more, at most so many seconds; whether that is so."""
+        """Wait until training has ended, at most `timeout` seconds; return whether it has."""
         return all(job.wait(timeout) for job in self._findings.jobs)
 
     @property
     def running(self) -> bool:
-        """Whether something is trained, or waits for it."""
+        """Whether anything is training or queued."""
         return "_findings" in vars(self) and self._findings.running
 
     def delete(self, *runs: int) -> None:
-        """Delete runs, from the session file too; `undo()` brings them back.
+        """Delete runs, also from the session file; `undo()` restores them.
 
         Args:
-            *runs: their numbers, as in `runs`.
+            *runs: run numbers, as in `runs`.
 
         Raises:
-            KeyError: there is no such run; nothing is deleted.
-            RuntimeError: something is being trained.
+            KeyError: if there is no such run; nothing is deleted then.
+            RuntimeError: while something is training.
         """
         findings = self._findings
         self._check_idle("delete")
@@ -308,11 +311,11 @@ class Comparison(Outcome):
         self._drop([numbers[run] for run in dict.fromkeys(runs)])
 
     def undo(self) -> None:
-        """Bring back the runs that were deleted last.
+        """Restore the runs deleted last.
 
         Raises:
-            ValueError: none was deleted.
-            RuntimeError: something is being trained.
+            ValueError: if none was deleted.
+            RuntimeError: while something is training.
         """
         findings = self._findings
         self._check_idle("undo")
@@ -339,27 +342,26 @@ class Comparison(Outcome):
         self._refresh()
 
     def snapshot(self) -> None:
-        """Leave a static picture in the cell that runs: it shows without a kernel, and in reports."""
+        """Display a static picture in the running cell, which is also shown without a kernel and in reports."""
         display_snapshot(self._findings)
         self._saved.clear()
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write the comparison as a notebook that repeats it, with parameters for `workbench report` and papermill.
+        """Write a notebook that repeats the comparison, with parameters for `workbench report` and papermill.
 
         Args:
-            path: the .ipynb file; a file that is there is replaced.
+            path: path of the .ipynb file; an existing file is replaced.
 
         Returns:
-            The path. What can't be written as source code, such as a model that was made in a notebook, leaves a cell that says so, to be
-            filled in.
+            The path. For what can't be written as source code, such as a model object made in a notebook, the notebook has a cell to fill in.
 
         Raises:
-            ValueError: the path does not end in .ipynb.
+            ValueError: if the path does not end in .ipynb.
         """
         return _export.write(path, self._exported())
 
     def command(self, path: str | os.PathLike[str] = "comparison.ipynb") -> str:
-        """The command line that runs the exported notebook with the present settings, and makes a report of it."""
+        """Return the command line that runs the exported notebook with the current settings and makes a report of it."""
         return _export.command(path, self._exported())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
@@ -376,12 +378,12 @@ class Comparison(Outcome):
                     self._board.show_panel(name)
         self._saved.display()
         bundle = root._repr_mimebundle_(**kwargs)
-        if isinstance(bundle, dict):  # what is left where no widgets are shown
+        if isinstance(bundle, dict):  # for viewers without widgets
             bundle["text/plain"] = self._in_words()
         return bundle
 
     def _mime_(self) -> tuple[str, str]:
-        """What marimo shows, which shows no ipywidgets: table and pictures of a saved notebook, or words where nothing is trained."""
+        """Return HTML for marimo, which shows no ipywidgets: table and pictures as in a saved notebook, or a text if nothing is trained."""
         return "text/html", self._saved.page() or f"<pre>{html.escape(self._in_words())}</pre>"
 
     def _in_words(self) -> str:
@@ -408,7 +410,7 @@ class Comparison(Outcome):
 
     # ---- training
     def _entered(self) -> Entered:
-        """What is set now."""
+        """Return the current settings."""
         request = self._request
         if self._board is None:
             ticked = [candidate for candidate, ticked, _ in self._prepared.rows if ticked]

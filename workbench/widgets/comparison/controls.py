@@ -1,4 +1,4 @@
-"""Layout: what there is to click in a comparison, and how it is arranged; what a click does is in `buttons`."""
+"""Widgets of a comparison and their layout; the actions of the buttons are in `buttons`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from workbench.errors import require
 
 from ..common import cases
-from ..common.cases import described
+from ..common.cases import description_options
 from ..common.pictures import STYLE
 from .forms import CandidateForm
 from .settings import PLAIN, Candidate, summary, wrapper_classes
 from .trials import Training
 
-#: The look of a comparison, live and static; colours are JupyterLab's, with fallbacks for plain pages.
+#: CSS of a comparison, live and static; colours are JupyterLab's, with fallbacks for plain pages.
 CSS = """
 .wb-comparison{max-width:100%;color:var(--jp-ui-font-color1,currentColor)}
 .wb-comparison .widget-html-content{line-height:1.45}
@@ -50,7 +50,7 @@ white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-table td.wb-best{background:color-mix(in srgb,#0072B2 18%,transparent)}
 .wb-table tr.wb-outdated th,.wb-table tr.wb-outdated td{color:var(--jp-ui-font-color2,GrayText);font-style:italic;font-weight:normal}
 .wb-panel.wb-outdated{filter:grayscale(1);flex-direction:column}
-.wb-panel.wb-outdated::before{content:"Not of the present settings: the table says why.";font-size:12px;font-style:italic}
+.wb-panel.wb-outdated::before{content:"Not trained with the current settings: see the table.";font-size:12px;font-style:italic}
 .wb-comparison .wb-metrics p{margin:2px 0;font-size:12px;color:var(--jp-ui-font-color2,currentColor);max-width:70em}
 .wb-comparison .jupyter-widget-Collapse-header{color:var(--jp-ui-font-color1,inherit)}
 .wb-choice>.widget-dropdown{max-width:100%}
@@ -59,13 +59,13 @@ white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-error{color:var(--jp-error-color1,#b3261e)}
 .wb-errors pre{font-size:11px;white-space:pre-wrap;overflow-wrap:anywhere;max-height:22em;overflow:auto}
 """
-MOST_REPEATS = 100
+MAX_REPEATS = 100
 _STYLE = {"description_width": "7rem"}
 _AUTO = {"width": "auto"}
 
 
 class Row:
-    """One candidate among the controls."""
+    """The widgets of one candidate: checkbox, settings and panel."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class Row:
         self._on_change = on_change
         self.name, self._candidate, self._task = candidate.name, candidate, task
         self._form: CandidateForm | None = None
-        about = " Also: ".join(summary(part.cls) for part in candidate.parts) or "The model as it is, as a baseline."
+        about = " Also: ".join(summary(part.cls) for part in candidate.parts) or "The plain model, as a baseline."
         self.tick = w.Checkbox(
             ticked or not candidate.parts,
-            **described(self.name),
+            **description_options(self.name),
             indent=False,
             disabled=not candidate.parts,
             tooltip=about,
@@ -98,13 +98,13 @@ class Row:
 
     @property
     def form(self) -> CandidateForm:
-        """Its settings as controls; made when they are first looked at, since all of them together take a while to show."""
+        """The form with its settings, made on first access, since making all forms takes a while."""
         if self._form is None:
             self._form = CandidateForm(self._candidate.parts, self._task, self._on_change)
         return self._form
 
     def candidate(self) -> Candidate:
-        """The candidate with the settings that are entered now."""
+        """Return the candidate with the settings as entered."""
         return self._candidate if self._form is None else Candidate(self.name, self._form.parts())
 
 
@@ -113,18 +113,18 @@ class Controls:
 
     Args:
         task: "regression" or "classification".
-        training: the first values of the settings of the training.
-        about: a line on model and data, as HTML.
-        repeats: on how many seeds and splits each model is trained, first.
-        several_splits: whether the data have several.
+        training: initial settings of the training.
+        about: line about model and data, as HTML.
+        repeats: initial number of seeds and splits each model is trained on.
+        several_splits: whether the data have several splits.
 
     Attributes:
-        root: what is displayed.
-        train, stop, again: buttons.
+        root: widget to display.
+        train, stop: buttons.
         epochs, lr, weight_decay, seed: settings of the training.
-        seeds, splits: on how many each model is trained.
-        bar, status, errors, metrics, panels, matrix: what is shown; `matrix_fold` is opened for the last.
-        compose: a toggle button for each wrapper, by name; `add` adds those that are pressed as one candidate.
+        seeds, splits: number of seeds and splits each model is trained on.
+        bar, status, errors, metrics, panels, matrix: output; `matrix` is inside the accordion `matrix_fold`.
+        compose: a toggle button for each wrapper, by name; `add` adds the pressed ones as one candidate.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Controls:
             description="Stop",
             icon="stop",
             disabled=True,
-            tooltip="End the training at once; what is trained is kept",
+            tooltip="Stop training at once; trained models are kept",
             layout={"width": "96px", "flex": "none"},
         ).add_class("wb-stop")
         options = {"style": _STYLE, "layout": {"width": "210px"}}
@@ -156,7 +156,7 @@ class Controls:
             min=1e-9,
             max=1e3,
             description="learning rate",
-            tooltip="Peak learning rate of Adam: it rises at first, and falls to 0",
+            tooltip="Peak learning rate of Adam; it rises at first, then falls to 0",
             **options,
         ).add_class("wb-lr")
         self.weight_decay = w.BoundedFloatText(
@@ -164,7 +164,7 @@ class Controls:
             min=0,
             max=1e3,
             description="weight decay",
-            tooltip="Decoupled from the gradient, as in AdamW",
+            tooltip="Weight decay, decoupled from the gradient as in AdamW",
             **options,
         ).add_class("wb-decay")
         self.seed = w.BoundedIntText(
@@ -172,30 +172,30 @@ class Controls:
             min=0,
             max=2**31 - 1,
             description="seed",
-            tooltip="Of first weights (if a function makes the model), of validation rows, of the order of rows and of all random draws",
+            tooltip="Seed of initial weights (if a function makes the model), validation rows, order of rows and all random draws",
             **options,
         ).add_class("wb-seed")
         self.seeds = w.BoundedIntText(
             repeats[0],
             min=1,
-            max=MOST_REPEATS,
+            max=MAX_REPEATS,
             description="seeds",
-            tooltip="Each model is trained on so many seeds, from the one above; the table has mean and standard error",
+            tooltip="Number of seeds each model is trained with, from the seed above; the table shows mean and standard error",
             **options,
         ).add_class("wb-seeds")
         self.splits = w.BoundedIntText(
             repeats[1],
             min=1,
-            max=MOST_REPEATS,
+            max=MAX_REPEATS,
             description="splits",
             disabled=not several_splits,
-            tooltip="Each model is trained on so many splits of the data, and marked where it is better than plain beyond noise"
+            tooltip="Number of data splits each model is trained on; the table marks what is better than plain beyond noise"
             if several_splits
-            else "The data were given as one split; give their name, or inputs and targets, to have several",
+            else "These data have one split; for several, give the name of a data set, or inputs and targets",
             **options,
         ).add_class("wb-splits")
         self.bar = w.FloatProgress(
-            0.0, min=0.0, max=1.0, layout={"width": "260px"}, tooltip="How much of the training is done"
+            0.0, min=0.0, max=1.0, layout={"width": "260px"}, tooltip="Progress of the training"
         ).add_class("wb-progress")
         self.status = w.HTML().add_class("wb-status")
         self.errors = w.VBox([]).add_class("wb-errors")
@@ -205,31 +205,31 @@ class Controls:
             name: w.ToggleButton(description=name, tooltip=summary(cls)) for name, cls in wrapper_classes().items()
         }
         self.add = w.Button(
-            description="Add", icon="plus", tooltip="Add the pressed wrappers as one model: all of them at once"
+            description="Add", icon="plus", tooltip="Add one model with all pressed wrappers"
         ).add_class("wb-add")
         self.path = w.Text(
-            "my_comparison.ipynb",  # not the name of a notebook that this may be shown in
-            tooltip="File to write: a notebook that repeats this comparison",
+            "my_comparison.ipynb",  # unlikely to be the name of the notebook itself
+            tooltip="Notebook file to write",
             layout={"width": "180px"},
         ).add_class("wb-path")
         self.export = w.Button(
             description="Export",
             icon="file",
-            tooltip="Write a notebook with parameters that repeats this comparison",
+            tooltip="Write a notebook that repeats this comparison, with parameters",
             layout={"width": "96px", "flex": "none"},
         ).add_class("wb-export")
         self.pick_run = w.Dropdown(
-            options=[], layout={"width": "400px", "max_width": "100%"}, tooltip="A run, to be deleted"
+            options=[], layout={"width": "400px", "max_width": "100%"}, tooltip="Run to delete"
         ).add_class("wb-run")
         button = {"layout": {"width": "auto", "flex": "none"}}
         self.delete = w.Button(
             description="Delete run",
             icon="trash",
-            tooltip="Take this run out of the table and the session file",
+            tooltip="Delete this run from the table and the session file",
             **button,
         ).add_class("wb-delete")
         self.undo = w.Button(
-            description="Undo", icon="undo", tooltip="Bring back the runs that were deleted last", **button
+            description="Undo", icon="undo", tooltip="Restore the runs deleted last", **button
         ).add_class("wb-undo")
         self.runs = w.HBox([self.pick_run, self.delete, self.undo], layout={"display": "none"}).add_class("wb-buttons")
         self.matrix = w.HTML().add_class("wb-matrix-picture")
@@ -237,10 +237,10 @@ class Controls:
             [self.matrix], titles=["All models in one matrix"], selected_index=None, layout={"display": "none"}
         ).add_class("wb-matrix")
         self._checks = w.HBox([]).add_class("wb-checks")
-        self._pick = w.Dropdown(options=[], layout=_AUTO, tooltip="Whose settings are shown").add_class("wb-pick")
+        self._pick = w.Dropdown(options=[], layout=_AUTO, tooltip="Model whose settings are shown").add_class("wb-pick")
         self._settings = w.VBox([], layout={"min_height": "150px"}).add_class("wb-settings")
         self._pick.observe(lambda _: self._show_settings(), "value")
-        compose = w.HBox([w.HTML("together:"), *self.compose.values(), self.add]).add_class("wb-compose")
+        compose = w.HBox([w.HTML("combine:"), *self.compose.values(), self.add]).add_class("wb-compose")
         which = w.VBox(
             [_section("Models"), self._checks, compose, w.HTML(f'<p class="wb-help">{about}</p>')],
             layout={"flex": "2 1 330px"},
@@ -285,7 +285,7 @@ class Controls:
         self._arrange([*self.rows][min(1, len(self.rows) - 1)])
 
     def drop(self, row: Row) -> None:
-        """Take a candidate out of the list."""
+        """Remove a candidate from the list."""
         del self.rows[row.name]
         self._arrange(PLAIN)
 
@@ -306,14 +306,14 @@ class Controls:
         self._settings.children = [] if row is None else [row.form.box]
 
     def pressed(self) -> list[str]:
-        """The wrappers that are to be composed; none is pressed afterwards."""
+        """Return the names of the pressed wrappers, and release their buttons."""
         names = [name for name, button in self.compose.items() if button.value]
         for button in self.compose.values():
             button.value = False
         return names
 
     def show_errors(self, errors: dict[str, tuple[str, str]]) -> None:
-        """Failures by name: a readable message each, the traceback folded away."""
+        """Show failures by name: a message each, with the traceback folded away."""
         w = require("ipywidgets")
         children: list[Any] = []
         for name, (message, traceback) in errors.items():
@@ -328,12 +328,12 @@ class Controls:
         self.errors.children = children
 
     def training(self, first: Training) -> Training:
-        """The settings of the training as they are entered; those without a control as they were."""
+        """Return the settings of the training as entered; those without a control are taken from `first`."""
         entered = {name: getattr(self, name).value for name in ("epochs", "lr", "weight_decay", "seed")}
         return replace(first, **entered)
 
     def set_status(self, text: str) -> None:
-        """The status line; HTML."""
+        """Set the status line, as HTML."""
         self.status.value = f'<span role="status">{text}</span>'
 
 

@@ -1,4 +1,4 @@
-"""A comparison as a notebook that repeats it, and as the command line that runs that notebook."""
+"""Export of a comparison as a notebook that repeats it, and the command line that runs that notebook."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 @dataclass(frozen=True)
 class Exported:
-    """All that a comparison was made of, as it is set now."""
+    """Model, data and current settings of a comparison."""
 
     model: Model
     user_data: Any
@@ -42,7 +42,7 @@ def write(path: str | os.PathLike[str], what: Exported) -> Path:
     nbformat = require("nbformat")
     path = Path(path)
     if path.suffix != ".ipynb":
-        raise ValueError(f"export: a notebook's name ends in .ipynb, found {path.name!r}")
+        raise ValueError(f"export: expected a file name that ends in .ipynb, found {path.name!r}")
     nb = nbformat.v4.new_notebook(metadata={"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for name, kind, source, tags in _cells(what):
         new = nbformat.v4.new_markdown_cell if kind == "markdown" else nbformat.v4.new_code_cell
@@ -53,7 +53,7 @@ def write(path: str | os.PathLike[str], what: Exported) -> Path:
 
 
 def command(path: str | os.PathLike[str], what: Exported) -> str:
-    """The command line; see `Comparison.command`."""
+    """Return the command line; see `Comparison.command`."""
     values = {name: value for name, value in _parameters(what).items() if name != "wrappers"}
     words = ["workbench", "report", shlex.quote(os.fspath(path))]
     return " ".join([*words, *(f"-p {name} {shlex.quote(str(value))}" for name, value in values.items())])
@@ -95,7 +95,7 @@ def _cells(what: Exported) -> list[tuple[str, str, str, list[str]]]:
     title = f"# Wrappers of {_title(what.model)} on {what.data.name}"
     about = f"""{title}
 
-Each wrapper starts at the same weights and trains on the same rows; the {len(what.data.test):,} test rows judge, and decide nothing.
+Each wrapper starts at the same weights and trains on the same rows; the {len(what.data.test):,} test rows are only used for evaluation.
 Written by `Comparison.export`; run it with other parameters by `workbench report`."""
     choose = "\n".join(["wrap = {", *wrappers, "}", *unwritten])
     options = [f"{name}={name}" for name in ("epochs", "lr", "weight_decay", "seed")]
@@ -130,7 +130,7 @@ def _title(model: Model) -> str:
 
 # ---- data
 def _named(what: Exported) -> tuple[str | None, dict[str, Any]]:
-    """The name by which `load` gives these data, and the options; None if it does not."""
+    """Return the name and options with which `load` gives these data; None if it does not."""
     if isinstance(what.user_data, str):
         return what.user_data, {"split": what.split}
     if not isinstance(what.user_data, Data) or what.data.name not in names(available=True):
@@ -150,8 +150,8 @@ def _data(what: Exported, imports: set[str]) -> str:
     if name is None:
         shape, n = list(what.data.input_shape), len(what.data.train) + len(what.data.test)
         return (
-            f"# These data ({n:,} rows {shape}, {what.data.task}) were made in a notebook, and can't be written down here.\n"
-            "# Put here what makes them: a workbench Data, the name of a data set, or a pair (x, y).\n"
+            f"# These data ({n:,} rows {shape}, {what.data.task}) were made in a notebook, and can't be written as source code.\n"
+            "# Assign them here: a workbench Data, the name of a data set, or a pair (x, y).\n"
             "dataset = ..."
         )
     imports.add("import workbench")
@@ -161,7 +161,7 @@ def _data(what: Exported, imports: set[str]) -> str:
 
 # ---- model
 def _model(model: Model, imports: set[str]) -> str:
-    """Source code after which `model` is the model."""
+    """Return source code that assigns the model to `model`."""
     if isinstance(model.given, str):
         return f"model = {model.given!r}"
     try:
@@ -174,20 +174,20 @@ def _model(model: Model, imports: set[str]) -> str:
             return _source(model.makes, imports)
     except Unwritable as error:
         return (
-            f"# {str(error)[:1].upper()}{str(error)[1:]}, and can't be written down here.\n"
-            "# Put here what makes it, such as:  def model(): return MyModel(...)\n"
+            f"# {str(error)[:1].upper()}{str(error)[1:]}, and can't be written as source code.\n"
+            "# Define it here, such as:  def model(): return MyModel(...)\n"
             "model = ..."
         )
 
 
 def _source(function: Any, imports: set[str]) -> str:
-    """The source of a function that was defined in a notebook, with what it needs from there."""
+    """Return the source of a function defined in a notebook, with the globals that it uses."""
     if not isinstance(function, types.FunctionType) or function.__closure__ or function.__name__ == "<lambda>":
-        raise Unwritable(f"what makes the model is no function of its own: {function!r:.80}")
+        raise Unwritable(f"the model is not made by a top-level function: {function!r:.80}")
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
-        raise Unwritable(f"the source of {function.__name__} is not to be found") from error
+        raise Unwritable(f"the source of {function.__name__} was not found") from error
     before = [
         _needed(name, function.__globals__[name], imports)
         for name in _globals(function.__code__)
@@ -205,7 +205,7 @@ def _globals(code: types.CodeType) -> list[str]:
 
 
 def _needed(name: str, value: Any, imports: set[str]) -> str:
-    """What makes a global name of a function known: an import, or the line that sets it."""
+    """Return the line that defines a global name used by a function; "" if an import, added to `imports`, or a builtin does."""
     if isinstance(value, types.ModuleType):
         imports.add(f"import {value.__name__}" if value.__name__ == name else f"import {value.__name__} as {name}")
         return ""

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
     from .trials import Trained
 
-LINE = 0.26  # height of a row of the table, in inches
+ROW_HEIGHT = 0.26  # of the table, in inches
 
 
 def overview(
     view: PanelData, trained: Sequence[Trained], frame: pd.DataFrame, unit: str, marked: Mapping[str, Sequence[str]]
 ) -> Any:
-    """The table of scores, and below it the pictures of all models, two in a row.
+    """Draw the table of scores, and below it the pictures of all models, two per row.
 
     Args:
-        view: what the pictures show.
-        trained: the models that have a picture.
-        frame: their scores.
-        unit: of the target.
-        marked: of a column of scores, the models that are better than the plain one beyond noise.
+        view: inputs of the pictures.
+        trained: models that have a picture.
+        frame: scores of the models.
+        unit: unit of the target.
+        marked: by column of scores, the models that are better than the plain one beyond noise.
 
     Returns:
-        A matplotlib Figure that pyplot knows nothing of.
+        A matplotlib Figure that is not registered with pyplot.
     """
     sizes = [size(view, kept.answers) for kept in trained if kept.answers is not None]
     width, height = max(w for w, _ in sizes), max(h for _, h in sizes) + 0.35
     across = min(2, len(trained))
     down = math.ceil(len(trained) / across)
-    head = LINE * (len(frame) + 2.5)
+    head = ROW_HEIGHT * (len(frame) + 2.5)
     figure = new_figure(max(width * across, 10.0), head + height * down)
     parts: Any = figure.subfigures(2, 1, height_ratios=[head, height * down])
     top, rest = parts

@@ -1,4 +1,8 @@
-"""The findings of a comparison: which runs there are, which of them can be compared, and what they say."""
+"""Findings of a comparison: its runs, which of them can be compared, and their scores.
+
+A run is one training of a candidate at one place, that is, split and seed. It is current if it was trained with the settings entered
+now. In the table, each candidate is represented by one run, or by the means of its current runs.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,17 @@ from .repeats import Place, Splits, beyond_noise, in_words, number_of, over, pai
 from .scales import Scales, shared
 from .scores import ordered, table
 from .settings import Candidate
-from .trials import MOST_JUDGED, Trained, Training, panel
+from .trials import MAX_TEST_ROWS, Trained, Training, panel
 
 if TYPE_CHECKING:
     import pandas as pd
 
-AGAIN = "trained again since, with the same settings"
+REPEATED = "trained again since, with the same settings"
 
 
 @dataclass(frozen=True)
 class Entered:
-    """What is set now: the ticked candidates, the training, and on how many seeds and splits each is trained."""
+    """Current settings: ticked candidates, training, and the number of seeds and splits each is trained on."""
 
     ticked: list[Candidate]
     training: Training
@@ -37,33 +41,33 @@ class Entered:
     splits: int = 1
 
     def places(self, first_split: int) -> list[Place]:
-        """Split and seed of each training of a candidate, the one that pictures are of first."""
+        """Return split and seed of each training of a candidate; pictures show the first."""
         seed = self.training.seed
         return [(first_split + i, seed + j) for i in range(self.splits) for j in range(self.seeds)]
 
     def same(self, other: Entered) -> bool:
-        """Whether another one asks for the same trainings."""
+        """Return whether other settings ask for the same trainings."""
         numbers = (self.training, self.seeds, self.splits) == (other.training, other.seeds, other.splits)
         return numbers and len(self.ticked) == len(other.ticked) and all(map(Candidate.same, self.ticked, other.ticked))
 
 
 @dataclass(eq=False)
 class Findings:
-    """What has been trained, what failed, and what runs now; no widgets.
+    """Runs, failures and jobs of a comparison; no widgets.
 
     Args:
-        splits: the data set, split by split.
-        names: of the candidates, in the order in which they are shown.
-        entered: what is set now.
-        model: what is wrapped.
-        batch: the jobs of the present training, or of the last one, by name.
-        runs: every training, in order.
-        deleted: the runs that were deleted at one time, the last ones last.
-        failed: exception and traceback, by the name of the job.
-        batch_of: what was entered when the batch began.
-        before: ids of the runs that were there when the batch began.
-        origins: what the model started at when it was looked at last, see `origin`.
-        versions: of the data, as they are trained on.
+        splits: data set, split by split.
+        names: names of the candidates, in display order.
+        entered: returns the current settings.
+        model: model to wrap.
+        batch: jobs of the current or last training, by name.
+        runs: all runs, in order.
+        deleted: groups of runs that were deleted together, the last ones last.
+        failed: exception and traceback, by job name.
+        batch_of: settings when the batch began.
+        before: ids of the runs that existed when the batch began.
+        origins: digests of the initial model by place, when last computed; see `origin`.
+        versions: versions of the data that are trained on.
     """
 
     splits: Splits
@@ -82,35 +86,35 @@ class Findings:
 
     @property
     def data(self) -> Data:
-        """The data set, of the split that pictures are of."""
+        """The data set, in the split that pictures show."""
         return self.splits.base
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs of the batch; a copy, since another thread may add to it."""
+        """The jobs of the batch, as a copy, since another thread may add to it."""
         return list(self.batch.values())
 
     @property
     def running(self) -> bool:
-        """Whether something is trained, or waits for it."""
+        """Whether anything is training or queued."""
         return any(not job.ended for job in self.jobs)
 
     @property
     def places(self) -> list[Place]:
-        """Where each candidate is trained by the present settings."""
+        """The places, split and seed, on which the current settings train each candidate."""
         return self.entered().places(self.data.split)
 
     def job_name(self, name: str, place: Place) -> str:
-        """The name of the job that trains a candidate there."""
+        """Return the name of the job that trains a candidate at a place."""
         return f"{name}, split {place[0]}, seed {place[1]}" if over(self.places) else name
 
     def forget_failures(self, name: str) -> None:
-        """Forget what failed in training a candidate."""
+        """Forget the failures of a candidate."""
         for label in [label for label in self.failed if label == name or label.startswith(f"{name}, split ")]:
             del self.failed[label]
 
     def reasons(self) -> dict[str, str]:
-        """Why each run can't be compared with what is trained by the present settings, by its id; empty if it can."""
+        """Return by run id why a run is not current; "" if it is."""
         entered, places = self.entered(), self.places
         now = {candidate.name: candidate for candidate in entered.ticked}
         splits, seeds = {split for split, _ in places}, {seed for _, seed in places}
@@ -124,7 +128,7 @@ class Findings:
         return reasons
 
     def origin(self, split: int, seed: int) -> str | None:
-        """What the model starts at, see `origin_of`; None if it is made of the rows of a split that are not here."""
+        """Return the digest of the initial model, see `origin_of`; None if it depends on the rows of a split that is not loaded."""
         data = self.splits.get(split) if self.model.reads_rows else self.data
         if data is None:
             return None
@@ -133,95 +137,97 @@ class Findings:
             self.origins[place] = origin_of(self.model.on(data).new(seed))
         return self.origins[place]
 
-    def standing(self) -> dict[str, dict[Place, Trained]]:
-        """By name and place the last run of the present settings."""
+    def current_runs(self) -> dict[str, dict[Place, Trained]]:
+        """Return the last current run of each candidate at each place."""
         reasons = self.reasons()
-        standing: dict[str, dict[Place, Trained]] = {}
+        current_runs: dict[str, dict[Place, Trained]] = {}
         for run in list(self.runs):
             if not reasons.get(run.id, "new"):
-                standing.setdefault(run.name, {})[run.split, run.training.seed] = run
-        return standing
+                current_runs.setdefault(run.name, {})[run.split, run.training.seed] = run
+        return current_runs
 
     @property
     def trained(self) -> dict[str, Trained]:
-        """The run that stands for each name: the one of the present settings on the first split and seed, else the last one there, or at all."""
-        standing, first = self.standing(), self.places[0]
+        """The run that represents each candidate: a current one, at the first place if possible; else the last one at that place, or at all."""
+        current_runs, first = self.current_runs(), self.places[0]
         chosen = {run.name: run for run in list(self.runs)}
         chosen |= {run.name: run for run in list(self.runs) if (run.split, run.training.seed) == first}
         return {
-            name: standing[name].get(first) or next(iter(standing[name].values())) if name in standing else run
+            name: current_runs[name].get(first) or next(iter(current_runs[name].values()))
+            if name in current_runs
+            else run
             for name, run in chosen.items()
         }
 
     @property
     def kept(self) -> list[Trained]:
-        """The runs that stand for the names, in order."""
+        """The runs that represent the candidates, in display order."""
         trained = self.trained
         return [trained[name] for name in list(self.names) if name in trained]
 
     @property
     def differences(self) -> dict[str, str]:
-        """Why each of those that are not of the present settings can't be compared with the others."""
-        reasons, standing, counted = self.reasons(), self.standing(), number_of(self.places)
+        """By name, why a candidate can't be compared with the current ones."""
+        reasons, current_runs, counted = self.reasons(), self.current_runs(), number_of(self.places)
         differences = {}
         for kept in self.kept:
-            count = len(standing.get(kept.name, ()))
+            count = len(current_runs.get(kept.name, ()))
             missing = f"trained on {count} of {counted}" if 0 < count < len(self.places) else ""
             if why := reasons.get(kept.id) or missing:
                 differences[kept.name] = why
         return differences
 
     def others(self) -> dict[str, Trained]:
-        """All other runs, by name and number."""
-        known = {run.id for run in self.kept} | {run.id for at in self.standing().values() for run in at.values()}
+        """Return the runs that are not in the means or rows of the candidates, labelled by name and number."""
+        known = {run.id for run in self.kept} | {run.id for at in self.current_runs().values() for run in at.values()}
         return {f"{run.name} #{run.number}": run for run in list(self.runs) if run.id not in known}
 
     @property
     def present(self) -> list[Trained]:
-        """What has been trained with the present settings, on all splits and seeds, in order."""
+        """The candidates trained with the current settings on all splits and seeds, in display order."""
         differences = self.differences
         return [kept for kept in self.kept if kept.name not in differences]
 
     @property
     def unchanged(self) -> bool:
-        """Whether what is entered is what the batch was begun with."""
+        """Whether the settings are those with which the batch began."""
         return self.batch_of is not None and self.batch_of.same(self.entered())
 
     @functools.cached_property
     def view(self) -> PanelData:
-        """What the pictures show."""
+        """Inputs of the pictures."""
         return view_of(self.data)
 
     def _rows(self, outdated: bool = False) -> dict[str, dict[Place, Trained]]:
-        """The runs of each row: all of the present settings, or the one that stands for a name."""
-        standing, differences = self.standing(), self.differences
+        """Return the runs of each table row: all current ones, or for outdated candidates the one that represents them."""
+        current_runs, differences = self.current_runs(), self.differences
         if outdated:
             return {kept.name: {self.places[0]: kept} for kept in self.kept if kept.name in differences}
-        return {kept.name: standing[kept.name] for kept in self.present}
+        return {kept.name: current_runs[kept.name] for kept in self.present}
 
     def frame(self, outdated: bool = False) -> pd.DataFrame:
-        """The scores of the models of the present settings, or of the others; means over splits and seeds."""
+        """Return the scores of current, or else of outdated, candidates; means over splits and seeds."""
         return _frame(self._rows(outdated))
 
     def spread_frame(self) -> pd.DataFrame:
-        """The standard errors of `frame`."""
+        """Return the standard errors of `frame`."""
         return _frame(self._rows(), spread)
 
     def paired(self) -> Comparison | None:
-        """The paired comparison of what is of the present settings; None with one run for each model."""
+        """Return the paired comparison of current candidates; None with one run per model."""
         places = self.places
         share = self.splits.test_share() if over(places) == "splits" else 0.0
         return paired(self._rows(), places, share)
 
     def marked(self) -> dict[str, list[str]]:
-        """Of each column the models that are better than the plain one beyond noise; none with one run for each model."""
+        """Return by column the models that are better than the plain one beyond noise; none with one run per model."""
         comparison = self.paired()
         return {} if comparison is None else beyond_noise(comparison)
 
     def run_frame(self) -> pd.DataFrame:
-        """All runs, one row each: what was trained, when and by what, whether it is of the present settings, and the scores."""
-        reasons, standing = self.reasons(), self.standing()
-        present = {run.id for at in standing.values() for run in at.values()}
+        """Return a row for each run: settings, place, time, software, how it differs from the current settings, and scores."""
+        reasons, current_runs = self.reasons(), self.current_runs()
+        present = {run.id for at in current_runs.values() for run in at.values()}
         runs = {str(run.number): run for run in list(self.runs)}
         about = [
             {
@@ -232,7 +238,7 @@ class Findings:
                 "began": run.began,
                 **run.software,
                 "status": run.status,
-                "differs": reasons[run.id] or ("" if run.id in present else AGAIN),
+                "differs": reasons[run.id] or ("" if run.id in present else REPEATED),
             }
             for run in runs.values()
         ]
@@ -244,34 +250,34 @@ class Findings:
         return scores
 
     def table(self) -> str:
-        """The scores as HTML; empty if there are none."""
+        """Return the scores as an HTML table with notes; "" if there are no runs."""
         kept, total = self.kept, len(self.data.test)
         if not kept and not self.runs:
             return ""
-        n, places = min(total, MOST_JUDGED), self.places
+        n, places = min(total, MAX_TEST_ROWS), self.places
         rows = f"first {n:,} of {total:,} test rows" if n < total else f"{n:,} test rows"
-        lent = self.data.classes is None and any(k.answers is not None and not k.answers.measured for k in kept)
+        assumed = self.data.classes is None and any(k.answers is not None and not k.answers.measured for k in kept)
         comparison = self.paired()
-        notes = [f"On the {rows} of {self.data.name}. {_said_of(places if self.present else [], comparison)}"]
-        if lent:
+        notes = [f"On the {rows} of {self.data.name}. {_note_on_repeats(places if self.present else [], comparison)}"]
+        if assumed:
             notes.append(
-                "Where no noise is measured, NLL and intervals assume a constant one: the RMSE on the validation rows."
+                "Without measured noise, NLL and intervals assume constant noise: the RMSE on the validation rows."
             )
         differences = self.differences
         if differences:
             reasons = "; ".join(f"{name} ({why})" for name, why in differences.items())
-            notes.append(f"Grey, and ranked with no other row, since not of the present settings: {reasons}.")
+            notes.append(f"Grey rows were not trained with the current settings and are not compared: {reasons}.")
         status = {k.name: k.status for k in kept}
         others = self.others()
         if others:
-            notes.append(f"Earlier runs: {', '.join(others)}; the pointer on a row says how they differ.")
+            notes.append(f"Earlier runs: {', '.join(others)}; hover over a row to see how it differs.")
             why = self.reasons()
-            differences = {**differences, **{label: why[run.id] or AGAIN for label, run in others.items()}}
+            differences = {**differences, **{label: why[run.id] or REPEATED for label, run in others.items()}}
             status |= {label: "; ".join(filter(None, (_place(run), run.status))) for label, run in others.items()}
         by_name = {**self._rows(outdated=True), **self._rows()}
-        about = {name: _about(list(at.values())) for name, at in by_name.items()}
-        about |= {label: _about([run]) for label, run in others.items()}
-        about |= {name: f"{about[name]}. Not of the present settings: {why}" for name, why in differences.items()}
+        about = {name: _row_tooltip(list(at.values())) for name, at in by_name.items()}
+        about |= {label: _row_tooltip([run]) for label, run in others.items()}
+        about |= {name: f"{about[name]}. Differs from the current settings: {why}" for name, why in differences.items()}
         together = {k.name: by_name[k.name] for k in kept}
         frame = _frame({**together, **{label: {places[0]: run} for label, run in others.items()}})
         return table(
@@ -288,7 +294,7 @@ class Findings:
 
     @property
     def scales(self) -> Scales:
-        """The ends of the colours of each column in the pictures of all models of the present settings."""
+        """Limits of the colours or axis of each column, shared by the pictures of all current models."""
         shown = [kept for kept in self.present if kept.answers is not None]
         key = tuple(kept.id for kept in shown)
         if self._scales is None or self._scales[0] != key:
@@ -297,29 +303,29 @@ class Findings:
         return self._scales[1]
 
     def panel(self, kept: Trained, losses: bool = True) -> str:
-        """The panel of a model that could be judged, as HTML."""
+        """Return the panel of a model that was evaluated, as HTML."""
         answers = kept.answers
         assert answers is not None
         notes = [f"{kept.status}."] if kept.status else []
         if not answers.measured and self.view.kind == "table":
-            notes.append("No noise is measured: a constant one is assumed.")
+            notes.append("Noise is not measured; it is assumed to be constant.")
         if over(self.places):
             notes.append(f"Split {kept.split}, seed {kept.training.seed}.")
         history, scales = kept.history if losses else None, self.scales
         if scales and len(self.present) > 1:
-            what = "The axis has" if self.view.kind == "curve" else "Colours of one kind have"
-            notes.append(f"{what} one scale for all models.")
+            what = "The axis is" if self.view.kind == "curve" else "Colours of one kind are"
+            notes.append(f"{what} the same for all models.")
         note = " ".join(notes)
         return panel(kept.candidate, self.view, answers, history, note=note, made=kept.made, scales=scales)
 
 
-def _said_of(places: list[Place], comparison: Comparison | None) -> str:
-    """What the numbers are means of, and what is marked."""
+def _note_on_repeats(places: list[Place], comparison: Comparison | None) -> str:
+    """Return the note on what the numbers are means of, and what is marked."""
     if not places:
-        return "One training each."
+        return "One run each."
     if not over(places):
         return "One split, one seed: no ranking beyond this split."
-    marked = "" if comparison is None else f" Marked is what is better than {comparison.reference} beyond noise."
+    marked = "" if comparison is None else f" Marked scores are better than {comparison.reference} beyond noise."
     return f"Mean ± standard error over {in_words(places)}.{marked}"
 
 
@@ -327,11 +333,11 @@ def _place(run: Trained) -> str:
     return f"split {run.split}, seed {run.training.seed}"
 
 
-def _about(runs: list[Trained]) -> str:
-    """What was trained where and when, for a tooltip."""
+def _row_tooltip(runs: list[Trained]) -> str:
+    """Return what was trained where and when, for the tooltip of a row."""
     places = "; ".join(dict.fromkeys(map(_place, runs)))
     began = f", trained {runs[0].began[:16].replace('T', ' ')} UTC" if len(runs) == 1 and runs[0].began else ""
-    return f"{runs[0].made or 'the model as it is'}; {places}{began}"
+    return f"{runs[0].made or 'the plain model'}; {places}{began}"
 
 
 def _mean(runs: Mapping[Place, Trained], metric: str) -> float:
@@ -340,14 +346,14 @@ def _mean(runs: Mapping[Place, Trained], metric: str) -> float:
 
 
 def _frame(
-    runs: Mapping[str, Mapping[Place, Trained]], number: Callable[[Mapping[Place, Trained], str], float] = _mean
+    runs: Mapping[str, Mapping[Place, Trained]], statistic: Callable[[Mapping[Place, Trained], str], float] = _mean
 ) -> pd.DataFrame:
-    """One number of the runs for each label and metric: the mean, NaN where a run has none."""
+    """Return a table of one number per label and metric, the mean by default; NaN where a run has none."""
     require("pandas")
     import pandas as pd
 
     rows = {
-        label: {metric: number(at, metric) for metric in dict.fromkeys(m for run in at.values() for m in run.scores)}
+        label: {metric: statistic(at, metric) for metric in dict.fromkeys(m for run in at.values() for m in run.scores)}
         for label, at in runs.items()
     }
     frame = pd.DataFrame.from_dict(rows, orient="index", dtype=float)

@@ -1,4 +1,4 @@
-"""Forms of ipywidgets for the settings of wrappers, made from `Setting`s; what is entered is read back as a `Part`."""
+"""Forms of ipywidgets for the settings of wrappers, made from `Setting`s; the entries are read back as a `Part`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from .settings import Part, Setting, settings_of, summary
 
-_DEFAULT = "the default"  # for None: a menu shows that as nothing chosen
-_NUMBER = "a number"  # among fixed choices: the box beside it counts
+_DEFAULT = "the default"  # stands for None, which a dropdown would show as no selection
+_NUMBER = "a number"  # choice whose value is in the number box below
 _WIDE = {"description_width": "8.5rem"}
 _LAYOUT = {"width": "auto"}
 
@@ -17,13 +17,13 @@ class Form:
     """The settings of one part as controls.
 
     Args:
-        part: the class, and the values to start with; those that no control can show are kept as they are.
+        part: class and initial values; values that no control can show are kept unchanged.
         task: "regression" or "classification".
-        on_change: called without arguments after something was entered.
+        on_change: called without arguments after an entry was changed.
 
     Attributes:
-        controls: by setting, the control (the choice, where there is also a box for a number).
-        box: the widget with all of them.
+        controls: control of each setting, by name (the dropdown, if there is a number box as well).
+        box: widget with all controls.
     """
 
     def __init__(self, part: Part, task: str | None = None, on_change: Callable[[], Any] = lambda: None) -> None:
@@ -50,7 +50,7 @@ class Form:
         self._arrange()
 
     def _make(self, setting: Setting, value: Any) -> bool:
-        """Make the control of a setting; whether it can show the value."""
+        """Make the control of a setting; return whether it can show the value."""
         import ipywidgets as w
 
         style = {
@@ -105,7 +105,7 @@ class Form:
         return w.FloatText(value, **style)
 
     def _inner(self, setting: Setting, value: Any) -> Form | None:
-        """The form of a class among the choices, if the value is it or can be shown by it."""
+        """Return the form of a class among the choices, if the value is that class or an instance the form can show."""
         cls = value if isinstance(value, type) else value.cls if isinstance(value, Part) else type(value)
         if cls not in setting.menu or value is None or isinstance(value, bool | str | int | float):
             return None
@@ -136,7 +136,7 @@ class Form:
         self.box.children = children
 
     def part(self) -> Part:
-        """The class with the settings that differ from its defaults."""
+        """Return the class with the settings that differ from its defaults."""
         values = dict(self._kept)
         for name, setting in self._settings.items():
             if name in self._kept:
@@ -167,7 +167,7 @@ def _label(choice: Any) -> str:
 
 
 class CandidateForm:
-    """The settings of all parts of a candidate, with a line on each."""
+    """The settings of all parts of a candidate, with a one-line summary of each."""
 
     def __init__(self, parts: list[Part], task: str | None, on_change: Callable[[], Any] = lambda: None) -> None:
         import html
@@ -180,10 +180,10 @@ class CandidateForm:
             children += [w.HTML(f"<p class='wb-help'>{html.escape(summary(form.cls))}</p>"), form.box]
         if not parts:
             children = [
-                w.HTML("<p class='wb-help'>The model as it is, the baseline of all others. It has no settings.</p>")
+                w.HTML("<p class='wb-help'>The plain model, the baseline of all others. It has no settings.</p>")
             ]
         self.box = w.VBox(children).add_class("wb-form")
 
     def parts(self) -> list[Part]:
-        """What is entered."""
+        """Return the parts as entered."""
         return [form.part() for form in self.forms]

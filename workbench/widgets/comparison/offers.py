@@ -1,4 +1,7 @@
-"""What a comparison can be made of: variables of the notebook, data sets by name, ready models. Read only; nothing of the user's is called."""
+"""Data and models that a comparison can be made of: variables of the notebook, data sets by name, ready models.
+
+Variables are only inspected; no code of the user is called.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ Variables = Callable[[], dict[str, Any]]
 IMAGES = ("images", "cifar10", "cifar10n", "cifar10h")  # kinds of data sets
 TABLES = ("toy", "uci", "scikit-learn", "adult", "curve")
 READY = {
-    "tabular": "two hidden layers of 100 units, columns embedded where that helps; tables",
-    "mlp": "two hidden layers of 50 units; inputs of any shape",
-    "cnn": "two convolutions and a hidden layer; images",
-    "linear": "one linear layer; inputs of any shape",
+    "tabular": "for tables: two hidden layers of 100 units, columns embedded where that helps",
+    "mlp": "for inputs of any shape: two hidden layers of 50 units",
+    "cnn": "for images: two convolutions and a hidden layer",
+    "linear": "for inputs of any shape: one linear layer",
 }
 
 
@@ -37,12 +40,12 @@ class Offer:
     """Data or a model that can be chosen.
 
     Args:
-        label: what a menu says.
-        code: the expression that gives it; of a DataFrame its name only.
-        kind: "name" of a data set, "ready" model, or what kind of variable it is.
-        note: a line on it.
-        images, table: whether a row is an image, or some numbers, as far as that is known.
-        bytes: on the disk, of what has to be downloaded first; None: nothing has to be, 0: nobody knows how much.
+        label: entry in the menu.
+        code: code that refers to it; for a DataFrame only its name.
+        kind: "name" of a data set, "ready" model, or the kind of variable.
+        note: one-line description.
+        images, table: whether a row is an image, or a vector of numbers, as far as known.
+        bytes: size of the download it needs; None if it needs none, 0 if the size is not known.
     """
 
     label: str
@@ -55,7 +58,7 @@ class Offer:
 
 
 def variables_from(frame: FrameType) -> Variables:
-    """What reads the variables that code sees now where a frame is: the notebook's, or the module's, and those of a function as they were."""
+    """Return a function that gives the variables visible in a frame: the current ones of notebook or module, and the frame's locals now."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     shared: dict[str, Any] = frame.f_globals if shell is None else shell.user_ns
@@ -66,8 +69,8 @@ def variables_from(frame: FrameType) -> Variables:
 
 
 def data_kind(value: Any) -> str | None:
-    """What kind of data a variable holds; None if a comparison takes no such thing."""
-    kind = type(value)  # of which nothing of the user's is asked
+    """Return the kind of data a variable holds; None if a comparison does not take it."""
+    kind = type(value)  # unlike `__class__`, this runs no code of the user
     if issubclass(kind, Data):
         return "Data"
     pandas = sys.modules.get("pandas")
@@ -83,10 +86,10 @@ def data_kind(value: Any) -> str | None:
 
 
 def model_kind(value: Any, home: str = "__main__") -> str | None:
-    """What kind of model, or maker of one, a variable holds; None if it is neither.
+    """Return the kind of model, or of model factory, a variable holds; None if it is neither.
 
     Args:
-        value: of the variable.
+        value: value of the variable.
         home: name of the user's module, whose functions without arguments may make models.
     """
     kind = type(value)
@@ -94,12 +97,12 @@ def model_kind(value: Any, home: str = "__main__") -> str | None:
         try:
             wrapped = any(is_wrapped(module) for module in nn.Module.modules(value))
             return "model" if not wrapped and next(nn.Module.parameters(value), None) is not None else None
-        except (AttributeError, TypeError):  # a module whose __init__ was not finished, or that stands for another one
+        except (AttributeError, TypeError):  # a module whose __init__ did not finish, or a proxy
             return None
     if issubclass(kind, type):
         ours = not value.__module__.startswith(("torch.", "workbench."))
-        return "class" if ours and issubclass(value, nn.Module) and _needs_nothing(value) else None
-    if kind is FunctionType and _needs_nothing(value):
+        return "class" if ours and issubclass(value, nn.Module) and _callable_without_arguments(value) else None
+    if kind is FunctionType and _callable_without_arguments(value):
         if inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value):
             return None
         returned = value.__annotations__.get("return", value)
@@ -110,8 +113,8 @@ def model_kind(value: Any, home: str = "__main__") -> str | None:
     return None
 
 
-def _needs_nothing(callable_: Any) -> bool:
-    """Whether it can be called without arguments."""
+def _callable_without_arguments(callable_: Any) -> bool:
+    """Return whether something can be called without arguments."""
     try:
         parameters = inspect.signature(callable_).parameters.values()
     except (TypeError, ValueError):
@@ -120,26 +123,26 @@ def _needs_nothing(callable_: Any) -> bool:
 
 
 def data_offers(variables: Mapping[str, Any]) -> list[Offer]:
-    """The data among the variables, the data sets that are at hand, and those that can be downloaded."""
+    """Return the data among the variables, the data sets available locally, and those that can be downloaded."""
     variables_with_data = [
-        _own_data(name, value, kind)
+        _variable_offer(name, value, kind)
         for name, value in _named(variables)
-        if (kind := data_kind(value)) is not None  # no other variable is looked at
+        if (kind := data_kind(value)) is not None  # other variables are not inspected further
     ]
-    here, elsewhere = [], []
+    local, remote = [], []
     for name in names():
         images = _has_images(name)
         table = not images and entries()[name]["kind"] in TABLES
         offer = Offer(name, repr(name), "name", card(name).description, images, table)
         if is_local(name):
-            here.append(offer)
+            local.append(offer)
         elif (size := to_download(name)) is not None:
-            label = f"{name} (to download: {said_size(size)})"
-            elsewhere.append(replace(offer, label=label, bytes=size))
-    return [*variables_with_data, *here, *elsewhere]
+            label = f"{name} (to download: {size_in_words(size)})"
+            remote.append(replace(offer, label=label, bytes=size))
+    return [*variables_with_data, *local, *remote]
 
 
-def _own_data(name: str, value: Any, kind: str) -> Offer:
+def _variable_offer(name: str, value: Any, kind: str) -> Offer:
     images, table, shape = False, False, ""
     if kind == "Data":
         x = getattr(value.train, "x", None)
@@ -157,12 +160,12 @@ def _own_data(name: str, value: Any, kind: str) -> Offer:
 
 
 def model_offers(variables: Mapping[str, Any]) -> list[Offer]:
-    """The models among the variables and what makes one, and the ready models."""
+    """Return the models and model factories among the variables, and the ready models."""
     home = str(variables.get("__name__", "__main__"))
     notes = {
         "model": "A variable of this notebook; it is never changed.",
-        "class": "A class of this notebook; it is called without arguments, anew for each seed.",
-        "function": "A function of this notebook; it is called without arguments, anew for each seed, and is to return a model.",
+        "class": "A class of this notebook; it is called without arguments for each seed.",
+        "function": "A function of this notebook; it is called without arguments for each seed and must return a model.",
     }
     offers = []
     for name, value in _named(variables):
@@ -181,11 +184,11 @@ def _has_images(name: str) -> bool:
     return entries()[name]["kind"] in IMAGES or name == "digits"
 
 
-def said_size(size: int) -> str:
-    """Bytes in words.
+def size_in_words(size: int) -> str:
+    """Format a number of bytes.
 
     Example:
-        >>> said_size(170498071), said_size(12398), said_size(0)
+        >>> size_in_words(170498071), size_in_words(12398), size_in_words(0)
         ('170 MB', '12 kB', 'size unknown')
     """
     if not size:

@@ -1,4 +1,4 @@
-"""What came out of a comparison: models, scores and runs."""
+"""Results of a comparison: models, scores and runs."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ if TYPE_CHECKING:
 
 
 class Outcome:
-    """What came out of the trainings of a comparison."""
+    """Results of the trainings of a comparison; base class of `Comparison`."""
 
     _findings: Findings
     _prepared: Prepared
 
     @property
     def models(self) -> dict[str, Any]:
-        """The trained models by name, wrapped, in evaluation mode; those of `outdated` are among them."""
+        """The trained wrapped models by name, in evaluation mode, including those of `outdated`."""
         return {kept.name: kept.wrapped for kept in self._findings.kept if kept.wrapped is not None}
 
     @property
     def histories(self) -> dict[str, Any]:
-        """The course of each training, by name; see `workbench.History`."""
+        """The history of each training, by name; see `workbench.History`."""
         return {kept.name: kept.history for kept in self._findings.kept}
 
     @property
     def errors(self) -> dict[str, BaseException]:
-        """What failed, by name."""
-        judged = {kept.name: kept.error for kept in self._findings.kept if kept.error is not None}
-        return {**{name: error for name, (error, _) in self._findings.failed.items()}, **judged}
+        """The exceptions of training and evaluation, by name."""
+        of_evaluation = {kept.name: kept.error for kept in self._findings.kept if kept.error is not None}
+        return {**{name: error for name, (error, _) in self._findings.failed.items()}, **of_evaluation}
 
     @property
     def results(self) -> pd.DataFrame:
-        """One row for each model that is trained with the present settings: metrics on the test rows, and costs.
+        """One row for each model trained with the current settings: metrics on the test rows, and costs.
 
-        With several seeds or splits means over all of them; a model that was not trained on each is in `outdated`.
-        NaN where there is nothing to measure. Models that are not ticked any more, that were stopped, or that were trained with other settings,
-        from other weights or on other data can't be compared with these: they are in `outdated`.
+        With several seeds or splits, these are means over all of them. NaN where a metric does not apply. Models that are not comparable are
+        in `outdated`: those not ticked any more, not trained on each seed and split, stopped early, or trained with other settings, from other
+        weights or on other data.
         """
         return self._findings.frame()
 
     @property
     def standard_errors(self) -> pd.DataFrame:
-        """The standard errors of `results`, over the splits or else over the seeds; NaN with one run for each model."""
+        """The standard errors of `results`, over the splits or else over the seeds; NaN with one run per model."""
         return self._findings.spread_frame()
 
     @property
     def outdated(self) -> pd.DataFrame:
-        """One row for each trained model that is not of the present settings: what differs, and the columns of `results`."""
+        """One row for each model not trained with the current settings: what differs, and the columns of `results`."""
         differences = self._findings.differences
         frame = self._findings.frame(outdated=True)
         frame.insert(0, "differs", [differences.get(name, "") for name in frame.index])
@@ -59,22 +59,22 @@ class Outcome:
 
     @property
     def runs(self) -> pd.DataFrame:
-        """One row for each training, by its number: settings, seed, split, when and by what versions, what differs now, scores.
+        """One row for each run, by number: settings, seed, split, time, software versions, what differs from the current settings, scores.
 
-        A training overwrites no other: with the settings of an earlier run entered again, that run is in `results` again.
+        No run overwrites another: if the settings of an earlier run are entered again, that run is in `results` again.
         """
         return self._findings.run_frame()
 
     def matrix(self, **options: Any) -> Any:
-        """All models of the present settings in one picture: a row each, prediction and risks in columns, the truth where it is known.
+        """Draw all models trained with the current settings: a row for each, prediction and risks in columns, and the truth if known.
 
         Args:
-            **options: of `workbench.plots.matrix`, such as rows, features and target.
+            **options: options of `workbench.plots.matrix`, such as rows, features and target.
 
         Returns:
-            A matplotlib Figure; a cell that ends with it shows it.
+            A matplotlib Figure, which a cell that ends with it displays.
 
         Raises:
-            ValueError: nothing is trained with the present settings, or the data have no such picture.
+            ValueError: if nothing is trained with the current settings, or `plots.matrix` can't draw the data.
         """
         return matrix_figure(self._findings, self._prepared.output, options)

@@ -1,4 +1,4 @@
-"""The picture of one model on one data set, by the kind of the data, with what it says under the pointer."""
+"""The picture of one model on one data set, by the kind of data, with its tooltips."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from ..common.predictions import Predictions
 from . import several
 from .scales import Scales, columns_of, further, shared
 
-MOST_ROWS = 1500  # rows of a picture
-COLUMNS, POINTS = 32, 24  # places of a picture that say more under the pointer
-GRID = 48  # nodes of a map along each side
+MAX_ROWS = 1500  # test rows in a picture
+COLUMNS, POINTS = 32, 24  # number of tooltips over a curve, and of points with tooltips
+GRID = 48  # nodes along each side of a map
 
 
 @dataclass(frozen=True, eq=False)
 class PanelData:
-    """What is asked of a model for its picture.
+    """The inputs a model predicts for its picture.
 
     Args:
-        kind: "curve" (one input), "plane" (two), "images", "maps" or "several" (of targets), or "table" (everything else).
-        x: the inputs of the picture [n, ...].
-        rows: which test rows these are [n]; empty for a curve and for a plane, whose inputs are a grid.
+        data: data set.
+        kind: "curve" (one input), "plane" (two), "images", "maps", "several" (other targets per row) or "table" (everything else).
+        x: inputs [n, ...].
+        rows: numbers of these test rows [n]; empty for a curve and a plane, whose inputs are a grid.
         note: what the picture leaves out; "" if nothing.
+        grid: xx and yy of a plane [GRID, GRID].
     """
 
     data: Data
@@ -49,7 +51,7 @@ class PanelData:
 
 
 def kind_of(data: Data) -> str:
-    """Which picture suits data: "curve", "plane", "images", "table", or for several targets a row "maps" or "several"."""
+    """Return the kind of picture that suits the data, see `PanelData`."""
     if has_several(data):
         return "maps" if is_map(data) else "several"
     if len(data.input_shape) == 3 and data.input_shape[0] in (1, 3) and min(data.input_shape[1:]) >= 4:
@@ -59,13 +61,13 @@ def kind_of(data: Data) -> str:
     return "plane" if data.input_shape == (2,) else "table"
 
 
-def view_of(data: Data, fine: bool = True, most: int = MOST_ROWS) -> PanelData:
-    """The rows of the picture: a grid over one or two inputs, else test rows, sampled if there are many.
+def view_of(data: Data, fine: bool = True, most: int = MAX_ROWS) -> PanelData:
+    """Return the inputs of the picture: a grid over one or two inputs, else test rows, sampled if there are many.
 
     Args:
-        data: the data set.
-        fine: False asks for less, for a picture that will be drawn again soon.
-        most: test rows at most.
+        data: data set.
+        fine: False for fewer inputs, for a live picture.
+        most: maximum number of test rows.
     """
     kind, none = kind_of(data), torch.empty(0, dtype=torch.long)
     if kind in ("curve", "plane"):
@@ -79,7 +81,7 @@ def view_of(data: Data, fine: bool = True, most: int = MOST_ROWS) -> PanelData:
         return PanelData(data, kind, torch.stack([xx.flatten(), yy.flatten()], 1), none, grid=(xx, yy))
     n = len(data.test)
     if kind in ("maps", "several"):
-        rows = torch.arange(min(n, several.SHOWN))
+        rows = torch.arange(min(n, several.PICTURED_ROWS))
         shown = f"picture: the first {len(rows)} of {n:,} test rows" if kind == "maps" else ""
         return PanelData(data, kind, data.test.x[rows], rows, shown)
     most = most if fine else min(most, 300)
@@ -91,18 +93,18 @@ def view_of(data: Data, fine: bool = True, most: int = MOST_ROWS) -> PanelData:
 
 
 def _line(data: Data, column: int, n: int) -> Tensor:
-    """Evenly spaced values of an input, a little beyond all rows."""
+    """Return evenly spaced values of an input, with a margin around all rows."""
     known, both = (
         x[x.isfinite()] for x in (data.train.x[:, column], torch.cat([data.train.x, data.test.x])[:, column])
     )
     low, high = float(both.min()), float(both.max())
-    outside = high - low > 1.2 * float(known.max() - known.min())  # the test rows show it themselves
+    outside = high - low > 1.2 * float(known.max() - known.min())  # then the test rows already reach outside
     beyond = 0.0 if outside else 0.12 * (high - low) or 0.5
     return torch.linspace(low - beyond, high + beyond, n)
 
 
 def size(view: PanelData, answers: Predictions) -> tuple[float, float]:
-    """Width and height of the picture, in inches."""
+    """Return width and height of the picture, in inches."""
     if view.kind in ("maps", "several"):
         return several.picture_size(view)
     if view.kind == "curve":
@@ -120,14 +122,14 @@ def draw(
     """Draw the picture on an empty figure.
 
     Args:
-        figure: a matplotlib Figure or SubFigure.
-        view: what was asked.
-        answers: what the model said about `view.x`.
-        unit: of the target.
-        scales: ends of the colours, or of the axis of a curve, of all models that are compared; None: those of this one.
+        figure: matplotlib Figure or SubFigure.
+        view: inputs of the picture.
+        answers: predictions for `view.x`.
+        unit: unit of the target.
+        scales: limits of the colours, or of the axis of a curve, shared by all models; those of this model if None.
 
     Returns:
-        The places that say more under the pointer.
+        The tooltips.
     """
     scaled = {"curve": _curve, "plane": _plane, "maps": several.draw, "several": several.draw}
     if view.kind in scaled:
@@ -147,13 +149,14 @@ def _curve(figure: Any, view: PanelData, answers: Predictions, unit: str, scales
     )
     if scales:
         low, high = scales["prediction"]
-        ax.set_ylim(low - 0.12 * (high - low), high + 0.4 * (high - low))  # a strip below and the legend above it
+        # room for the strip below and the legend above
+        ax.set_ylim(low - 0.12 * (high - low), high + 0.4 * (high - low))
         ax.set_title(further(columns_of(view, answers)["prediction"], low, high), fontsize=8)
     at = torch.linspace(0, len(view.x) - 1, COLUMNS).round().long().tolist()
     width = float(view.x[-1] - view.x[0]) / (COLUMNS - 1)
     where = data.features[0].name
     return [
-        Spot(ax, float(view.x[i]), None, [f"{where} {float(view.x[i]):.3g}", *says(view, answers, i, unit)], width)
+        Spot(ax, float(view.x[i]), None, [f"{where} {float(view.x[i]):.3g}", *tooltip(view, answers, i, unit)], width)
         for i in at
     ]
 
@@ -194,7 +197,7 @@ def _plane(figure: Any, view: PanelData, answers: Predictions, unit: str, scales
     ]
     names = [column.name for column in data.features]
     return [
-        Spot(first, float(a), float(b), [f"{names[0]} {a:.2g}, {names[1]} {b:.2g}", *says(view, answers, i, unit)])
+        Spot(first, float(a), float(b), [f"{names[0]} {a:.2g}, {names[1]} {b:.2g}", *tooltip(view, answers, i, unit)])
         for i, (a, b) in ((i, view.x[i].tolist()) for i in rows)
     ]
 
@@ -206,7 +209,7 @@ def _map(ax: Any, view: PanelData, value: Tensor, label: str, limits: Any, point
     ax.set(xlabel=str(first), ylabel=str(second))
     ax.yaxis.labelpad = 0
     if ax.get_legend() is not None:
-        ax.get_legend().remove()  # the maps are small; dark points are the second class, light ones the first
+        ax.get_legend().remove()  # no room in small maps; light points are the first class, dark ones the second
 
 
 # ---- tables
@@ -216,7 +219,7 @@ def _table(figure: Any, view: PanelData, answers: Predictions, unit: str) -> lis
     first, cover = axes[:2]
     total = answers.risk.get("total")
     plots.predicted_against_true(answers.y, view.y, total, first, unit=unit)
-    if total is None:  # a live picture, before there is any noise to assume
+    if total is None:  # in a live picture no noise can be assumed yet
         cover.set_visible(False)
     else:
         plots.coverage(answers.y, total, view.y, cover)
@@ -232,9 +235,9 @@ def _table(figure: Any, view: PanelData, answers: Predictions, unit: str) -> lis
             first,
             float(view.y[i]),
             float(answers.y[i]),
-            [f"test row {int(view.rows[i])}", *says(view, answers, i, unit)],
+            [f"test row {int(view.rows[i])}", *tooltip(view, answers, i, unit)],
         )
-        for i in _telling(answers)
+        for i in _rows_with_tooltip(answers)
     ]
 
 
@@ -247,7 +250,7 @@ def _by_risk(ax: Any, answers: Predictions, error: Tensor, unit: str) -> None:
 
 
 def _spread(ax: Any, answers: Predictions, unit: str) -> None:
-    """How large each risk is over the rows: the sorted values of each."""
+    """Draw the sorted values of each risk, which show its distribution over the rows."""
     causes = [name for name in answers.causes if name != "vacuitic"]
     if not causes:
         ax.set_visible(False)
@@ -279,7 +282,7 @@ def _classes(figure: Any, view: PanelData, answers: Predictions, unit: str) -> l
 
 
 def _small(*axes: Any) -> None:
-    """Labels and legends for small Axes; on a logarithmic axis 1, 2 and 5, which do not overlap."""
+    """Shrink labels and legends for small Axes; label logarithmic axes at 1, 2 and 5 only, so that labels do not overlap."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for ax in axes:
@@ -324,27 +327,27 @@ def _images(figure: Any, view: PanelData, answers: Predictions, unit: str) -> li
             picture = view.x[i].permute(1, 2, 0)
             low, high = float(picture.min()), float(picture.max())
             ax.imshow(((picture - low) / (high - low or 1)).squeeze(-1).numpy(), cmap="gray", aspect="equal")
-            said, true = answers.y[i], view.y[i]
+            predicted, true = answers.y[i], view.y[i]
             if view.data.classes is None:
-                title = f"{float(said):.3g}\n(true {float(true):.3g})"
+                title = f"{float(predicted):.3g}\n(true {float(true):.3g})"
             else:
                 names = view.data.classes
-                title = names[int(said)] + ("" if said == true else f"\n(is {names[int(true)]})")
+                title = names[int(predicted)] + ("" if predicted == true else f"\n(true {names[int(true)]})")
             ax.set_title(title, fontsize=7, pad=2)
             ax.set_xlabel(f"{float(answers.risk[name][i]):.2f}", fontsize=7, labelpad=1)
         row[0].set_ylabel(f"most\n{name}", fontsize=8, color=plots.COLOURS[name])
     return []
 
 
-# ---- what is said of a row
-def says(view: PanelData, answers: Predictions, i: int, unit: str) -> list[str]:
-    """The lines that a row has under the pointer: prediction, true value and risks by cause."""
+# ---- tooltips
+def tooltip(view: PanelData, answers: Predictions, i: int, unit: str) -> list[str]:
+    """Return the lines of the tooltip of a row: prediction, true value and risks by cause."""
     data, in_unit = view.data, f" {unit}" if unit else ""
     if data.classes is None:
         lines = [f"prediction {float(answers.y[i]):.4g}{in_unit}"]
     else:
         assert answers.probs is not None
-        lines = [f"says {data.classes[int(answers.y[i])]} ({float(answers.probs[i].max()):.0%})"]
+        lines = [f"prediction {data.classes[int(answers.y[i])]} ({float(answers.probs[i].max()):.0%})"]
     if len(view.rows):
         true = view.y[i]
         lines.append(f"true {data.classes[int(true)] if data.classes else f'{float(true):.4g}{in_unit}'}")
@@ -354,8 +357,8 @@ def says(view: PanelData, answers: Predictions, i: int, unit: str) -> list[str]:
     return lines
 
 
-def _telling(answers: Predictions) -> list[int]:
-    """The rows with the highest risk, and some others."""
+def _rows_with_tooltip(answers: Predictions) -> list[int]:
+    """Return the rows that get a tooltip: those of highest risk, and some others."""
     n = len(answers.y)
     risk = answers.risk.get(answers.kind, torch.zeros(n))
     highest = risk.argsort(descending=True)[: POINTS // 2].tolist()

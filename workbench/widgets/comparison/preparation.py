@@ -1,4 +1,4 @@
-"""What a comparison is made of, checked before anything is changed."""
+"""Check the arguments of a comparison, before anything is changed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from workbench.data import Data
 
 from ..common.inputs import Model, check_fits
 from ..common.positions import comparable_data
-from .controls import MOST_REPEATS
+from .controls import MAX_REPEATS
 from .settings import PLAIN, Candidate, Part, candidates, fitting, wrapper_classes
 from .trials import Training, check_training
 
-# what is ticked at first if the user names nothing
-USUAL = {"regression": ("sculpt", "vote", "vote+sculpt+neo"), "classification": ("sample", "vote", "vote+neo")}
-USUAL |= {"labels": USUAL["classification"]}
+# ticked by default, by task
+DEFAULTS = {"regression": ("sculpt", "vote", "vote+sculpt+neo"), "classification": ("sample", "vote", "vote+neo")}
+DEFAULTS |= {"labels": DEFAULTS["classification"]}
 OUTPUTS = ("values", "logits", "probs", "binary")
 
 
 @dataclass(frozen=True)
 class Request:
-    """All that is asked of a comparison but its model and data; see the arguments of `Comparison`.
+    """The arguments of `Comparison` other than model and data.
 
     Raises:
-        TypeError, ValueError: a setting is out of range, or there is no such wrapper.
+        TypeError, ValueError: if a setting is out of range, or there is no such wrapper.
     """
 
     wrappers: dict[str, Wrapper] | Sequence[Wrapper | str] | None
@@ -43,8 +43,8 @@ class Request:
     def __post_init__(self) -> None:
         check_training(self.training)
         for name, count in (("seeds", self.seeds), ("splits", self.splits)):
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_REPEATS:
-                raise ValueError(f"{name} must be a whole number from 1 to {MOST_REPEATS}; found {count!r}")
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_REPEATS:
+                raise ValueError(f"{name} must be a whole number from 1 to {MAX_REPEATS}; found {count!r}")
         if self.output is not None and self.output not in OUTPUTS:
             raise ValueError(f'output must be "values", "logits", "probs" or "binary", not {self.output!r}')
         if self.wrappers is not None:
@@ -53,15 +53,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model and data that fit each other and what is asked.
+    """A model, data and candidates that have been checked to fit together.
 
     Args:
-        model: what to wrap.
-        plain: such a model.
-        data: in the form in which it is compared.
-        given: the data as they were given.
+        model: model to wrap.
+        plain: one instance of it.
+        data: data as they are compared.
+        given: data as given by the user.
         output: what the model gives.
-        rows: the candidates, whether each is ticked, and whether it can be removed.
+        rows: candidates, whether each is ticked, and whether it can be removed.
     """
 
     model: Model
@@ -73,7 +73,7 @@ class Prepared:
 
 
 def prepared(model: Any, source: Any, request: Request) -> Prepared:
-    """Check that a model and data fit each other and what is asked.
+    """Check that model, data and the other arguments fit together.
 
     Raises:
         TypeError, ValueError: as `Comparison`.
@@ -83,10 +83,10 @@ def prepared(model: Any, source: Any, request: Request) -> Prepared:
     to_wrap, task, output = Model(model, data), data.task, request.output
     if data.classes is not None and len(data.classes) < 2 and task == "classification":
         raise ValueError(
-            f"data: all rows of {data.name} are of one class, {data.classes[0]!r}, so that there is nothing to tell apart; give rows of another "
+            f"data: all rows of {data.name} are of one class, {data.classes[0]!r}, so that there is nothing to classify; give rows of another "
             "class as well"
         )
-    chosen = candidates(USUAL[task] if request.wrappers is None else request.wrappers)
+    chosen = candidates(DEFAULTS[task] if request.wrappers is None else request.wrappers)
     chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
     for candidate in chosen:
         if candidate.name == PLAIN:

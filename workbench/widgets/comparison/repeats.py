@@ -1,4 +1,4 @@
-"""Trainings on several splits and seeds: their data, and what is beyond noise over them."""
+"""Repeated trainings on several splits and seeds: their data, their spread, and differences beyond noise."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .scores import column
 from .settings import PLAIN
 from .trials import VALIDATION, Trained
 
-Place = tuple[int, int]  # split and seed
-LOOKED_AT = 1000  # test rows that are looked for among the training rows of another split
+Place = tuple[int, int]  # the split and seed of a training
+CHECKED_ROWS = 1000  # test rows that are searched among the training rows of another split
 
 
 class Splits:
     """The data of a comparison, split by split.
 
     Args:
-        source: what the user gave: a name, a pair of inputs and targets, or a Data, which has one split only.
-        base: the split that pictures are of.
+        source: data as given by the user: a name, a pair of inputs and targets, or a Data, which has only one split.
+        base: the split that pictures show.
     """
 
     def __init__(self, source: Any, base: Data) -> None:
@@ -35,21 +35,21 @@ class Splits:
 
     @property
     def several(self) -> bool:
-        """Whether there can be other splits."""
+        """Whether the data can have other splits."""
         return not isinstance(self._given, Data)
 
     def __getitem__(self, split: int) -> Data:
         return self._by_split[split]
 
     def get(self, split: int) -> Data | None:
-        """The data of a split, None if it is not made."""
+        """Return the data of a split; None if `prepare` has not made it."""
         return self._by_split.get(split)
 
     def prepare(self, count: int) -> None:
-        """Make so many splits, the base among them.
+        """Make `count` splits, starting with the base.
 
         Raises:
-            ValueError: there are no such splits, they are all the same, or the rows were changed since the comparison was made.
+            ValueError: if there are no such splits, two are the same, or the rows were changed since the comparison was made.
         """
         wanted = [self.base.split + i for i in range(count)]
         missing = [split for split in wanted if split not in self._by_split]
@@ -70,12 +70,12 @@ class Splits:
             self._by_split[split] = data
 
     def test_share(self) -> float:
-        """Test rows for each row trained on, where splits are drawn from the same rows; 0 where each split is drawn anew."""
+        """Return the number of test rows per training row if splits share rows; 0 if each split has new rows."""
         others = [data for split, data in self._by_split.items() if split != self.base.split]
         if not others:
             return 0.0
         known = set(_rows(self.base.train))
-        if known.isdisjoint(row for data in others for row in _rows(data.test, LOOKED_AT)):
+        if known.isdisjoint(row for data in others for row in _rows(data.test, CHECKED_ROWS)):
             return 0.0
         return len(self.base.test) / (len(self.base.train) * (1 - VALIDATION))
 
@@ -91,12 +91,12 @@ def _rows(split: Split, most: int | None = None) -> list[bytes]:
 
 
 def over(places: Sequence[Place]) -> str:
-    """What the runs at these places repeat: "splits", "seeds" of one split, or nothing ("")."""
+    """Return what these places repeat: "splits", "seeds" of one split, or "" for a single place."""
     return "" if len(places) < 2 else "splits" if len({split for split, _ in places}) > 1 else "seeds"
 
 
 def in_words(places: Sequence[Place]) -> str:
-    """How many splits and seeds these places are.
+    """Describe the number of splits and seeds of these places.
 
     Example:
         >>> in_words([(0, 0), (0, 1)]), in_words([(0, 0), (1, 0)]), in_words([(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -109,7 +109,7 @@ def in_words(places: Sequence[Place]) -> str:
 
 
 def number_of(places: Sequence[Place]) -> str:
-    """How many trainings of a model that are.
+    """Describe the number of trainings per model on these places.
 
     Example:
         >>> number_of([(0, 0), (0, 1)]), number_of([(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -120,7 +120,7 @@ def number_of(places: Sequence[Place]) -> str:
 
 
 def values(runs: Mapping[Place, Trained], metric: str) -> list[float]:
-    """A score split by split, each the mean over the seeds; on one split seed by seed; NaN where a run has none."""
+    """Return a score for each split, as mean over its seeds, or for each seed of a single split; NaN where a run has none."""
     scores = {place: run.scores.get(metric, math.nan) for place, run in sorted(runs.items())}
     if over(list(scores)) != "splits":
         return list(scores.values())
@@ -129,18 +129,18 @@ def values(runs: Mapping[Place, Trained], metric: str) -> list[float]:
 
 
 def spread(runs: Mapping[Place, Trained], metric: str) -> float:
-    """The standard error of the mean of a score; NaN for a single run, and where a run has none."""
+    """Return the standard error of the mean of a score; NaN for a single run, and if a run has none."""
     return standard_error(values(runs, metric))
 
 
 def paired(
     runs: Mapping[str, Mapping[Place, Trained]], places: Sequence[Place], test_share: float
 ) -> Comparison | None:
-    """The paired comparison of models with the plain one, each trained at all places; None where nothing can be tested.
+    """Return the paired comparison of models with the plain one, each trained at all places; None if nothing can be tested.
 
     Args:
-        runs: by model and place.
-        places: where all were trained.
+        runs: runs by model and place.
+        places: places at which all models were trained.
         test_share: see `experiments.paired.Comparison`.
     """
     kind = over(places)
@@ -163,7 +163,7 @@ def paired(
 
 
 def beyond_noise(comparison: Comparison) -> dict[str, list[str]]:
-    """For each metric the models that are better than the plain one beyond noise."""
+    """Return by metric the models that are better than the plain one beyond noise."""
     marked: dict[str, list[str]] = {}
     for (model, metric), difference in differences(comparison).items():
         if difference.better:

@@ -1,4 +1,4 @@
-"""What a saved notebook shows of a comparison where there is no kernel: the last table and pictures, beside the widget."""
+"""Static output of a comparison: its table and pictures for saved notebooks without a kernel, and for snapshots."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .controls import CSS
 from .figure import overview
 from .findings import Findings
 
-MOST_BYTES = 450_000
-RESOLUTIONS = (80, 56, 40)  # pixels per inch of the picture, the first that leaves it small enough
+MAX_BYTES = 450_000  # of the saved page
+RESOLUTIONS = (80, 56, 40)  # pixels per inch of the picture; the first with which the page is small enough is used
 
 
 def saved_output(findings: Callable[[], Findings | None]) -> SavedOutput:
-    """The output of the cell of a comparison; it is empty as long as there are no findings."""
+    """Return the saved output of a comparison, which is empty while there are no findings."""
 
     def page() -> str:
         present = findings()
@@ -29,7 +29,7 @@ def saved_output(findings: Callable[[], Findings | None]) -> SavedOutput:
 
 
 def saved_page(findings: Findings) -> str:
-    """The table and the pictures as HTML without scripts, of less than half a megabyte; pictures with hover as far as they have room."""
+    """Return table and pictures as HTML without scripts, in less than half a megabyte; pictures have tooltips if that fits."""
     table = findings.table()
     if not table:
         return ""
@@ -40,7 +40,7 @@ def saved_page(findings: Findings) -> str:
     if not trained:
         return f"{opened}</div></div>"
     panels = "".join(f'<div class="wb-panel">{findings.panel(kept, losses=False)}</div>' for kept in trained)
-    panels = f'<div class="wb-panels" style="display:none">{panels}</div>'  # an untrusted notebook has no styles, and shows the image
+    panels = f'<div class="wb-panels" style="display:none">{panels}</div>'  # untrusted notebooks drop styles and show the image
     alt = f"comparison of {', '.join(kept.name for kept in trained)} on {findings.data.name}"
     for dpi, hover in [(RESOLUTIONS[0], True), *((dpi, False) for dpi in RESOLUTIONS)]:
         figure = overview(findings.view, trained, findings.frame(), findings.data.target.unit, findings.marked())
@@ -48,21 +48,21 @@ def saved_page(findings: Findings) -> str:
             pictures.small_png(figure, dpi), alt, attributes='class="wb-pixels"' if hover else 'class="wb-only"'
         )
         page = f"{opened}{panels if hover else ''}</div>{image}</div>"
-        if len(page.encode()) <= MOST_BYTES:
+        if len(page.encode()) <= MAX_BYTES:
             return page
-    return f"{opened}<p>The pictures are too large to be saved.</p></div></div>"
+    return f"{opened}<p>The pictures are too large to save.</p></div></div>"
 
 
 def display_snapshot(findings: Findings) -> None:
-    """Leave a static picture in the cell that runs.
+    """Display a static picture in the running cell.
 
     Raises:
-        ValueError: nothing is trained with the present settings.
+        ValueError: if nothing is trained with the current settings.
     """
     trained = [kept for kept in findings.present if kept.answers is not None]
     if not trained:
         others = ", ".join(kept.name for kept in findings.kept if kept.wrapped is not None)
-        before = f" with the present settings, only {others} with others" if others else " yet"
+        before = f" with the current settings, only {others} with others" if others else " yet"
         raise ValueError(f"snapshot: nothing is trained{before}; start(block=True) first")
     panels = "".join(f'<div class="wb-panel">{findings.panel(kept, losses=False)}</div>' for kept in trained)
     metrics = f'<div class="wb-metrics">{findings.table()}</div>'

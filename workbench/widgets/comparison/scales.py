@@ -1,4 +1,4 @@
-"""One scale for the pictures of all models of a comparison, so that they can be compared by eye."""
+"""Scales shared by the pictures of all models of a comparison, so that they can be compared by eye."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Scales: TypeAlias = Mapping[str, tuple[float, float]]
 
 
 def columns_of(view: Any, answers: Predictions) -> dict[str, Tensor]:
-    """What pictures show of one model: maps and planes values and risks in colours, a curve its band of two standard deviations."""
+    """Return the quantities in a picture of one model: values and risks of maps and planes, ± two standard deviations of a curve."""
     if view.kind == "curve":
         none = torch.zeros_like(answers.y)
         band = 2 * torch.hypot(answers.risk.get("epistemic", none), answers.risk.get("aleatoric", none))
@@ -28,33 +28,33 @@ def columns_of(view: Any, answers: Predictions) -> dict[str, Tensor]:
 
 
 def shared(view: Any, answers: Sequence[Predictions]) -> Scales:
-    """For each column of the pictures the ends of one scale for all models, which an outlier among them does not stretch; of curves the axis.
+    """Return the limits of a scale for each column of the pictures, or of the axis of curves, shared by all models but outliers.
 
     Args:
-        view: a `PanelData`; other kinds than maps, planes and curves have no scale.
-        answers: of the models that are compared.
+        view: a `PanelData`; kinds other than maps, planes and curves have no scales.
+        answers: predictions of the models compared.
     """
     if view.kind not in ("maps", "plane", "curve") or not answers:
         return {}
-    said = [columns_of(view, a) for a in answers]
-    names = dict.fromkeys(name for columns in said for name in columns)
-    values = {name: [c[name].double().flatten().numpy() for c in said if name in c] for name in names}
+    by_model = [columns_of(view, a) for a in answers]
+    names = dict.fromkeys(name for columns in by_model for name in columns)
+    values = {name: [c[name].double().flatten().numpy() for c in by_model if name in c] for name in names}
     if view.kind == "maps" and "prediction" in values:
         values["prediction"].append(view.data.test.y[view.rows].double().flatten().numpy())
     scales = {}
     for name, numbers in values.items():
         bottom = None if name in ("prediction", "vacuitic") else 0.0
         scales[name] = scale(numbers, bottom=bottom, typical=1.0 if name == "prediction" else TYPICAL)
-    if view.kind == "curve":  # what was observed is seen, whatever the models say
+    if view.kind == "curve":  # always show all observations
         observed = [*view.data.train.y.flatten().tolist(), *scales["prediction"]]
         scales["prediction"] = min(observed), max(observed)
     if view.kind == "plane":
-        scales.pop("vacuitic", None)  # which is in standard deviations, on the same scale everywhere
+        scales.pop("vacuitic", None)  # planes draw it on a fixed scale, as it is in standard deviations
     return scales
 
 
 def further(values: Tensor, low: float, high: float) -> str:
-    """How far one model reaches beyond a scale, in words for its picture; "" if it does not."""
+    """Describe how far one model reaches beyond a scale; "" if it does not."""
     return beyond([""], [values.double().flatten().numpy()], low, high).strip()
 
 

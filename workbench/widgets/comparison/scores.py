@@ -1,4 +1,4 @@
-"""The table of a comparison: how good each model is on the test rows, and what it costs."""
+"""The table of a comparison: scores of each model on the test rows, and its costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..common.predictions import Predictions
 if TYPE_CHECKING:
     import pandas as pd
 
-LEVEL = 0.9  # of the intervals whose coverage is counted
+LEVEL = 0.9  # nominal coverage of the intervals
 TIMED_ROWS = 512
 
 
@@ -36,10 +36,10 @@ class Column:
     """One column of the table.
 
     Args:
-        title: what stands above it, {unit} for " (unit of the target)".
-        help: what it is.
-        metric: the name of the metric, for its direction; a value that it should be close to; or None for a cost.
-        text: how a value is written.
+        title: header, with {unit} for " (unit of the target)".
+        help: tooltip of the header.
+        metric: name of the metric, for its direction; a value that it should be close to; or None for a cost.
+        text: formats a value.
     """
 
     title: str
@@ -61,53 +61,53 @@ def _three(value: float) -> str:
 
 COLUMNS: dict[str, Column] = {
     "rmse": Column("RMSE{unit}", "root mean squared error of the prediction", "rmse", _three),
-    "accuracy": Column("accuracy", "share of the test rows whose class is right", "accuracy", "{:.1%}".format),
+    "accuracy": Column("accuracy", "share of test rows classified correctly", "accuracy", "{:.1%}".format),
     "mean_iou": Column(
         "mean IoU",
-        "intersection over union of truth and prediction, averaged over the classes",
+        "intersection over union of truth and prediction, mean over the classes",
         "mean_iou",
         "{:.1%}".format,
     ),
     "nll": Column(
-        "NLL (nats)", "negative log-likelihood of the true values: punishes confident mistakes", "nll", "{:.3f}".format
+        "NLL (nats)", "negative log-likelihood of the true values; penalises confident mistakes", "nll", "{:.3f}".format
     ),
     "coverage": Column(
         f"in {LEVEL:.0%} interval",
-        f"share of true values inside the {LEVEL:.0%} interval: should be {LEVEL:.0%}",
+        f"share of true values inside the {LEVEL:.0%} interval; should be {LEVEL:.0%}",
         LEVEL,
         "{:.1%}".format,
     ),
     "calibration_error": Column(
         "calibration error",
-        "how far the shares inside intervals are from what they should be, on average",
+        "mean difference between the observed and the nominal coverage of intervals",
         "calibration_error",
         "{:.3f}".format,
     ),
-    "ece": Column("ECE", "how far confidence and accuracy are apart, on average", "ece", "{:.3f}".format),
+    "ece": Column("ECE", "mean difference between confidence and accuracy", "ece", "{:.3f}".format),
     "error_auroc": Column(
         "AUROC of errors",
-        "chance that the risk is higher on a wrong row than on a right one: 0.5 is guessing",
+        "probability that a wrong row has a higher risk than a right one; 0.5 is guessing",
         "auroc",
         "{:.3f}".format,
     ),
     "outside_auroc": Column(
         "AUROC outside",
-        "chance that the risk is higher outside the training data than in it: 0.5 is guessing",
+        "probability that a row outside the training data has a higher risk than one inside; 0.5 is guessing",
         "auroc",
         "{:.3f}".format,
     ),
     "parameters_added": Column(
-        "parameters added", "by the wrapper, on top of the plain model's", None, "{:+,.0f}".format
+        "parameters added", "parameters that the wrapper adds to the plain model", None, "{:+,.0f}".format
     ),
     "seconds": Column(
         "training (s)",
-        "seconds that the training took; its first step, in which things are loaded once, counts as any other",
+        "training time in seconds; one-off work in the first step, such as loading libraries, is not counted",
         None,
         lambda value: f"{value:.1f}" if value >= 1 else f"{value:.2g}",
     ),
     "passes": Column(
         "cost of a prediction",
-        "time of a prediction with risk, in predictions of the plain baseline",
+        "time of a prediction with risk, relative to a prediction of the plain model",
         None,
         "{:.1f}×".format,
     ),
@@ -116,7 +116,7 @@ COSTS = ("parameters_added", "seconds", "passes")
 
 
 def column(name: str) -> Column:
-    """A column of the table; "rmse_NAME" is that of one of several targets."""
+    """Return a column of the table; "rmse_NAME" is that of one of several targets."""
     if name in COLUMNS:
         return COLUMNS[name]
     target = name.removeprefix("rmse_").replace("{", "{{").replace("}", "}}")
@@ -124,25 +124,25 @@ def column(name: str) -> Column:
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Those of the names that are columns, in the order of the table."""
+    """Return the names that are columns, in the order of the table."""
     names = list(names)
     targets = [name for name in names if name.startswith("rmse_")]
     return [n for c in COLUMNS for n in ([c] * (c in names) + (targets if c == "rmse" else []))]
 
 
 def scores(answers: Predictions, data: Data, y: Tensor) -> dict[str, float]:
-    """The metrics of one model.
+    """Compute the metrics of one model.
 
     Args:
-        answers: about test rows.
-        data: for its task and its regions.
-        y: the true targets of these rows, which are the first ones of the test rows.
+        answers: predictions for test rows.
+        data: data set, with task and regions.
+        y: true targets of these rows, which are the first test rows.
 
     Returns:
-        By the names of `COLUMNS`.
+        Metrics by the names of `COLUMNS`.
 
     Raises:
-        ValueError: a prediction or target is not finite.
+        ValueError: if a prediction or target is not finite.
     """
     target = y.reshape(len(y), -1)[:, 0]
     values: dict[str, Tensor] = {}
@@ -169,15 +169,15 @@ def scores(answers: Predictions, data: Data, y: Tensor) -> dict[str, float]:
 
 
 def parameters_added(wrapped: nn.Module, plain: nn.Module) -> int:
-    """How many numbers can be trained beyond those of the plain model."""
+    """Return the number of parameters beyond those of the plain model."""
     return sum(p.numel() for p in wrapped.parameters()) - sum(p.numel() for p in plain.parameters())
 
 
 def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float:
-    """What a prediction with risk costs, in predictions of the plain baseline: the ratio of the least times on the same rows."""
+    """Measure the cost of a prediction with risk, relative to a prediction of the plain model: the ratio of minimum times on the same rows."""
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     x = inputs_like(x[:TIMED_ROWS], wrapped)
-    # wrapped as well: small models spend most time around the passes
+    # wrapped as well, since small models spend most of the time outside the forward pass
     move(plain, like.device, like.dtype)
     baseline = compose()(plain)
 
@@ -190,10 +190,10 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
 
     with torch.no_grad(), evaluating(wrapped, whole=True), evaluating(baseline, whole=True), warnings.catch_warnings():
         calls = (lambda: wrapped(x, return_risk=True), lambda: baseline(x))
-        for call in calls:  # the first call of a kind finds out how to run
+        for call in calls:  # warm up: the first call chooses how to run
             call()
-        with_risk, alone = (min(seconds(call) for _ in range(repeats)) for call in calls)
-    return with_risk / alone
+        with_risk, plain_seconds = (min(seconds(call) for _ in range(repeats)) for call in calls)
+    return with_risk / plain_seconds
 
 
 def table(
@@ -208,25 +208,25 @@ def table(
     test: str = "",
     about: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The table as HTML.
+    """Return the table as HTML.
 
     Args:
         frame: one row for each model, columns of `COLUMNS`.
-        unit: of the target.
-        status: what to say beside a name, such as "stopped after 12 epochs".
-        notes: lines below.
-        differs: of rows that can't be compared with the others, why; they are greyed, and never marked.
-        spreads: standard errors of the numbers of `frame` that are means.
-        marked: of a column, the rows that are better than the plain model's beyond noise.
-        test: how that was tested, for the tooltip of the column.
-        about: of a row what was trained, for the tooltip of its name.
+        unit: unit of the target.
+        status: notes beside the names of rows, such as "stopped after 12 epochs".
+        notes: lines below the table.
+        differs: by row, why it can't be compared with the others; such rows are grey and never marked.
+        spreads: standard errors of the means in `frame`.
+        marked: by column, the rows that are better than the plain model beyond noise.
+        test: description of the test, for the tooltips of columns.
+        about: by row, what was trained, for the tooltips of names.
     """
     names = [name for name in ordered(map(str, frame)) if frame[name].notna().any()]
     tested = {name for name in names if test and column(name).best in ("max", "min")}
     in_unit = f" ({unit})" if unit else ""
     helps = {n: column(n).help + (f". {test}" if n in tested else "") for n in names}
     head = "".join(
-        f'<th scope="col" title="{html.escape(helps[n])}">{html.escape(column(n).title.format(unit=in_unit))}{_ARROWS[_way(n)]}</th>'
+        f'<th scope="col" title="{html.escape(helps[n])}">{html.escape(column(n).title.format(unit=in_unit))}{_ARROWS[_direction(n)]}</th>'
         for n in names
     )
     rows = []
@@ -239,17 +239,17 @@ def table(
                 error = spreads.loc[row, name]
                 if not math.isnan(error):
                     together = column(name).text is _three and error > 0
-                    text, said = (
+                    text, error_text = (
                         with_spread(value, error).split(" ± ") if together else (text, column(name).text(error))
                     )
-                    text += f" <small>± {said}</small>"
+                    text += f" <small>± {error_text}</small>"
             better = row in marked.get(name, ()) and row not in differs
             cells.append(f'<td class="wb-best"><b>{text}</b></td>' if better else f"<td>{text}</td>")
-        said = f" <small>{html.escape(status[row])}</small>" if status.get(row) else ""
+        note = f" <small>{html.escape(status[row])}</small>" if status.get(row) else ""
         why = html.escape(differs.get(row, ""))
-        greyed = f' class="wb-outdated" title="not of the present settings: {why}"' if why else ""
+        greyed = f' class="wb-outdated" title="differs from the current settings: {why}"' if why else ""
         tip = f' title="{html.escape(about[row])}"' if about.get(row) else ""
-        rows.append(f'<tr{greyed}><th scope="row"{tip}>{html.escape(str(row))}{said}</th>{"".join(cells)}</tr>')
+        rows.append(f'<tr{greyed}><th scope="row"{tip}>{html.escape(str(row))}{note}</th>{"".join(cells)}</tr>')
     below = "".join(f"<p>{html.escape(note)}</p>" for note in notes if note)
     return (
         f'<div class="wb-scroll"><table class="wb-table"><thead><tr><th scope="col">model</th>{head}</tr></thead>'
@@ -260,6 +260,6 @@ def table(
 _ARROWS = {"max": " ↑", "min": " ↓", "": ""}
 
 
-def _way(name: str) -> str:
+def _direction(name: str) -> str:
     way = column(name).best
     return way if isinstance(way, str) else ""

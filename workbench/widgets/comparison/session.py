@@ -1,4 +1,4 @@
-"""The session file of a comparison: all its runs, saved as they come, read again by another kernel or machine."""
+"""The session file of a comparison: all its runs, saved as they end, to be read by another kernel or machine."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FORMAT = "workbench comparison session 1"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a session file holds, before it is known of what data and model it is used.
+    """Contents of a session file, not yet checked against data and model.
 
     Args:
-        path: of the file.
+        path: path of the file.
         data: name of the data set.
-        digest: of its rows.
-        model: in words; empty in files of earlier versions.
-        splits: that its runs are of.
+        digest: digest of its rows.
+        model: description of the model; "" in files of earlier versions.
+        splits: splits of its runs.
         records: a dict for each run.
-        deleted: ids and numbers of the runs that were deleted.
+        deleted: numbers of the deleted runs, by id.
     """
 
     path: Path
@@ -56,10 +56,10 @@ class Contents:
 
 
 def contents(path: Path) -> Contents | None:
-    """What a session file holds; None if there is no file.
+    """Read a session file; return None if it does not exist.
 
     Raises:
-        ValueError: the file is no session.
+        ValueError: if the file is not a session file.
     """
     if not path.exists():
         return None
@@ -80,36 +80,37 @@ def contents(path: Path) -> Contents | None:
     except Exception as error:
         raise ValueError(
             f"session: {path} is no session file of a Comparison ({type(error).__name__}: {error!s:.200}); give the path of one, "
-            "or of a file that is not there yet"
+            "or of a new file"
         ) from error
 
 
 class Session:
-    """A file that keeps the runs of a comparison, for several kernels at once; without a path nothing is written.
+    """A file with the runs of a comparison, which several kernels may use at once; without a path nothing is written.
 
-    Runs are told apart by their ids. The file also holds the ids of the runs that were deleted, so that a kernel that still has one of them does
-    not write it back, and no number is given twice.
+    Runs are identified by their ids. The file also has the ids and numbers of deleted runs, so that another kernel does not write such a run
+    back, and no number is used twice.
 
     Args:
-        path: the file, which need not be there.
-        data: what the runs are of; a file of other data is refused.
-        model: what is trained, in words, for who opens the file.
+        path: path of the file, which need not exist; None for no file.
+        data: data of the runs; a file of other data is refused.
+        model: description of the model, for readers of the file.
     """
 
     def __init__(self, path: Path | None, data: Data, model: str = "") -> None:
         self.path, self.data, self._model = path, data, model
         self._digest = ""
-        self._seen: dict[str, Trained] = {}  # with the models of this kernel, should another one undo a deletion
+        # keeps models of this kernel, in case another kernel restores a deleted run
+        self._seen: dict[str, Trained] = {}
         self._deleted: dict[str, int] = {}  # id -> number
 
     def read(self, versions: tuple[int, ...]) -> list[Trained]:
-        """The runs of the file, those of other kernels without weights; none if there is no file.
+        """Return the runs of the file, those of other kernels without weights; none if there is no file.
 
         Args:
-            versions: of the data now, which runs on these data are given.
+            versions: current versions of the data, assigned to runs on these data.
 
         Raises:
-            ValueError: the file is no session, or one of other data.
+            ValueError: if the file is not a session file, or one of other data.
         """
         runs = [self._seen.get(record["id"]) or _run(record, versions) for record in self._records()]
         self._seen |= {run.id: run for run in runs}
@@ -123,27 +124,27 @@ class Session:
         deleted: Sequence[Trained] = (),
         restored: Sequence[Trained] = (),
     ) -> list[Trained]:
-        """Write all runs, whole or not at all, with those that another kernel has put there meanwhile.
+        """Write all runs atomically, merged with those that another kernel has written meanwhile.
 
         Args:
-            runs: of this kernel; those without a number are given the next one.
-            versions: of the data now.
-            deleted, restored: runs that are deleted by this, or brought back.
+            runs: runs of this kernel; those without a number get the next one.
+            versions: current versions of the data.
+            deleted, restored: runs to delete, or to restore.
 
         Returns:
-            All runs there are now, by number: without those that another kernel has deleted.
+            All runs, by number, without those that another kernel has deleted.
 
         Raises:
             ValueError: as `read`.
         """
-        with self._alone():
+        with self._locked():
             others = self.read(versions)
             self._deleted |= {run.id: run.number for run in deleted}
             for run in restored:
                 self._deleted.pop(run.id, None)
-            together = {run.id: run for run in [*others, *runs, *restored] if run.id not in self._deleted}
-            merged = _numbered(list(together.values()), self._deleted.values())
-            self._seen |= together
+            by_id = {run.id: run for run in [*others, *runs, *restored] if run.id not in self._deleted}
+            merged = _numbered(list(by_id.values()), self._deleted.values())
+            self._seen |= by_id
             if self.path is not None:
                 self._digest = self._digest or self.data.checksum
                 records = [_record(run, run.versions == versions) for run in merged]
@@ -154,8 +155,8 @@ class Session:
         return merged
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other kernel reads and writes the file meanwhile."""
+    def _locked(self) -> Iterator[None]:
+        """Keep other kernels from reading and writing the file meanwhile."""
         if self.path is None:
             yield
             return
@@ -164,7 +165,7 @@ class Session:
             yield
 
     def _records(self) -> list[dict[str, Any]]:
-        """What the file holds of each run; which ones are deleted is noted."""
+        """Return the records of the file, and note which runs are deleted."""
         saved = None if self.path is None else contents(self.path)
         if saved is None:
             return []
@@ -172,14 +173,14 @@ class Session:
         if saved.digest != self._digest:
             raise ValueError(
                 f"session: {self.path} holds runs of {saved.data} (digest {saved.digest[:12]}), but the data here are "
-                f"{self.data.name} (digest {self._digest[:12]}); give the data that it was made with, or another path"
+                f"{self.data.name} (digest {self._digest[:12]}); give the data of these runs, or another path"
             )
         self._deleted = saved.deleted
         return saved.records
 
 
 def _numbered(runs: list[Trained], deleted: Iterable[int]) -> list[Trained]:
-    """The runs by number; those without one, and those whose number an earlier one has, are given the next ones."""
+    """Return the runs by number; those without a number, or with one that is taken, get the next ones."""
     taken = set(deleted)
     last = max([*taken, *(run.number for run in runs)], default=0)
     for run in sorted(runs, key=lambda run: run.number or math.inf):
@@ -189,13 +190,13 @@ def _numbered(runs: list[Trained], deleted: Iterable[int]) -> list[Trained]:
     return sorted(runs, key=lambda run: run.number)
 
 
-PLAINLY = ("name", "status", "scores", "origin", "id", "number", "settings", "made", "began", "split", "software")
+PLAIN_FIELDS = ("name", "status", "scores", "origin", "id", "number", "settings", "made", "began", "split", "software")
 
 
 def _record(run: Trained, same_data: bool) -> dict[str, Any]:
     answers = run.answers
     return {
-        **{name: getattr(run, name) for name in PLAINLY},
+        **{name: getattr(run, name) for name in PLAIN_FIELDS},
         "training": asdict(run.training),
         "same_data": same_data,
         "history": (list(run.history.records), run.history.best_epoch, run.history.interrupted),
@@ -212,5 +213,5 @@ def _run(record: dict[str, Any], versions: tuple[int, ...]) -> Trained:
         history=History(*record["history"]),
         answers=None if answers is None else Predictions(**answers),
         versions=versions if record["same_data"] else (-1,),
-        **{name: record[name] for name in PLAINLY},
+        **{name: record[name] for name in PLAIN_FIELDS},
     )

@@ -1,6 +1,6 @@
-"""Candidates of a comparison, and the source code that builds them.
+"""Candidates of a comparison, and the source code that builds them; no widgets.
 
-No widgets in here: `Part` is one wrapper with its settings, `Candidate` one or several parts under a name. Both can be built, and written down.
+A `Part` is one wrapper with its settings, a `Candidate` one or several parts under a name. Both can be built, and written as source code.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from workbench.methods import BUILT_IN
 
 
 class Unwritable(ValueError):
-    """Something that can't be written down as source code."""
+    """Something that can't be written as source code."""
 
 
 def wrapper_classes() -> dict[str, type[Wrapper]]:
-    """Every wrapper that has a name.
+    """Return all registered wrappers by name.
 
     Example:
         >>> "vote" in wrapper_classes()
@@ -34,16 +34,16 @@ def wrapper_classes() -> dict[str, type[Wrapper]]:
 
 
 def summary(cls: type) -> str:
-    """The first sentence of a docstring."""
+    """Return the first paragraph of a docstring, on one line."""
     return (cls.__doc__ or cls.__name__).strip().split("\n\n")[0].replace("\n", " ")
 
 
 def settings_of(cls: type, task: str | None = None) -> tuple[Setting, ...]:
-    """The settings of a wrapper, or of a class among the choices of one, that can be entered by hand; the options of all wrappers left out.
+    """Return the settings of a wrapper, or of a class it can choose, that a form can show, without the options common to all wrappers.
 
     Args:
-        cls: the class.
-        task: "regression" or "classification" leaves out output distributions that are of no use there.
+        cls: class.
+        task: "regression" or "classification", to leave out output distributions that do not apply.
 
     Example:
         >>> from workbench import vote
@@ -57,11 +57,11 @@ def settings_of(cls: type, task: str | None = None) -> tuple[Setting, ...]:
 
 @dataclass
 class Part:
-    """One wrapper and the settings in which it differs from its defaults.
+    """One wrapper with the settings that differ from its defaults.
 
     Args:
-        cls: the wrapper's class.
-        values: by argument; for a class among the choices an instance of it, or a `Part` of that class.
+        cls: class of the wrapper.
+        values: values by argument; where a class can be chosen, an instance of it or a `Part` of that class.
 
     Example:
         >>> from workbench import vote
@@ -73,41 +73,41 @@ class Part:
     values: dict[str, Any] = field(default_factory=dict)
 
     def build(self, output: Any = "values") -> Any:
-        """The object; a wrapper that asks for no output is given this one."""
+        """Build the object; a wrapper without `output` gets this one."""
         values = {name: value.build() if isinstance(value, Part) else value for name, value in self.values.items()}
         if issubclass(self.cls, Wrapper) and output != "values":
             values.setdefault("output", output)
         return self.cls(**values)
 
     def source(self, imports: set[str], output: Any = "values") -> str:
-        """The expression that builds it; what it needs is added to the imports.
+        """Return the expression that builds the object, and add its imports to `imports`.
 
         Raises:
-            Unwritable: a value or the class can't be written down.
+            Unwritable: if a value or the class can't be written as source code.
         """
         values = dict(self.values)
         if issubclass(self.cls, Wrapper) and output != "values":
             values.setdefault("output", output)
         place = reference(self.cls, imports)
-        return f"{place}({', '.join(f'{name}={_written(value, imports)}' for name, value in values.items())})"
+        return f"{place}({', '.join(f'{name}={_source(value, imports)}' for name, value in values.items())})"
 
 
 def part_of(wrapper: Wrapper) -> Part:
-    """The part that a wrapper was made of.
+    """Return the part for a wrapper object.
 
     Raises:
-        TypeError: if its settings are not known.
+        TypeError: if its settings are not declared as fields.
     """
     if "__dataclass_params__" not in vars(type(wrapper)):
         raise TypeError(
-            f"wrappers: {type(wrapper).__name__} has an __init__ of its own, which does not say its settings; declare them as fields, "
+            f"wrappers: {type(wrapper).__name__} has a custom __init__, which does not declare its settings; declare them as fields, "
             "such as n_samples: int = workbench.setting(default=5, least=1, help=...)"
         )
     return Part(type(wrapper), wrapper.changed())
 
 
 def fitting(part: Part, task: str) -> Part:
-    """The part with what its class must be told about a task: an output distribution that suits it."""
+    """Return the part with defaults that fit the task, such as an output distribution."""
     defaults = {setting.name: setting.default for setting in all_settings_of(part.cls)}
     suited = {
         setting.name: setting.default
@@ -119,38 +119,38 @@ def fitting(part: Part, task: str) -> Part:
 
 @dataclass
 class Candidate:
-    """What is compared: no wrapper (the plain model), one, or several at once, under a name."""
+    """A named model to compare: with no wrapper (the plain model), one, or several combined."""
 
     name: str
     parts: list[Part] = field(default_factory=list)
 
     def build(self, output: Any = "values") -> Wrapper:
-        """The wrapper."""
+        """Build the wrapper."""
         built = [part.build(output) for part in self.parts]
-        if not built and output != "values":  # must be said of the plain model, too
+        if not built and output != "values":  # the plain model also needs its output stated
             return compose(output=output)
         return built[0] if len(built) == 1 else compose(*built)
 
     def same(self, other: Candidate) -> bool:
-        """Whether another candidate is of the same settings; an object and the `Part` that makes it are the same."""
+        """Return whether another candidate has the same settings; an object equals the `Part` that makes it."""
         return self == other or (self.name == other.name and repr(self.build()) == repr(other.build()))
 
     def source(self, imports: set[str], output: Any = "values") -> str:
-        """The expression that builds it; see `Part.source`."""
-        written = [part.source(imports, output) for part in self.parts]
-        if len(written) == 1:
-            return written[0]
+        """Return the expression that builds it; see `Part.source`."""
+        sources = [part.source(imports, output) for part in self.parts]
+        if len(sources) == 1:
+            return sources[0]
         imports.add("from workbench import compose")
-        if not written and output != "values":
-            written = [f"output={_written(output, imports)}"]
-        return f"compose({', '.join(written)})"
+        if not sources and output != "values":
+            sources = [f"output={_source(output, imports)}"]
+        return f"compose({', '.join(sources)})"
 
 
 def candidates(wrappers: Any) -> list[Candidate]:
-    """Candidates of what a user names: a dict name -> wrapper, or a list of wrappers or of names such as "vote+sculpt".
+    """Return the candidates for wrappers given by the user: a dict name -> wrapper, or a list of wrappers or names such as "vote+sculpt".
 
     Raises:
-        TypeError, ValueError: anything else, a wrapper that there is not, or two of one name.
+        TypeError, ValueError: for anything else, an unknown wrapper, or a name that is not a text.
     """
     if isinstance(wrappers, str | Wrapper):
         wrappers = [wrappers]
@@ -169,7 +169,7 @@ def candidates(wrappers: Any) -> list[Candidate]:
 
 
 def _label(wrapper: Any, parts: list[Part]) -> str:
-    """The names of the parts; of a text with arguments the text."""
+    """Return the names of the parts, or the text itself for one with arguments."""
     if isinstance(wrapper, str) and any(part.values for part in parts):
         return ast.unparse(ast.parse(wrapper.strip(), mode="eval"))
     return "+".join(name_of(part.cls) for part in parts) or PLAIN
@@ -193,15 +193,15 @@ def _parts(wrapper: Any) -> list[Part]:
 
 
 def numbered(name: str, taken: Sequence[str] | set[str]) -> str:
-    """The name, with a number behind it if it is taken."""
+    """Return the name, with a number appended if it is taken."""
     return next(n for n in (name, *(f"{name} {i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
 
 def reference(thing: Any, imports: set[str]) -> str:
-    """How code refers to a class or function that can be imported.
+    """Return the expression for an importable class or function, and add its import to `imports`.
 
     Raises:
-        Unwritable: it can't, such as one defined in a notebook.
+        Unwritable: if it can't be imported, such as one defined in a notebook.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     for short in BUILT_IN:
@@ -217,7 +217,7 @@ def reference(thing: Any, imports: set[str]) -> str:
     return name
 
 
-def _written(value: Any, imports: set[str]) -> str:
+def _source(value: Any, imports: set[str]) -> str:
     if isinstance(value, Part):
         return value.source(imports)
     if isinstance(value, type):
@@ -228,7 +228,7 @@ def _written(value: Any, imports: set[str]) -> str:
             return text
     except (ValueError, SyntaxError):
         pass
-    cls = type(value)  # an object whose text is the call that makes it, such as Normal(beta=0.5)
+    cls = type(value)  # try objects whose repr is the call that makes them, such as Normal(beta=0.5)
     try:
         again = eval(text, {cls.__name__: cls})
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Scores and pictures of a comparison over targets of several numbers a row: maps, tokens and columns."""
+"""Scores and pictures of a comparison with several targets per row: maps, tokens, columns and labels."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from ..common.pictures import INK, brief, paint
 from ..common.predictions import Predictions
 from .scales import Scales, columns_of, further, shared
 
-NAMES = {"picp90": "coverage"}  # of `measure` -> those of the table
-OWN_COSTS = ("parameters", "passes", "predict_seconds")  # the table counts these for every kind of data by itself
-SHOWN = 2  # rows whose maps are drawn
+NAMES = {"picp90": "coverage"}  # name in `measure` -> name in the table
+SEPARATE_COSTS = ("parameters", "passes", "predict_seconds")  # measured by `trials` for all kinds of data
+PICTURED_ROWS = 2  # rows whose maps are drawn
 
 
 def scores(wrapped: Any, plain: nn.Module, data: Data, held_out: Split, seed: int) -> dict[str, float]:
-    """The scores of `experiments.measure`, by the names of the table."""
+    """Return the scores of `experiments.measure`, by the names of the table."""
     with own_random(seed, *{p.device for p in wrapped.parameters()}):
         measured = measure(wrapped, plain, data, held_out)
-    return {NAMES.get(name, name): value for name, value in measured.items() if name not in OWN_COSTS}
+    return {NAMES.get(name, name): value for name, value in measured.items() if name not in SEPARATE_COSTS}
 
 
 def picture_size(view: Any) -> tuple[float, float]:
-    """Width and height of the picture of a `PanelData`, in inches."""
+    """Return width and height of the picture of a `PanelData`, in inches."""
     if view.kind != "maps":
         return 5.8, 0.6
     return 5.8, 1.3 * len(view.rows) + (0.2 if view.data.classes is None else 0.45)
 
 
 def draw(figure: Any, view: Any, answers: Predictions, unit: str, scales: Scales | None = None) -> list[Any]:
-    """Draw truth, prediction and risks of the first rows, with one scale a column; or say in a line that there is none.
+    """Draw truth, prediction and risks of the first rows, with one scale per column; or a line of text if they are not maps.
 
     Args:
-        figure: empty.
-        view: what was asked.
-        answers: what the model said.
-        unit: of the target.
-        scales: ends of the colours of each column, of all models that are compared; None: those of this one.
+        figure: empty figure.
+        view: inputs of the picture.
+        answers: predictions for them.
+        unit: unit of the target.
+        scales: limits of the colours of each column, shared by all models; those of this model if None.
     """
     truth = view.data.test.y[view.rows]
     if view.kind != "maps":
         ax = figure.subplots()
         ax.set_axis_off()
-        said = f"no picture of targets [n, {', '.join(map(str, truth.shape[1:]))}]: the table has their scores"
-        said += "" if view.data.task == "labels" else ",\nand the matrix of all models shows them"
-        ax.text(0.5, 0.5, said, ha="center", va="center", color=INK, fontsize=10, transform=ax.transAxes)
+        message = f"no picture of targets [n, {', '.join(map(str, truth.shape[1:]))}]: see their scores in the table"
+        message += "" if view.data.task == "labels" else ",\nor the matrix of all models"
+        ax.text(0.5, 0.5, message, ha="center", va="center", color=INK, fontsize=10, transform=ax.transAxes)
         return []
     classes = view.data.classes
     known = truth != VOID if classes is not None else truth.isfinite()
-    own = columns_of(view, answers)
+    quantities = columns_of(view, answers)
     truth = truth.double().masked_fill(~known, float("nan"))
-    columns = {"truth": truth, "prediction": answers.y} | own
+    columns = {"truth": truth, "prediction": answers.y} | quantities
     ends = {**shared(view, [answers]), **(scales or {})}
     axes = figure.subplots(len(truth), len(columns), squeeze=False)
     for place, (name, maps) in enumerate(columns.items()):
@@ -78,7 +78,7 @@ def draw(figure: Any, view: Any, answers: Predictions, unit: str, scales: Scales
 
 
 def class_look(n: int) -> dict[str, Any]:
-    """Colours of classes, those of `plots.matrix` and `plots.maps`."""
+    """Return the colour map and limits of classes, as in `plots.matrix` and `plots.maps`."""
     cmap: Any = _palette(n) if n <= MAX_CLASSES else "tab20"
     return {"cmap": cmap, "vmin": -0.5, "vmax": max(n, 2) - 0.5}
 

@@ -1,4 +1,4 @@
-"""The trainings that a comparison starts, one after another, each kept as a run when it ends."""
+"""Run the trainings of a comparison one after another, and keep each as a run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Trainer:
     """Trains candidates and keeps the runs.
 
     Args:
-        model: what to wrap.
-        findings: where the runs are kept.
-        session: where they are saved; it is read.
+        model: model to wrap.
+        findings: findings, to which runs are added.
+        session: session file, which is read first and written after each run.
         output: what the model gives.
-        threads: for each training; None as torch is set.
-        board: the widgets that show it, None until they are made.
+        threads: number of torch threads per training; unchanged if None.
+        board: returns the widgets that show the training, None until they are made.
 
     Attributes:
-        jobs: the queue that trains.
+        jobs: queue of training jobs.
     """
 
     def __init__(
@@ -51,51 +51,51 @@ class Trainer:
         findings.runs = session.read(self._versions)
 
     def begin(self, entered: Entered, again: bool, block: bool) -> bool:
-        """Train the ticked candidates wherever they are not trained yet; whether there is something to train.
+        """Queue the trainings that are missing for the ticked candidates; return whether there are any.
 
         Args:
-            entered: what to train.
-            again: train what is trained already as well.
-            block: train here and now.
+            entered: current settings.
+            again: also repeat trainings that exist.
+            block: train in this thread.
         """
         findings, places = self._findings, entered.places(self._findings.data.split)
         for candidate in entered.ticked:
-            candidate.build(self._output)  # settings that can't be are refused before anything trains
+            candidate.build(self._output)  # raises for invalid settings before anything trains
         findings.splits.prepare(entered.splits)
         self._note_model_and_data(places)
-        standing = findings.standing()
-        whole = {(name, place) for name, at in standing.items() for place, run in at.items() if not run.status}
-        wanted = [
+        current = findings.current_runs()
+        complete = {(name, place) for name, at in current.items() for place, run in at.items() if not run.status}
+        missing = [
             (candidate, place)
-            for place in places  # all models on one, then all on the next: what is stopped early can be compared
+            for place in places  # all models on one place, then on the next, so that results are comparable after Stop
             for candidate in entered.ticked
-            if again or (candidate.name, place) not in whole
+            if again or (candidate.name, place) not in complete
         ]
         findings.batch_of, findings.batch, findings.before = entered, {}, frozenset(run.id for run in findings.runs)
-        for candidate, _ in wanted:
+        for candidate, _ in missing:
             findings.forget_failures(candidate.name)
-        for candidate, place in wanted:
+        for candidate, place in missing:
             job = self._submit(candidate, place, entered, block)
             findings.batch.setdefault(job.name, job)
             if block and job.cancelled:
                 break
-        return bool(wanted)
+        return bool(missing)
 
     def save(self, new: Sequence[Trained] = (), **changes: Sequence[Trained]) -> None:
-        """Write the session file, and take from it what another kernel has trained, deleted or brought back meanwhile.
+        """Write the session file, and take over what another kernel has trained, deleted or restored meanwhile.
 
         Args:
-            new: runs that are added.
-            **changes: runs that are `deleted`, or `restored`.
+            new: runs to add.
+            **changes: runs to delete (`deleted`) or restore (`restored`).
         """
         findings = self._findings
         findings.runs = self._session.save([*findings.runs, *new], self._versions, **changes)
 
     def _note_model_and_data(self, places: Sequence[Place]) -> None:
-        """Note what is trained now: a model that the user changed makes other rows of the table, and so do changed data."""
+        """Note the current origin of the model and versions of the data: runs of a changed model or changed data become outdated."""
         findings, versions = self._findings, versions_of(self._findings.data)
         if findings.runs:
-            # of a text the user can change nothing else
+            # a ready model that reads rows changes only with the data
             if versions != findings.versions or not self._model.reads_rows:
                 findings.origins = {}
             for place in [] if self._model.reads_rows else places:
@@ -124,7 +124,7 @@ class Trainer:
         def work(job: Job) -> None:
             kept = trial(job, candidate, training, model, data, parts, self._output, live)
             if kept is not None:
-                if split != findings.data.split:  # its answers are about rows that no picture is of
+                if split != findings.data.split:  # pictures show the first split only
                     kept.answers, kept.versions = None, versions
                 findings.origins[split if model.reads_rows else findings.data.split, seed] = kept.origin
                 self.save([kept])

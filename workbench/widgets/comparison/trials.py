@@ -1,4 +1,4 @@
-"""Train and judge one candidate of a comparison, as a job."""
+"""Train and evaluate one candidate of a comparison, as a job."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from .scales import Scales
 from .scores import TIMED_ROWS, parameters_added, passes, scores
 from .settings import Candidate
 
-MOST_JUDGED = 10_000  # test rows that the table is about
-SMALL = 200_000  # parameters up to which one thread is faster than several
-VALIDATION = 0.1
-FIRST_LIVE, LIVE_SHARE = 0.3, 0.12  # seconds before the first live picture; share of the time that drawing may take
+MAX_TEST_ROWS = 10_000  # test rows that are evaluated
+SMALL_MODEL = 200_000  # number of parameters up to which one thread is faster than several
+VALIDATION = 0.1  # share of the training rows
+FIRST_LIVE, LIVE_SHARE = 0.3, 0.12  # seconds before the first live picture; maximum share of time spent on drawing
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,27 @@ class Training:
 
 @dataclass
 class Trained:
-    """What a comparison keeps of a candidate.
+    """A run: a trained candidate with its settings and results.
 
     Args:
-        name: of the candidate.
-        candidate: with its settings.
-        training: the settings of the training.
-        wrapped: the model; None of a run that was read from a session file.
-        history: of its training.
-        status: "" if it is whole, else what is missing, such as "stopped in epoch 3".
-        scores: by the names of `scores.COLUMNS`.
-        answers: about the rows of the picture; None if it could not be judged.
-        error: why it could not be judged.
-        origin: digests of the weights that the plain model started at, and of its structure.
-        versions: of the data, see `versions_of`.
-        id: of this run, like no other's.
-        number: of the run within its comparison, from 1.
-        settings: of the candidate, as text.
-        made: the parts of the candidate, as text.
-        began: when the training began, UTC.
-        split: of the data.
-        software: versions by name.
+        name: name of the candidate.
+        candidate: candidate with its settings.
+        training: settings of the training.
+        wrapped: trained model; None for a run read from a session file.
+        history: history of the training.
+        status: "" if complete, else what is missing, such as "stopped in epoch 3".
+        scores: scores by the names of `scores.COLUMNS`.
+        answers: predictions for the inputs of the picture; None if it could not be evaluated.
+        error: exception of the evaluation, or None.
+        origin: digests of the initial weights and of the structure of the plain model.
+        versions: versions of the data, see `versions_of`.
+        id: unique id of the run.
+        number: number of the run within its comparison, from 1.
+        settings: settings of the candidate, as text.
+        made: parts of the candidate, as text.
+        began: start of the training, UTC.
+        split: split of the data.
+        software: software versions by name.
     """
 
     name: str
@@ -105,19 +105,19 @@ class Trained:
     def differences(
         self, candidate: Candidate | None, training: Training, origin: str | None, versions: tuple[int, ...]
     ) -> str:
-        """Why it can't be compared with what is trained now; empty if it can.
+        """Return why the run can't be compared with runs of the current settings; "" if it can.
 
         Args:
-            candidate: what is entered under its name; None if that is not ticked.
-            training: the settings that are entered.
-            origin, versions: of the model and the data that were trained last; an origin that nobody knows is None.
+            candidate: candidate of this name as entered; None if it is not ticked.
+            training: settings of the training as entered.
+            origin, versions: current origin of the model and versions of the data; None for an unknown origin.
         """
         reasons = ["not ticked"] if candidate is None else []
         for setting in fields(Training):
             before, now = getattr(self.training, setting.name), getattr(training, setting.name)
             if before != now:
                 label = {"lr": "learning rate"}.get(setting.name, setting.name.replace("_", " "))
-                reasons.append(f"{label} {_said(before)}, not {_said(now)}")
+                reasons.append(f"{label} {_setting_text(before)}, not {_setting_text(now)}")
         if candidate is not None and repr(candidate.build()) != self.settings:
             reasons.append(f"trained as {self.settings}")
         if self.status.startswith("stopped"):
@@ -129,17 +129,17 @@ class Trained:
         return "; ".join(reasons)
 
 
-def _said(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     return "by default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def software() -> dict[str, str]:
-    """Versions of what trains."""
+    """Return the versions of workbench, torch and Python."""
     return {"workbench": workbench.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def versions_of(data: Data) -> tuple[int, ...]:
-    """How often the tensors of a data set were changed in place."""
+    """Return how often each tensor of a data set was changed in place."""
     tensors = (data.train.x, data.train.y, data.test.x, data.test.y)
     return tuple(0 if not isinstance(t, Tensor) or t.is_inference() else t._version for t in tensors)
 
@@ -154,31 +154,32 @@ def trial(
     output: Any,
     publish: Callable[[str], Any] | None,
 ) -> Trained | None:
-    """Train a candidate and judge it.
+    """Train a candidate and evaluate it.
 
     Args:
-        job: it is reported on, and looked at for whether to stop.
-        candidate: what to wrap with.
-        training: the settings.
-        model: what to wrap; it is not changed.
-        data: whose test rows judge.
-        parts: by seed, the rows to train on and those to choose the best epoch by.
+        job: job to report progress on, which also says when to stop.
+        candidate: candidate to wrap the model with.
+        training: settings of the training.
+        model: model to wrap; it is not changed.
+        data: data set, for its test rows.
+        parts: returns training and validation rows for a seed.
         output: what the model gives.
-        publish: called with the HTML of live pictures; None draws none.
+        publish: called with the HTML of live pictures; None for no pictures.
 
     Returns:
-        What is kept; None if it was stopped before the first step.
+        The run; None if it was stopped before the first step.
     """
     job.report(0.0, "preparing")
     plain = model.new(training.seed)
     if training.device is not None:
         plain = plain.to(training.device)
     with own_random(training.seed, *{p.device for p in plain.parameters()}):
-        again = copy.deepcopy(plain) if model.reads_rows else model.new(training.seed)  # which takes a while there
-        wrapped = candidate.build(output)(again.to(next(plain.parameters()).device))
+        # a copy where making a model takes long
+        fresh = copy.deepcopy(plain) if model.reads_rows else model.new(training.seed)
+        wrapped = candidate.build(output)(fresh.to(next(plain.parameters()).device))
     origin, versions = origin_of(plain), versions_of(data)
     train, valid = parts(training.seed)
-    watch = _Watch(job, candidate, data, output, training, publish)
+    monitor = _Monitor(job, candidate, data, output, training, publish)
     if job.cancelled:
         return None
     began = datetime.now(UTC).isoformat(timespec="seconds")
@@ -193,31 +194,31 @@ def trial(
         batch_size=training.batch_size,
         seed=training.seed,
         progress=False,
-        callback=watch,
+        callback=monitor,
     )
-    seconds = time.perf_counter() - start - watch.drawing - watch.excess
+    seconds = time.perf_counter() - start - monitor.drawing - monitor.excess
     stopped = history.interrupted or job.cancelled
-    if stopped and not watch.steps:
+    if stopped and not monitor.steps:
         return None
     kept = Trained(candidate.name, candidate, training, wrapped, history, origin=origin, versions=versions)
     kept.began, kept.split, kept.software = began, data.split, software()
     if history.interrupted:
-        kept.status = f"stopped in epoch {watch.epoch} of {training.epochs}"
+        kept.status = f"stopped in epoch {monitor.epoch} of {training.epochs}"
     kept.scores = {"parameters_added": float(parameters_added(wrapped, plain)), "seconds": seconds}
-    job.report(1.0, "judging")
+    job.report(1.0, "evaluating")
     try:
-        _judge(kept, plain, data, valid, output)
+        _evaluate(kept, plain, data, valid, output)
         if not stopped:
             kept.scores["passes"] = (
                 passes(wrapped, plain, data.test.x[: batch_rows(data.test.y, TIMED_ROWS)]) if candidate.parts else 1.0
             )
     except (ValueError, RuntimeError, TypeError) as error:
-        kept.error, kept.status = error, "trained, but it could not be judged"
+        kept.error, kept.status = error, "trained, but could not be evaluated"
     return kept
 
 
 def check_training(training: Training) -> None:
-    """Refuse settings of the training that `fit` would refuse."""
+    """Raise an error for settings of the training that `fit` would refuse."""
     from workbench.training.checks import check_numbers
 
     check_numbers(training.epochs, training.batch_size, training.lr, training.weight_decay, None, None, None)
@@ -226,30 +227,30 @@ def check_training(training: Training) -> None:
 
 
 def threads_for(plain: nn.Module, data: Data) -> int | None:
-    """One thread for a small model on small rows, whose operations are over before threads have met; None for others."""
-    small = sum(p.numel() for p in plain.parameters()) <= SMALL and data.train.x[0].numel() <= 100
+    """Return 1 for a small model on small rows, where synchronising threads would take longer than the operations; else None."""
+    small = sum(p.numel() for p in plain.parameters()) <= SMALL_MODEL and data.train.x[0].numel() <= 100
     return 1 if small else None
 
 
-def _judge(kept: Trained, plain: nn.Module, data: Data, valid: Split, output: Any) -> None:
+def _evaluate(kept: Trained, plain: nn.Module, data: Data, valid: Split, output: Any) -> None:
     seed, noise = kept.training.seed, None
     if positions.has_several(data):
-        judged = replace(data, test=data.test.take(range(min(len(data.test), MOST_JUDGED))))
-        kept.scores |= several.scores(kept.wrapped, plain, judged, valid, seed)
+        evaluated = replace(data, test=data.test.take(range(min(len(data.test), MAX_TEST_ROWS))))
+        kept.scores |= several.scores(kept.wrapped, plain, evaluated, valid, seed)
         kept.answers = positions.answers(kept.wrapped, data, view_of(data).x, seed)
         return
     if output == "values":
         predicted = collect(kept.wrapped, valid, risk=False, seed=seed)
         noise = float(metrics.rmse(predicted.y.cpu(), predicted.target.cpu())) or None
-    n = min(len(data.test), MOST_JUDGED)
+    n = min(len(data.test), MAX_TEST_ROWS)
     about = predict(kept.wrapped, data.test.x[:n], output, noise=noise, seed=seed)
     kept.scores |= scores(about, data, data.test.y[:n])
     view = view_of(data)
     kept.answers = predict(kept.wrapped, view.x, output, noise=noise, seed=seed)
 
 
-class _Watch:
-    """Follows a training: reports on the job, collects the losses, draws now and then, and says when to stop."""
+class _Monitor:
+    """Callback of a training: reports progress, collects losses, draws live pictures, and says when to stop."""
 
     def __init__(
         self,
@@ -273,7 +274,8 @@ class _Watch:
         if self.job.cancelled:
             return True
         now = time.perf_counter()
-        if self._start is None:  # the first step may take much longer than all others: what is loaded and recorded once
+        # the first step may take much longer, for loading and recording; `excess` is by how much
+        if self._start is None:
             self._start, self._first = now, progress.fraction
         elif self.steps == 1:
             self.excess = max(0.0, self._start - self._begun - (now - self._start))
@@ -302,7 +304,7 @@ class _Watch:
             else:
                 answers = predict(progress.wrapped, self.view.x, self.output, seed=self.training.seed)
             picture = panel(self.candidate, self.view, answers, History(self.records, 0), live=True)
-        except (ValueError, RuntimeError) as error:  # the training itself goes on, and tells if it fails
+        except (ValueError, RuntimeError) as error:  # training goes on, and reports its own errors
             picture = f"<h4>{html.escape(self.candidate.name)}</h4><p>no live picture: {html.escape(str(error))}</p>"
         assert self.publish is not None
         self.publish(picture)
@@ -312,11 +314,11 @@ class _Watch:
 
 
 def time_left(seconds: float, done: float, rest: float) -> str:
-    """How long the rest of a training takes, as words for its progress; empty while too little has been measured.
+    """Describe the remaining time of a training; "" while it can't be estimated.
 
     Args:
-        seconds: that the done share took.
-        done, rest: shares of the training.
+        seconds: time that the finished share took.
+        done, rest: finished and remaining share of the training.
 
     Example:
         >>> time_left(10.0, 0.2, 0.7), time_left(60.0, 0.1, 0.9), time_left(0.1, 0.5, 0.5)
@@ -340,7 +342,7 @@ def panel(
     made: str | None = None,
     scales: Scales | None = None,
 ) -> str:
-    """The panel of one model as HTML: its name, its settings (`made`, else those of the candidate), its picture and its losses."""
+    """Return the panel of one model as HTML: name, settings (`made`, else those of the candidate), picture and losses."""
     name, unit = html.escape(candidate.name), view.data.target.unit
     if view.kind == "images" and not live:
         picture = _gallery(view, answers)
@@ -355,13 +357,13 @@ def panel(
         drawn = pictures.svg(figure, f"losses of {candidate.name} over {len(history.records)} epochs")
         losses = drawn if live else f"<details><summary>losses over the epochs</summary>{drawn}</details>"
     made = " + ".join(map(repr, candidate.build().make())) if made is None else made
-    settings = html.escape(made) or "the model as it is"
-    said = f"<p>{html.escape(note)}</p>" if note else ""
-    return f"<h4>{name}</h4><code>{settings}</code>{said}{picture}{losses}"
+    settings = html.escape(made) or "the plain model"
+    paragraph = f"<p>{html.escape(note)}</p>" if note else ""
+    return f"<h4>{name}</h4><code>{settings}</code>{paragraph}{picture}{losses}"
 
 
 def describe(name: str, view: PanelData, answers: Predictions) -> str:
-    """What a picture shows, in words."""
+    """Return the alternative text of a picture."""
     what = {
         "curve": "prediction over the input with bands of risk",
         "plane": "maps of prediction and risk over both inputs",
@@ -376,7 +378,7 @@ def describe(name: str, view: PanelData, answers: Predictions) -> str:
 
 
 def _gallery(view: PanelData, answers: Predictions) -> str:
-    """The most uncertain images by each cause."""
+    """Return the images of highest risk by each cause, as HTML."""
     galleries = []
     for kind in [name for name in CAUSES if name in answers.risk] or ["total"]:
         rows = answers.risk[kind].argsort(descending=True)[:4]

@@ -1,1 +1,1 @@
-"""`Explorer`: look into one trained model, case by case."""
+"""`Explorer`: explore trained models case by case."""

@@ -13,12 +13,12 @@ from workbench.plots._common import SERIES
 from workbench.widgets.explorer.exploration import Exploration
 
 MODULE = Path(__file__).parents[1] / "static" / "confusion.js"
-MOST_CLASSES = 30  # of more the two lists of classes choose
+MAX_CLASSES = 30  # with more classes there is no matrix, only the two lists of classes
 
 
 @cache
 def _widget() -> Any:
-    """The class of the widget, made where anywidget is there."""
+    """Return the widget class; made on first use, as it needs anywidget."""
     base: Any = require("anywidget").AnyWidget
     t = require("traitlets")
 
@@ -31,30 +31,30 @@ def _widget() -> Any:
 
 
 def confusion_matrix(e: Exploration, act: Callable[[Callable[[Any], Any], Any], None]) -> Any:
-    """The matrix as a widget, which needs anywidget; None where rows have no single class, or one of many.
+    """Return the matrix as a widget, which needs anywidget; None if rows have no single class, or there are too many classes.
 
     Args:
-        e: what it shows and sets.
-        act: calls a function with a value, and shows what goes wrong.
+        e: exploration that it shows and filters.
+        act: calls a function with a value, and shows errors.
     """
-    if not 2 <= len(e.class_names) <= MOST_CLASSES:
+    if not 2 <= len(e.class_names) <= MAX_CLASSES:
         return None
-    made = _widget()(classes=list(e.class_names), counts=e.confusion.tolist(), chosen=chosen_cell(e))
-    made.on_msg(lambda _, message, __: act(lambda said: obey_cell(e, said), message))
-    return made
+    widget = _widget()(classes=list(e.class_names), counts=e.confusion.tolist(), chosen=chosen_cell(e))
+    widget.on_msg(lambda _, message, __: act(lambda content: handle_cell(e, content), message))
+    return widget
 
 
 def confusion_table(e: Exploration) -> str:
-    """The matrix as HTML without scripts, for saved notebooks and reports; "" where rows have no single class, or one of many."""
+    """Return the matrix as HTML without scripts, for saved notebooks and reports; "" where there is no matrix."""
     names = [html.escape(name) for name in e.class_names]
-    if not 2 <= len(names) <= MOST_CLASSES:
+    if not 2 <= len(names) <= MAX_CLASSES:
         return ""
     counts = e.confusion
     off = counts - counts.diag().diag()
-    most = int(off.max()), int(counts.diag().max())
+    highest = int(off.max()), int(counts.diag().max())
     lines = []
     for i, row in enumerate(counts.tolist()):
-        cells = "".join(_cell(count, i == j, most[i == j]) for j, count in enumerate(row))
+        cells = "".join(_cell(count, i == j, highest[i == j]) for j, count in enumerate(row))
         lines.append(f'<tr><th scope="row">{names[i]}</th>{cells}</tr>')
     heads = "".join(f'<th scope="col">{name}</th>' for name in names)
     right = int(counts.diag().sum())
@@ -65,25 +65,25 @@ def confusion_table(e: Exploration) -> str:
     )
 
 
-def _cell(count: int, right: bool, most: int) -> str:
+def _cell(count: int, right: bool, highest: int) -> str:
     if not count:
         return "<td>·</td>"
     red, green, blue = (int(SERIES[not right][at : at + 2], 16) for at in (1, 3, 5))
-    share = 0.12 + 0.48 * (count / most) ** 0.5
+    share = 0.12 + 0.48 * (count / highest) ** 0.5
     return f'<td style="background-color:rgba({red},{green},{blue},{share:.2f})">{count}</td>'
 
 
 def chosen_cell(e: Exploration) -> list[int | None]:
-    """Numbers of the true and of the predicted class that rows are filtered by."""
+    """Return the numbers of the true and the predicted class that rows are filtered by; None if not filtered."""
     names = e.class_names
     return [names.index(e.filters[name]) if name in e.filters else None for name in ("of_class", "predicted")]
 
 
-def obey_cell(e: Exploration, message: Mapping[str, Any]) -> None:
-    """Filter by the cell or class that was clicked; other filters stay."""
+def handle_cell(e: Exploration, message: Mapping[str, Any]) -> None:
+    """Filter by the cell or class that was clicked, keeping other filters."""
     if message.get("kind") != "cell":
-        raise ValueError(f"the confusion matrix said {message!r}, which is no cell")
+        raise ValueError(f"unknown message of the confusion matrix: {message!r}; expected the kind 'cell'")
     e.filter(**{**e.filters, "of_class": message["truth"], "predicted": message["predicted"]})
 
 
-__all__ = ["MODULE", "chosen_cell", "confusion_matrix", "confusion_table", "obey_cell"]
+__all__ = ["MODULE", "chosen_cell", "confusion_matrix", "confusion_table", "handle_cell"]

@@ -1,4 +1,4 @@
-"""Edit a case by hand: the features of a row of a table, or light, angle, sharpness and noise of a picture."""
+"""Edit a case by hand: the features of a table row, or brightness, rotation, blur, noise and so on of a picture."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from torch.nn import functional as F
 from workbench.data import Data
 from workbench.data.frames import FrameEncoding
 from workbench.errors import require
-from workbench.widgets.common.cases import described, exact, pixel_range
+from workbench.widgets.common.cases import description_options, exact, pixel_range
 
-MOST_SLIDERS = 8  # that are shown at once
+MAX_SLIDERS = 8  # shown at once
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing about a case that can be changed.
+    """One property of a case that can be edited.
 
     Args:
-        name: what it is called in `edit`.
-        label: with its unit.
-        low: the least value of its slider.
-        high: the greatest.
-        step: between two values.
-        tip: what it does.
-        neutral: the value that changes nothing; None: the case's own.
-        index: of the column, for a table.
+        name: name in `edit`.
+        label: name with unit.
+        low: minimum of its slider.
+        high: maximum of its slider.
+        step: step of its slider.
+        tip: tooltip.
+        neutral: value that changes nothing; that of the case if None.
+        index: number of the column, for a table.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Knob:
 
 
 def table_knobs(data: Data) -> dict[str, Knob]:
-    """A knob for each feature, over the range that it has in the training rows; none for one that is constant there."""
+    """Return a knob for each feature, over its range in the training rows; none for features that are constant there."""
     knobs: dict[str, Knob] = {}
     low, high = data.train.x.aminmax(dim=0)
     for i, column in enumerate(data.features):
@@ -61,7 +61,7 @@ def table_knobs(data: Data) -> dict[str, Knob]:
 
 
 def other_categories(data: Data) -> dict[int, list[int]]:
-    """By column that is 1 where a row has a category, the columns of the other ones."""
+    """Return for each column of a one-hot encoded category the columns of the other categories."""
     others: dict[int, list[int]] = {}
     if isinstance(data.encoding, FrameEncoding):
         first = 0
@@ -73,7 +73,7 @@ def other_categories(data: Data) -> dict[int, list[int]]:
 
 
 def nice_step(width: float) -> float:
-    """1, 2 or 5 times a power of ten, at most this.
+    """Return the largest of 1, 2 and 5 times a power of ten that is at most `width`.
 
     Example:
         >>> nice_step(0.034)
@@ -99,16 +99,16 @@ PICTURE_KNOBS = {
 
 
 def altered(x: Tensor, limits: tuple[float, float], changes: Mapping[str, float], seed: int = 0) -> Tensor:
-    """A picture turned, blurred, with other contrast and brightness, with noise and with a square erased, in this order.
+    """Rotate a picture, blur it, change contrast and brightness, add noise and erase a square, in this order.
 
     Args:
-        x: [..., height, width]; it is not changed.
-        limits: the least and greatest value of a pixel; what leaves them is clipped.
+        x: picture [..., height, width]; it is not changed.
+        limits: minimum and maximum of a pixel; values outside are clipped.
         changes: values of the knobs noise, brightness, contrast, rotation, blur, erase, across and down.
-        seed: of the noise, which stays the same while its strength changes.
+        seed: seed of the noise, so that it stays the same while its strength changes.
 
     Returns:
-        The picture, of the same shape. Without changes it is the same to the last bit.
+        The picture, of the same shape; without changes it is bitwise equal.
 
     Example:
         >>> picture = torch.eye(8)[None]
@@ -120,7 +120,7 @@ def altered(x: Tensor, limits: tuple[float, float], changes: Mapping[str, float]
     height, width = x.shape[-2:]
     picture = x.detach().cpu().clone().reshape(1, -1, height, width)
     if angle := values["rotation"]:
-        picture = _turned(picture - low, math.radians(angle)) + low  # corners become black
+        picture = _rotated(picture - low, math.radians(angle)) + low  # corners become black
     if sigma := values["blur"]:
         picture = _blurred(picture, sigma)
     if (factor := values["contrast"]) != 1:
@@ -139,8 +139,8 @@ def altered(x: Tensor, limits: tuple[float, float], changes: Mapping[str, float]
     return picture.reshape(x.shape)
 
 
-def _turned(x: Tensor, angle: float) -> Tensor:
-    """Anticlockwise about the middle, bilinear; what comes from outside is 0."""
+def _rotated(x: Tensor, angle: float) -> Tensor:
+    """Rotate anticlockwise about the centre, with bilinear interpolation and 0 outside the picture."""
     height, width = x.shape[-2:]
     cos, sin, ratio = math.cos(angle), math.sin(angle), height / width
     matrix = torch.tensor([[[cos, -sin * ratio, 0.0], [sin / ratio, cos, 0.0]]], dtype=x.dtype)
@@ -149,7 +149,7 @@ def _turned(x: Tensor, angle: float) -> Tensor:
 
 
 def _blurred(x: Tensor, sigma: float) -> Tensor:
-    """With a Gaussian cut off at three standard deviations, edges repeated."""
+    """Blur with a Gaussian truncated at three standard deviations, repeating the edges."""
     channels, reach = x.shape[1], max(1, math.ceil(3 * sigma))
     weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=x.dtype) / sigma) ** 2)
     weights = (weights / weights.sum()).expand(channels, 1, -1)
@@ -159,12 +159,12 @@ def _blurred(x: Tensor, sigma: float) -> Tensor:
 
 
 class Editor:
-    """A slider and a number for each knob of a case; without a browser, `set` moves them.
+    """A slider and a number box for each knob of a case; without a browser, `set` changes them.
 
-    Browsers know sliders at whole steps only: how far a thumb is off by that nobody sees, and the number says what the model gets.
+    Browsers round sliders to whole steps; the number box shows the exact value that the model gets.
 
     Args:
-        data: what the cases are of.
+        data: data set of the cases.
         on_change: called without arguments after a change.
     """
 
@@ -177,16 +177,16 @@ class Editor:
         self._x = data.train.x[0]
         self._columns = [column.name for column in data.features]
         knob_at = {} if self.pictured else {knob.index: name for name, knob in self.knobs.items()}
-        self._others = {  # a row has one category at a time
+        self._others = {  # knobs of the other categories, as a row has exactly one category
             knob_at[i]: [knob_at[j] for j in others if j in knob_at]
             for i, others in ({} if self.pictured else other_categories(data)).items()
             if i in knob_at
         }
         self._sliders: dict[str, Any] = {}
         self._numbers: dict[str, Any] = {}
-        self._quiet = False
+        self._updating = False
         self.changes: dict[str, float] = {}
-        self.active = next(iter(self.knobs), "")  # the knob that was touched last
+        self.active = next(iter(self.knobs), "")  # the knob changed last
         self._box = w.VBox([], layout={"overflow": "hidden"})
         self.choice = w.Dropdown(
             options=list(self.knobs),
@@ -194,32 +194,32 @@ class Editor:
             layout={"width": "auto"},
             style={"description_width": "64px"},
         )
-        self.choice.tooltip = "show the slider of this feature on top"
+        self.choice.tooltip = "Show the slider of this feature on top"
         self.reset_button = w.Button(
-            description="Reset", icon="undo", tooltip="back to the case as it is", layout={"width": "90px"}
+            description="Reset", icon="undo", tooltip="Undo all edits", layout={"width": "90px"}
         ).add_class("wb-reset")
-        self._shown = list(self.knobs)[:MOST_SLIDERS]
+        self._shown = list(self.knobs)[:MAX_SLIDERS]
         self._arrange()
-        many = len(self.knobs) > MOST_SLIDERS
+        many = len(self.knobs) > MAX_SLIDERS
         self.widget = w.VBox([*([self.choice] if many else []), self._box, self.reset_button]).add_class("wb-edit")
         self.choice.observe(lambda change: self._choose(change["new"]), "value")
         self.reset_button.on_click(lambda _: self._reset())
 
     # ---- without a browser
     def load(self, x: Tensor) -> None:
-        """Take another case; all sliders go to its values."""
+        """Load another case, and set all sliders to its values."""
         self._x = x
         self.restore({})
 
     def set(self, changes: Mapping[str | int, float]) -> None:
-        """Change some of the knobs, and leave the others as they are; `on_change` is not called.
+        """Change some of the knobs, and keep the others; `on_change` is not called.
 
         Args:
-            changes: values by name; of tables also by the number of the column.
+            changes: values by name, or for tables by column number.
 
         Raises:
-            KeyError: there is no such knob.
-            ValueError: a value is not finite.
+            KeyError: if there is no such knob.
+            ValueError: if a value is not finite.
         """
         named = {}
         for key, value in changes.items():
@@ -233,11 +233,11 @@ class Editor:
             named[str(name)] = float(value)
         for name, value in named.items():
             self._note(name, value, keep=named)
-            self.bring(name)
+            self.show_slider(name)
             self._place(name)
 
     def restore(self, changes: Mapping[str, float]) -> None:
-        """Exactly these changes."""
+        """Replace all changes by these."""
         self.changes = dict(changes)
         for name in self._sliders:
             self._place(name)
@@ -247,24 +247,24 @@ class Editor:
         self._on_change()
 
     def neutral(self, name: str) -> float:
-        """The value of a knob that changes nothing."""
+        """Return the value of a knob that changes nothing."""
         knob = self.knobs[name]
         return self._x[knob.index].item() if knob.neutral is None else knob.neutral
 
     def value(self, name: str) -> float:
-        """The present value of a knob."""
+        """Return the current value of a knob."""
         return self.changes.get(name, self.neutral(name))
 
     def text(self, name: str) -> str:
-        """The present value of a knob as the model gets it, to the digit."""
+        """Return the current value of a knob as text, exactly as the model gets it."""
         return exact(self._rounded(name, self.value(name)))
 
     def _rounded(self, name: str, value: float) -> Tensor:
-        """A value in the precision of the data."""
+        """Return a value in the dtype of the data."""
         return torch.tensor(value, dtype=torch.float32 if self.pictured else self._x.dtype)
 
     def applied(self, changes: Mapping[str, float]) -> Tensor:
-        """The case with these changes."""
+        """Return the input of the case with these changes."""
         if self.pictured:
             return altered(self._x, self._limits, changes)
         x = self._x.clone()
@@ -273,17 +273,17 @@ class Editor:
         return x
 
     # ---- sliders
-    def bring(self, name: str) -> None:
-        """Have the slider of a knob among those that are shown."""
+    def show_slider(self, name: str) -> None:
+        """Show the slider of a knob, if it is not shown yet."""
         if name not in self._shown:
             changed = [n for n in self._shown if n in self.changes]
             others = [n for n in self._shown if n not in self.changes]
-            self._shown = [name, *changed, *others][: max(MOST_SLIDERS, len(changed) + 1)]
+            self._shown = [name, *changed, *others][: max(MAX_SLIDERS, len(changed) + 1)]
             self._arrange()
 
     def _choose(self, name: str) -> None:
         self.active = name
-        self.bring(name)
+        self.show_slider(name)
 
     def _arrange(self) -> None:
         for name in self._shown:
@@ -303,9 +303,9 @@ class Editor:
         w = require("ipywidgets")
         number = w.FloatText(
             step=knob.step,
-            **described(knob.label),  # heard, not seen: it stands before the slider
+            **description_options(knob.label),  # for screen readers only: the slider shows it
             tooltip=f"{knob.tip}: what the model gets",
-            layout={"width": "136px", "flex": "none"},  # all digits of a float32,
+            layout={"width": "136px", "flex": "none"},  # wide enough for all digits of a float32
         ).add_class("wb-number")
         number.observe(lambda change, name=knob.name: self._typed(name, change["new"]), "value")
         return number
@@ -317,8 +317,8 @@ class Editor:
             min=knob.low,
             max=knob.high,
             step=knob.step,
-            **described(knob.label),
-            readout=False,  # it would show the nearest whole step
+            **description_options(knob.label),
+            readout=False,  # a readout would show the nearest whole step
             tooltip=knob.tip,
             style={"description_width": "min(190px, 45%)"},
             layout={"width": "auto", "flex": "1 1 170px", "min_width": "0"},
@@ -327,9 +327,9 @@ class Editor:
         return slider
 
     def _place(self, name: str) -> None:
-        """Put a slider and its number where their knob is, and widen the slider for a case outside the training range."""
+        """Set slider and number box to the value of their knob, and widen the slider for a value outside the training range."""
         slider, knob, value = self._sliders[name], self.knobs[name], self.value(name)
-        quiet, self._quiet = self._quiet, True
+        quiet, self._updating = self._updating, True
         try:
             slider.min = min(slider.min, value)
             slider.max = max(slider.max, value)
@@ -337,21 +337,21 @@ class Editor:
             slider.min, slider.max = min(knob.low, value), max(knob.high, value)
             self._numbers[name].value = float(self.text(name))
         finally:
-            self._quiet = quiet
+            self._updating = quiet
 
     def _moved(self, name: str, value: float) -> None:
-        # a browser rounds what it is told to whole steps and sends that back: nobody has moved anything then
+        # ignore echoes: a browser rounds values that it is sent to whole steps and sends them back
         near = 0.51 * self.knobs[name].step
-        if self._quiet or abs(value - self.value(name)) < near:
+        if self._updating or abs(value - self.value(name)) < near:
             return
         self._note(name, self.neutral(name) if abs(value - self.neutral(name)) < near else value)
-        self._quiet = True
+        self._updating = True
         self._numbers[name].value = float(self.text(name))
-        self._quiet = False
+        self._updating = False
         self._on_change()
 
     def _typed(self, name: str, value: float) -> None:
-        if self._quiet or value == float(self.text(name)):
+        if self._updating or value == float(self.text(name)):
             return
         if math.isfinite(value):
             self._note(name, value)
@@ -359,7 +359,7 @@ class Editor:
         self._on_change()
 
     def _note(self, name: str, value: float, keep: Collection[str] = ()) -> None:
-        """Take a value; another category takes the place of the one that the case had, but for those in `keep`."""
+        """Store a value; choosing a category sets the knobs of the others to 0, except those in `keep`."""
         for other in self._others.get(name, ()) if value == 1 else ():
             if other not in keep and self.value(other) != 0:
                 self._note(other, 0.0)

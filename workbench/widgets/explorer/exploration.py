@@ -1,4 +1,4 @@
-"""Look into a trained model case by case: rank its cases, edit one, find what is near, refuse what is uncertain."""
+"""Explore a trained model case by case: rank cases, edit one, find its nearest training cases, and refuse uncertain cases."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from workbench.calibration.base import output_of
 from workbench.core.batches.rows import bad_rows
 from workbench.data.reader import data_of
 from workbench.risk import Risk
-from workbench.widgets.common.cases import Case, cases, number
+from workbench.widgets.common.cases import Case, cases, format_number
 from workbench.widgets.common.labelled import explorable
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, rankings, risk_unit
-from workbench.widgets.explorer.abstaining import Abstention, checked_share
+from workbench.widgets.explorer.abstaining import Abstention, checked_coverage
 from workbench.widgets.explorer.carriers import Carriers
 from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
@@ -27,7 +27,7 @@ from workbench.widgets.explorer.selections import RowSelection
 
 
 class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
-    """What an `Explorer` knows and can be told, without anything that shows it; its arguments are described there."""
+    """State and methods of an `Explorer` without its widgets; see there for the arguments."""
 
     def __init__(
         self,
@@ -43,7 +43,9 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         self.data, self.k = data_of(explorable(wrapped, data)), k
         test = self.data.test
         if not 2 <= test.x.ndim <= 4:
-            raise ValueError(f"data: rows have shape {list(self.data.input_shape)}; cases are tables or pictures")
+            raise ValueError(
+                f"data: rows have shape {list(self.data.input_shape)}; cases must be table rows or pictures"
+            )
         for label, split in (("test", test), ("training", self.data.train)):
             for name, values in (("x", split.x), ("y", split.y)):
                 if len(bad := bad_rows(values)):
@@ -62,9 +64,9 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         self._model, self.wrapped = next(iter(self._models.items()))
         self.output = output_of(self.wrapped)
         self._answers = predict_cases(self.wrapped, self.data, test.x[self.rows])
-        self._answers_of = {self._model: self._answers}
-        self._asked_of = versions_of(self._models)
-        self._start(by, coverage)
+        self._answers_by_model = {self._model: self._answers}
+        self._model_versions = versions_of(self._models)
+        self._start_ranking(by, coverage)
         self._searches: dict[str, NeighbourSearch] = {}
         linear = any(isinstance(module, nn.Linear) for module in self.wrapped.modules())
         self._space = space or ("features" if test.x.ndim > 2 and linear else "inputs")
@@ -73,41 +75,41 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         self._take(int(self._ranked[0]))
 
     # ---- ranking
-    def _start(self, by: str | None, coverage: float) -> None:
-        self._by = by or self._usual()
+    def _start_ranking(self, by: str | None, coverage: float) -> None:
+        self._by = by or self._default_ranking()
         self._check_by(self._by)
-        self._coverage = checked_share(coverage)
-        self._selective, self._areas_said = None, {}
+        self._coverage = checked_coverage(coverage)
+        self._selective, self._area_texts = None, {}
         self._ranked = self._order()
         self._start_selecting()
 
-    def _usual(self) -> str:
-        """What ranks the cases if nobody says it."""
+    def _default_ranking(self) -> str:
+        """Return the ranking used by default."""
         return "epistemic" if "epistemic" in (known := self.rankings) else known[0]
 
-    def _rank_anew(self) -> None:
-        """Rank and filter rows by what another model says, by the same risk if it measures that."""
-        self._by, self._selective = self._by if self._by in self.rankings else self._usual(), None
+    def _rank_again(self) -> None:
+        """Rank and filter rows again for another model, by the same risk if it measures that."""
+        self._by, self._selective = self._by if self._by in self.rankings else self._default_ranking(), None
         self._ranked, self._passing = self._order(), self._checked_filter(**self._filter)[1]
 
     def _changed_model(self) -> None:
-        self._rank_anew()
+        self._rank_again()
         self._importance, self._searches = None, {}
         try:
             self._search(self._space)
-        except ValueError:  # this model has no features that rows could be near in
+        except ValueError:  # this model has no features to search neighbours in
             self._space = "inputs"
             self._search(self._space)
         self._refresh("model")
 
     @property
     def by(self) -> str:
-        """What ranks the cases; it can be set."""
+        """Name of the ranking; can be set."""
         return self._by
 
     @by.setter
     def by(self, by: str) -> None:
-        self._notice_training()
+        self._refresh_if_trained()
         self._check_by(by)
         self._by, self._selective = by, None
         self._ranked = self._order()
@@ -115,38 +117,38 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
 
     @property
     def rankings(self) -> tuple[str, ...]:
-        """What cases can be ranked by."""
+        """Names of the available rankings."""
         return rankings(self._answers)
 
     @property
     def ranked(self) -> Tensor:
-        """Numbers of the test rows, int64 [n], highest first; of equal ones the earlier row comes first."""
+        """Numbers of the test rows in ranked order, int64 [n], highest first; ties in row order."""
         return self._ranked
 
     @property
     def values(self) -> Tensor:
-        """What ranks them, [n], in the order of `ranked`."""
+        """The ranking numbers [n], in the order of `ranked`."""
         return self._value(self._by).sort(descending=True, stable=True).values
 
     def values_of(self, rows: Tensor, by: str | None = None) -> Tensor:
-        """What ranks these test rows (which must be among `rows`), or another risk of theirs, [n]."""
+        """Return the ranking number, or another risk, of test rows [n], which must be among `rows`."""
         return self._value(by or self._by)[torch.searchsorted(self.rows, rows)]
 
     def _value(self, by: str) -> Tensor:
-        """One number for each of `rows` to rank it by, [n]."""
+        """Return the ranking numbers of `rows` [n]."""
         return per_row(self._answers, by, self._targets)
 
     @property
     def left_out(self) -> str:
-        """Why not all test rows are among `rows`, in words."""
+        """Text that says why not all test rows are among `rows`."""
         return ", drawn at random"
 
     def unit(self, by: str) -> str:
-        """The unit of what cases are ranked by; "" where it has none."""
+        """Return the unit of a ranking; "" if it has none."""
         return risk_unit(self.data, self.output, by)
 
     def axis_label(self, by: str) -> str:
-        """What cases are ranked by, with its unit."""
+        """Return the axis label of a ranking, with its unit."""
         return risk_label(self.data, self.output, by)
 
     def _order(self) -> Tensor:
@@ -158,19 +160,19 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
 
     def _check_by(self, by: str) -> None:
         if by not in (known := self.rankings):
-            raise ValueError(f"by={by!r}: cases of this model can be ranked by {', '.join(known)}")
+            raise ValueError(f"by={by!r}: cases of this model can be ranked by {', '.join(known)} only")
 
     # ---- one case
     @property
     def row(self) -> int:
-        """The number of the test row that is looked at; see `select`."""
+        """The number of the selected test row; see `select`."""
         return self._row
 
     def select(self, row: SupportsIndex) -> Self:
-        """Look at a test row, as it is.
+        """Select a test row, without edits.
 
         Args:
-            row: its number, from 0.
+            row: row number, from 0.
 
         Returns:
             The object itself.
@@ -181,13 +183,13 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
             number = -1
         if not 0 <= number < len(self.data.test):
             raise ValueError(f"row must be a whole number from 0 to {len(self.data.test) - 1}; found {row!r}")
-        self._notice_training()
+        self._refresh_if_trained()
         self._take(number)
         self._refresh("case")
         return self
 
     def step(self, by: int = 1) -> Self:
-        """Go on to the next case of those that are listed (`shown`), or with -1 to the one before."""
+        """Select the next of the listed cases (`shown`), or with -1 the previous one."""
         if not len(shown := self.shown):
             return self
         place = (shown == self._row).nonzero()
@@ -200,21 +202,21 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         self._editor.load(self.data.test.x[row])
 
     def edit(self, changes: Mapping[str | int, float] | None = None, **more: float) -> Self:
-        """Change the case, and ask again; the row of the data stays as it is.
+        """Edit the case and predict it again; the row of the data is not changed.
 
         Args:
-            changes: new values by name of the feature or number of the column; for images noise, brightness, contrast, rotation, blur,
-                erase, across and down.
-            more: the same, for names that are Python names.
+            changes: new values by feature name or column number; for images by noise, brightness, contrast, rotation, blur, erase, across
+                and down.
+            more: the same as keyword arguments.
 
         Returns:
             The object itself.
 
         Raises:
-            KeyError: there is no such feature.
-            ValueError: a value or the prediction is not finite; the case is as before then.
+            KeyError: if there is no such feature.
+            ValueError: if a value or the prediction is not finite; the case is not changed then.
         """
-        self._notice_training()
+        self._refresh_if_trained()
         before = dict(self._editor.changes)
         wanted: dict[str | int, float] = dict(changes or {})
         wanted.update(more)
@@ -236,40 +238,40 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         self._current = predict_cases(self.wrapped, self.data, self.x[None]) if changed else self._original
 
     def _edited(self) -> None:
-        """A slider was moved."""
-        self._notice_training()
+        """Predict again after a slider was moved."""
+        self._refresh_if_trained()
         self._predict_again()
         self._refresh("edit")
 
     @property
     def edits(self) -> dict[str, float]:
-        """What was changed, by name."""
+        """The edited values, by name."""
         return dict(self._editor.changes)
 
     @property
     def x(self) -> Tensor:
-        """The input as it is asked, [...]: the row with all edits."""
+        """The input of the case [...]: the row with all edits."""
         return self._editor.applied(self._editor.changes)
 
     @property
     def prediction(self) -> Tensor:
-        """What the model says of the case: the value [1], or class probabilities [classes]."""
+        """The prediction for the case: the value [1], or class probabilities [classes]."""
         return self._current.y if self._current.probs is None else self._current.probs[0]
 
     @property
     def risk(self) -> Risk:
-        """The risks of the case as numbers: standard deviations in the units of the target, for classes entropies in nats."""
+        """The risks of the case as floats: standard deviations in the unit of the target, or entropies in nats for classes."""
         return Risk(**{name: value.item() for name, value in self._current.risk.items()})
 
     @property
     def target(self) -> Tensor:
-        """The true value of the row, [1] or []."""
+        """The true value of the row [1], or its class number []."""
         return self.data.test.y[self._row]
 
     # ---- neighbours
     @property
     def space(self) -> str:
-        """Where neighbours are near, "inputs" or "features"; it can be set."""
+        """Space of the distances to neighbours, "inputs" or "features"; can be set."""
         return self._space
 
     @space.setter
@@ -280,7 +282,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
 
     @property
     def neighbours(self) -> Nearest:
-        """The training rows nearest to the case, with all edits: their numbers, distances and targets."""
+        """The training rows nearest to the edited case: their numbers, distances and targets."""
         return self._search(self._space).of(self.x, self.k)
 
     def _search(self, space: str) -> NeighbourSearch:
@@ -289,22 +291,22 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
             self._searches[space] = NeighbourSearch(self.wrapped, train.x, train.y, space)
         return self._searches[space]
 
-    # ---- showing
+    # ---- display
     def cases(self, rows: Tensor) -> list[Case]:
-        """Test rows as they are shown; they must be among `rows`."""
+        """Return test rows as cases for display; they must be among `rows`."""
         at = torch.searchsorted(self.rows, rows)
         names = [f"row {row}" for row in rows.tolist()]
         test = self.data.test
         return cases(self.data, test.x[rows], self._answers.take(at), names, test.y[rows], self.output)
 
     def case(self, edited: bool = False) -> Case:
-        """The case as it is, or with all edits."""
+        """Return the case for display, as in the data or with all edits."""
         x, answers = (self.x, self._current) if edited else (self.data.test.x[self._row], self._original)
         name = f"row {self._row}{', edited' if edited else ''}"
         return cases(self.data, x[None], answers, [name], self.target[None], self.output)[0]
 
     def tell(self, i: int) -> list[str]:
-        """Lines that say of the i-th of `rows` what the model says."""
+        """Return the tooltip lines of the i-th of `rows`: its prediction, true value and risks."""
         one = torch.tensor([i])
         answer, y = self._answers.take(one), self._targets[one]
         predicted = f"{answer.y.item():.4g}"
@@ -312,41 +314,41 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         if self.data.classes is not None:
             predicted, truth = self.data.classes[int(answer.y)], self.data.classes[int(y)]
         risks = [
-            f"{name} {number(risk.item(), risk_unit(self.data, self.output, name))}"
+            f"{name} {format_number(risk.item(), risk_unit(self.data, self.output, name))}"
             for name, risk in answer.risk.items()
         ]
         return [f"row {int(self.rows[i])}", f"{predicted}, true {truth}", *risks]
 
     def answers(self) -> Predictions:
-        """What the model says about all of `rows`."""
+        """Return predictions and risks of all `rows`."""
         return self._answers
 
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """What is predicted of each of `rows` and what is true, one number each; nothing where a row has several."""
+        """Return predictions and targets of `rows`, one number each; empty tensors if rows have several targets."""
         return self._answers.y, self._targets.reshape(-1)
 
     def summary(self) -> str:
-        """What the chosen coverage costs and gains, in words."""
+        """Describe how many cases are answered at the chosen coverage, and how much that lowers the error."""
         chosen = self.selective
-        kept, every = self.error
+        answered, overall = self.error
         refused = len(self.abstained)
         n = len(self.rows)
         unit = self.data.target.unit
         left, whole = (
-            (f"{100 * kept:.3g} % wrong", f"{100 * every:.3g} %")
+            (f"{100 * answered:.3g} % wrong", f"{100 * overall:.3g} %")
             if self.data.classes is not None
-            else (f"mean absolute error {number(kept, unit)}", number(every, unit))
+            else (f"mean absolute error {format_number(answered, unit)}", format_number(overall, unit))
         )
         label = risk_label(self.data, self.output, chosen.by).split(" (")[0]
-        limit = number(self.threshold, risk_unit(self.data, self.output, chosen.by))
+        limit = format_number(self.threshold, risk_unit(self.data, self.output, chosen.by))
         return (
             f"answers {n - refused:,} of {n:,} cases ({100 * (n - refused) / n:.3g} %), those with {label} of at most {limit}: {left} "
             f"instead of {whole}"
         )
 
     def _refresh(self, what: str) -> None:
-        """Called after each change, with what changed: "model", "ranking", "case", "edit", "neighbours", "coverage", "selection", "filter",
-        "selections" or "place"."""
+        """Update the display after a change of "model", "ranking", "case", "edit", "neighbours", "coverage", "selection", "filter",
+        "selections" or "place"; does nothing without widgets."""
 
     def __repr__(self) -> str:
         edited = f", edited: {', '.join(self._editor.changes)}" if self._editor.changes else ""

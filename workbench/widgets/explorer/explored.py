@@ -1,4 +1,4 @@
-"""The base class of the parts of an exploration: what they know of each other, said once."""
+"""Base class of the mixins of an exploration: the members they share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from workbench.widgets.common.predictions import Predictions
 
 
 class Explored(ABC):
-    """The model and rows that are explored, and what one part of `Exploration` has for the others.
+    """The explored model and rows, and the members that mixins of `Exploration` use of each other.
 
     Attributes:
-        wrapped: the model that is looked at.
-        data: whose test rows are explored.
-        rows: numbers of those rows, int64.
+        wrapped: the current model.
+        data: data set whose test rows are explored.
+        rows: numbers of the explored rows, int64.
     """
 
     wrapped: nn.Module
@@ -29,7 +29,7 @@ class Explored(ABC):
     @property
     @abstractmethod
     def x(self) -> Tensor:
-        """The chosen row as it was edited."""
+        """The chosen row with all edits."""
 
     @property
     @abstractmethod
@@ -39,12 +39,12 @@ class Explored(ABC):
     @property
     @abstractmethod
     def edits(self) -> dict[str, float]:
-        """What was edited in it."""
+        """The edited values, by name."""
 
     @property
     @abstractmethod
     def model(self) -> str:
-        """The name of the model that is looked at."""
+        """The name of the current model."""
 
     @property
     @abstractmethod
@@ -54,42 +54,42 @@ class Explored(ABC):
     @property
     @abstractmethod
     def by(self) -> str:
-        """What ranks the rows."""
+        """Name of the ranking."""
 
     @abstractmethod
-    def _covered(self, model: str) -> Occlusion:
-        """What covering the places of the chosen picture does to what a model says."""
+    def _occlusion_of(self, model: str) -> Occlusion:
+        """Return the occlusion of the chosen picture by a model."""
 
     @property
     @abstractmethod
     def filters(self) -> dict[str, Any]:
-        """What rows must have to be listed."""
+        """The conditions that listed rows meet."""
 
     @property
     @abstractmethod
     def rankings(self) -> tuple[str, ...]:
-        """What rows can be ranked by."""
+        """Names of the available rankings."""
 
     @property
     @abstractmethod
     def _targets(self) -> Tensor:
-        """Of the rows, in their order."""
+        """Targets of `rows`."""
 
     @abstractmethod
     def _value(self, by: str) -> Tensor:
-        """The number of each row by which it is ranked."""
+        """Return the ranking numbers of `rows` [n]."""
 
     @abstractmethod
     def _check_by(self, by: str) -> None:
-        """Raise ValueError unless rows can be ranked by this."""
+        """Raise ValueError unless there is such a ranking."""
 
     @abstractmethod
     def _changed_model(self) -> None:
-        """Look at the rows anew, as the model that was chosen answers them."""
+        """Update the exploration after the current model has changed."""
 
     @abstractmethod
     def _refresh(self, what: str) -> None:
-        """Show what has changed."""
+        """Update the display after a change."""
 
 
 __all__ = ["Explored"]

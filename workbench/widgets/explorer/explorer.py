@@ -1,4 +1,4 @@
-"""`Explorer`: look into one trained model, case by case; with widgets in a notebook, and the same without a browser."""
+"""`Explorer`: explore trained models case by case, with widgets in a notebook or without a browser."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from .view import ExplorerView
 
 
 class Explorer(Exploration):
-    """One trained model, case by case: ranked by any risk, split by cause, edited by hand, and refused above a threshold.
+    """Explore a trained model case by case: rank cases by any risk, split it by cause, edit cases, and refuse those above a threshold.
 
-    In a notebook the object shows itself: a list ranked by a risk, the chosen case beside its nearest training cases, sliders that
-    change it, a map of all cases whose points say more under the pointer, and a slider for the share of cases that are answered. All
-    of it can be set and read without a browser; the model is asked in evaluation mode and, like the data, never changed.
+    In a notebook it displays as a widget: a list ranked by a risk, the chosen case beside its nearest training cases, sliders to edit it, a
+    plot of all cases with tooltips, and a slider for the share of cases that are answered. All of it can be set and read without a browser.
+    The model predicts in evaluation mode; model and data are never changed.
 
-    The ranking is made once: after more training make a new object. A method that draws at random, such as sample, is asked about all
-    cases in one batch for the ranking, and about a single case and its edits with the same draws, so that what differs is the edit's doing.
+    If a model is trained further, all rows are predicted again at the next selection, edit or display. A method with random draws, such as
+    sample, predicts all cases in one batch for the ranking, and a single case and its edits under the same draws, so that differences are due
+    to the edits.
 
     Rows may have several targets: maps, tokens, columns [n, k] or labels. Then the chosen row is drawn with its truth, prediction and risks, and
-    edits, neighbours and the map of all cases are left out. A place of maps, tokens, steps and images can be clicked, walked to by keys, or set,
-    `explorer.place = (row, column)`; what all models say there stands below, and in `explorer.at_place()`.
+    there are no edits, neighbours or plot of all cases. A place in maps, tokens, steps and images can be clicked, reached by keys, or set with
+    `explorer.place = (row, column)`; the predictions of all models there are shown below, and are in `explorer.at_place()`.
 
-    Rows of several targets are ranked by one number each, over the positions that have a target (neither void nor padding): the mean of
-    entropies and of vacuitic risk, the root mean square of standard deviations. Columns may differ in unit, so that each is divided by the
-    standard deviation of its training targets before; `by="total of NAME"` ranks by one of up to eight columns or labels, in its own unit.
+    Rows with several targets are ranked by one number each, over the positions that have a target (neither void nor padding): the mean of
+    entropies and of vacuitic risk, the root mean square of standard deviations. As columns may differ in unit, each is first divided by the
+    standard deviation of its training targets; `by="total of NAME"` ranks by one of up to eight columns or labels, in its own unit.
 
     Args:
-        wrapped: what a wrapper made of a model, trained; or a calibrated model. Or several of them, a dict by name, such as the `models` of a
-            `Comparison`: a list chooses which one is looked at (`explorer.model`), and what all say about the chosen row stands side by side.
-            Row, place, edits, selection and filter stay when the model changes.
-        data: a workbench Data, the name of one, or a pair (x, y), a fifth of whose rows become the test rows. Cases are test rows: of
-            images [n, channels, height, width] or [n, height, width], or of tables [n, features]; with several targets of any one tensor. Or
-            dicts with "labels", as for `workbench.fit`, but no DataLoader, of a model that answers from its first input alone.
-        by: what ranks the cases: a risk that the model measures, "confidence" (for classes) or "error"; None: epistemic risk if there
-            is one, else the first.
+        wrapped: trained wrapped model, or calibrated model; or a dict of them by name, such as the `models` of a `Comparison`. A menu then
+            chooses the current model (`explorer.model`), and the predictions of all models for the chosen row are shown side by side. Row,
+            place, edits, selection and filter stay when the model changes.
+        data: a workbench Data, the name of one, or a pair (x, y), of whose rows a fifth become test rows. Cases are test rows: images
+            [n, channels, height, width] or [n, height, width], or table rows [n, features]; with several targets, any single tensor. Or
+            dicts with "labels", as for `workbench.fit` (but no DataLoader), if the model depends on its first input only.
+        by: ranking of the cases: a risk that the model measures, "confidence" (for classes) or "error". None: epistemic risk if measured,
+            else the first risk.
         coverage: share of cases that are answered, above 0 and at most 1.
-        k: how many nearest training cases are shown.
-        space: where they are near: "inputs" (each column divided by its standard deviation) or "features" (what enters the last linear
-            layer); None: features for images with a linear layer, else inputs.
-        max_rows: how many test rows are asked at most; of more a part is drawn, always the same, and the widget says so.
+        k: number of nearest training cases shown.
+        space: space of their distances: "inputs" (each column divided by its standard deviation) or "features" (the input of the last linear
+            layer). None: features for images and a model with a linear layer, else inputs.
+        max_rows: maximum number of test rows explored; of more rows a fixed random sample is taken, and the widget says so.
 
     Raises:
-        TypeError: the model is not wrapped, or data is something else.
-        NotFittedError: a method, such as neo, has seen no training data yet.
-        ValueError: there are no test rows, rows hold NaN, or the model does not give numbers or scores that fit the targets.
+        TypeError: if the model is not wrapped, or data is of another type.
+        NotFittedError: if a method, such as neo, has not seen training data yet.
+        ValueError: if there are no test rows, rows contain NaN, or the outputs of the model do not fit the targets.
 
     Example:
         >>> from torch import nn
@@ -76,31 +77,31 @@ class Explorer(Exploration):
 
     @property
     def widget(self) -> Any:
-        """The ipywidget; made when it is first asked for."""
+        """The ipywidget, made on first access."""
         if self._view is None:
             self._view = self._make_view()
         return self._view.widget
 
     @property
     def message(self) -> str:
-        """What went wrong last in the widget; "" if nothing did."""
+        """The last error shown in the widget; "" if there was none."""
         return "" if self._view is None else self._view.problem
 
     def snapshot(self) -> None:
-        """Display what can be seen now as a static picture: HTML with hover, and PNG; it needs no kernel."""
-        self._notice_training()
+        """Display the current view as a static picture, which needs no kernel: HTML with tooltips, and PNG."""
+        self._refresh_if_trained()
         snapshot(self)
         if self._saved is not None:
             self._saved.clear()
 
     def _mime_(self) -> tuple[str, str]:
-        """What marimo shows, which shows no ipywidgets: the page of a saved notebook."""
-        self._notice_training()
+        """Return the page of a saved notebook for marimo, which shows no ipywidgets."""
+        self._refresh_if_trained()
         return "text/html", SavedPage(self)()
 
     def _make_view(self) -> ExplorerView:
         def now() -> Any:
-            return self.model, self.by, self.filters, self.selection.tolist(), self._asked_of
+            return self.model, self.by, self.filters, self.selection.tolist(), self._model_versions
 
         self._saved = SavedOutput(SavedPage(self), now, f"{self!r} as it was saved")
         return ExplorerView(self, self._saved.style)
@@ -118,29 +119,29 @@ class Explorer(Exploration):
                     self._saved.update()
 
     def _ipython_display_(self) -> None:
-        self._notice_training()
+        self._refresh_if_trained()
         require("IPython.display").display(self.widget)
         if self._saved is not None:
             self._saved.display()
 
 
 class SeveralExplorer(SeveralExploration, Explorer):
-    """The explorer that `Explorer` makes where rows have several targets."""
+    """The explorer that `Explorer` makes if rows have several targets."""
 
     def snapshot(self) -> None:
-        """Display what can be seen now as a static picture: HTML, and PNG; it needs no kernel."""
-        self._notice_training()
+        """Display the current view as a static picture, which needs no kernel: HTML, and PNG."""
+        self._refresh_if_trained()
         several_view.snapshot(self)
         if self._saved is not None:
             self._saved.clear()
 
     def _mime_(self) -> tuple[str, str]:
-        self._notice_training()
+        self._refresh_if_trained()
         return "text/html", several_view.saved_page(self)
 
     def _make_view(self) -> ExplorerView:
         def now() -> Any:
-            return self.model, self.by, self.row, self.coverage, self._asked_of
+            return self.model, self.by, self.row, self.coverage, self._model_versions
 
         self._saved = SavedOutput(lambda: several_view.saved_page(self), now, f"{self!r} as it was saved")
         return SeveralView(self, self._saved.style)

@@ -1,4 +1,4 @@
-"""Pictures of where a case lies: among all cases, along one of its features, in the plane of two, on the risk-coverage curve."""
+"""Pictures of the surroundings of a case: all cases, along one feature, the plane of two features, and the risk-coverage curve."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from workbench.widgets.explorer.editing import Knob
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_SPOTS = 150  # cases among all that say more under the pointer
-POINTS = 61  # along a feature
-NODES = 50  # along each side of a plane
+MAX_SPOTS = 150  # points with tooltips in the plot of all cases
+POINTS = 61  # values along a feature
+GRID_SIZE = 50  # nodes along each side of a plane
 
 
 def risk_label(data: Data, output: str, by: str) -> str:
-    """The axis label of what cases are ranked by."""
+    """Return the axis label of a ranking."""
     if by == "error":
         error = "|prediction − true|" if data.classes is None else "−log p(true class)"
         return f"error {with_unit(error, risk_unit(data, output, by))}"
@@ -39,7 +39,7 @@ def risk_label(data: Data, output: str, by: str) -> str:
 
 
 def shade(ax: Axes, by: str) -> str:
-    """The colour of what cases are ranked by."""
+    """Return the colour of a ranking."""
     return colour(ax, by if by in plots.COLOURS else "total")
 
 
@@ -52,27 +52,27 @@ def draw_overview(
     error: Tensor,
     tell: Callable[[int], Sequence[str]],
 ) -> list[Spot]:
-    """Error over risk of all cases, each a point that says more.
+    """Draw the error over a risk of all cases, as points with tooltips.
 
     Args:
-        ax: where.
-        data: names and units.
+        ax: Axes to draw on.
+        data: data set, for names and units.
         output: "values", "logits" or "probs".
-        by: which risk stands on the x axis.
-        value: it [n].
-        error: [n].
-        tell: what is said of the i-th case, line by line.
+        by: name of the risk on the x axis.
+        value: risk of each case [n].
+        error: error of each case [n].
+        tell: returns the tooltip lines of the i-th case.
     """
     n = len(value)
     chosen = torch.arange(n)
-    if n > MOST_SPOTS:
-        # those of highest risk matter most; of the others a part, always the same
+    if n > MAX_SPOTS:
+        # those of highest risk, and a fixed random sample of the others
         order = value.argsort(descending=True, stable=True)
-        others = order[50:][torch.randperm(n - 50, generator=torch.Generator().manual_seed(0))[: MOST_SPOTS - 50]]
+        others = order[50:][torch.randperm(n - 50, generator=torch.Generator().manual_seed(0))[: MAX_SPOTS - 50]]
         chosen = torch.cat([order[:50], others])
     new_axes(ax)
     x, y = value[chosen].numpy(), error[chosen].numpy()
-    label = "test cases" if n <= MOST_SPOTS else f"{MOST_SPOTS:,} of {n:,} test cases"
+    label = "test cases" if n <= MAX_SPOTS else f"{MAX_SPOTS:,} of {n:,} test cases"
     ax.scatter(x, y, color=shade(ax, by), label=label, **point_look(len(chosen)))
     choose_scale(ax, "x", x)
     choose_scale(ax, "y", y)
@@ -82,15 +82,15 @@ def draw_overview(
 
 
 def draw_along(ax: Axes, data: Data, output: str, knob: Knob, values: Tensor, answers: Predictions) -> None:
-    """Prediction and risks of a case while one thing about it changes and all others stay.
+    """Draw prediction and risks of a case while one of its properties changes.
 
     Args:
-        ax: where.
-        data: names, units, classes.
+        ax: Axes to draw on.
+        data: data set, for names, units and classes.
         output: "values", "logits" or "probs".
-        knob: what changes.
-        values: of it [n], rising.
-        answers: what the model says there.
+        knob: property that changes.
+        values: its values [n], increasing.
+        answers: predictions at these values.
     """
     if data.classes is None:
         known: dict[str, Any] = {name: risk for name, risk in answers.risk.items() if name != "total"}
@@ -115,7 +115,7 @@ def draw_along(ax: Axes, data: Data, output: str, knob: Knob, values: Tensor, an
 
 
 def _classes(ax: Axes, data: Data, values: Tensor, predicted: Tensor) -> None:
-    """Which class is predicted where, as names along the bottom with lines between."""
+    """Write the predicted classes along the bottom, with lines where they change."""
     assert data.classes is not None
     bounds = [0, *((predicted[1:] != predicted[:-1]).nonzero()[:, 0] + 1).tolist(), len(values)]
     for first, last in itertools.pairwise(bounds):
@@ -137,19 +137,19 @@ def _classes(ax: Axes, data: Data, values: Tensor, predicted: Tensor) -> None:
 
 
 def plane_grid(data: Data) -> tuple[Tensor, Tensor]:
-    """Two inputs over the range of training and test rows, each [rows, columns]."""
+    """Return a grid of two inputs over the range of training and test rows, each [rows, columns]."""
     both = torch.cat([data.train.x, data.test.x])
     low, high = both.amin(0), both.amax(0)
     margin = torch.where(high > low, 0.04 * (high - low), 1.0)
     sides = [
-        torch.linspace(a, b, NODES) for a, b in zip((low - margin).tolist(), (high + margin).tolist(), strict=True)
+        torch.linspace(a, b, GRID_SIZE) for a, b in zip((low - margin).tolist(), (high + margin).tolist(), strict=True)
     ]
     xx, yy = torch.meshgrid(*sides, indexing="xy")
     return xx, yy
 
 
 def draw_plane(ax: Axes, data: Data, output: str, by: str, xx: Tensor, yy: Tensor, value: Tensor) -> None:
-    """A risk as a map over two inputs, with training rows of classes on top."""
+    """Draw a risk as a map over two inputs, with training rows on top if they have classes."""
     some = torch.arange(0, len(data.train), max(1, len(data.train) // 200))
     points = (data.train.x[some], data.train.y[some]) if data.classes is not None else None
     plots.decision_map(xx, yy, value, ax=ax, label=risk_label(data, output, by), points=points)
@@ -157,7 +157,7 @@ def draw_plane(ax: Axes, data: Data, output: str, by: str, xx: Tensor, yy: Tenso
 
 
 def draw_coverage(ax: Axes, data: Data, risks: Mapping[str, Tensor], error: Tensor) -> None:
-    """The risk-coverage curves of all risks."""
+    """Draw the risk-coverage curves of all risks."""
     unit = data.target.unit if data.classes is None else ""
     of_kinds(risks, error, ax, unit)
     ax.set(
@@ -166,16 +166,16 @@ def draw_coverage(ax: Axes, data: Data, risks: Mapping[str, Tensor], error: Tens
     )
 
 
-# ---- marks over a picture, which move without drawing it again
+# ---- marks over a picture, which move without redrawing it
 def place(ax: Axes, x: float, y: float) -> tuple[float, float]:
-    """Where a point of the Axes lies in the picture, in percent from the left and from the top; after drawing."""
+    """Return the position of a point of the Axes in a drawn picture, in percent from the left and from the top."""
     figure: Any = ax.figure.figure
     across, up = figure.transFigure.inverted().transform(ax.transData.transform((x, y)))
     return 100 * float(across), 100 * (1 - float(up))
 
 
 def dot(ax: Axes, x: float, y: float) -> str:
-    """A ring at a point of the Axes, as HTML; "" outside them."""
+    """Return a ring at a point of the Axes as HTML; "" outside them."""
     box = ax.get_position()
     left, top = place(ax, x, y)
     if not (
@@ -186,7 +186,7 @@ def dot(ax: Axes, x: float, y: float) -> str:
 
 
 def line(ax: Axes, x: float) -> str:
-    """A vertical line through the Axes, as HTML; "" outside them."""
+    """Return a vertical line through the Axes as HTML; "" outside them."""
     box = ax.get_position()
     left = place(ax, x, 0)[0]
     if not 100 * box.x0 - 0.5 <= left <= 100 * box.x1 + 0.5:

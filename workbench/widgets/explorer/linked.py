@@ -1,4 +1,4 @@
-"""The linked plot of `Explorer`: all rows as points over two of their risks, which choose and select rows; in reports without a kernel."""
+"""The linked plot of `Explorer`: all rows as points over two risks, to choose and select rows; in reports also without a kernel."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from workbench.plots._common import COLOURS, MODELS, SERIES, TOTAL_ON_DARK, natu
 from workbench.widgets.explorer.exploration import Exploration
 
 MODULE = Path(__file__).parents[1] / "static" / "linked.js"
-MISSING = "A plot whose points can be clicked and brushed needs anywidget: pip install 'risk-workbench[lab]'"
-MOST_STILL = 5000  # rows that a page holds; of more it shows the picture alone
+MISSING = "The interactive plot needs anywidget: pip install 'risk-workbench[lab]'"
+MAX_STILL = 5000  # with more rows, a page without kernel has only the static picture
 BUFFERS = ("rows", "numbers", "predicted", "target", "passing", "selected", "order")
-PALETTE = tuple(dict.fromkeys(shade for shade, _ in MODELS))  # of classes: none of them that of a risk
+PALETTE = tuple(dict.fromkeys(shade for shade, _ in MODELS))  # colours of classes, none of them the colour of a risk
 
 
-# ---- what the plot shows
+# ---- content of the plot
 def rows_of(e: Exploration) -> dict[str, Any]:
-    """What stays as it is: the numbers of all rows, and what they are."""
+    """Return the constant part of the plot's state: the numbers of all rows, and their names and units."""
     metrics = []
     predicted, target = e.pairs()
     for name in e.rankings:
@@ -64,9 +64,9 @@ def rows_of(e: Exploration) -> dict[str, Any]:
 
 
 def state_of(e: Exploration) -> dict[str, Any]:
-    """What changes: the chosen row, which rows pass the filter and which are selected [n], and the places of those that pass, in ranked order.
+    """Return the changing part of the plot's state: chosen row, which rows pass the filter, which are selected [n], and the key order.
 
-    Keys walk through these, selected or not: else nobody could select a second row by them.
+    Arrow keys move through the rows that pass, in ranked order, selected or not, so that more rows can be selected by keys.
     """
     places = torch.searchsorted(e.rows, e.ranked)
     return {
@@ -78,12 +78,12 @@ def state_of(e: Exploration) -> dict[str, Any]:
 
 
 def axes_of(e: Exploration) -> dict[str, str]:
-    """The axes and the colour to begin with."""
+    """Return the initial axes and colouring."""
     return {"x": e.rankings[0] if e.by == "error" else e.by, "y": "error", "colour": "wrong"}
 
 
 def undrawn(e: Exploration, across: str, up: str) -> int:
-    """How many rows have no place in the plot, since one of these numbers is NaN or infinite."""
+    """Return the number of rows that the plot can't show, since one of these numbers is NaN or infinite."""
     return int((~(e.values_of(e.rows, across).isfinite() & e.values_of(e.rows, up).isfinite())).sum())
 
 
@@ -92,10 +92,10 @@ def _bytes(values: Tensor, kind: str) -> bytes:
     return packed
 
 
-# ---- alive
+# ---- widget
 @cache
 def _widget() -> Any:
-    """The class of the widget, made where anywidget is there."""
+    """Return the widget class; made on first use, as it needs anywidget."""
     base: Any = require("anywidget").AnyWidget
     t = require("traitlets")
 
@@ -111,24 +111,24 @@ def _widget() -> Any:
 
 
 def linked_plot(e: Exploration, act: Callable[[Callable[[Any], Any], Any], None]) -> Any:
-    """The plot as a widget, or None where anywidget is not installed.
+    """Return the plot as a widget, or None if anywidget is not installed.
 
     Args:
-        e: what it shows and sets.
-        act: calls a function with a value, and shows what goes wrong.
+        e: exploration that it shows and changes.
+        act: calls a function with a value, and shows errors.
     """
     try:
-        made = _widget()(**rows_of(e), **state_of(e), **axes_of(e))
+        widget = _widget()(**rows_of(e), **state_of(e), **axes_of(e))
     except ModuleNotFoundError as error:
         if error.name != "anywidget":
             raise
         return None
-    made.on_msg(lambda _, message, __: act(lambda said: obey(e, said), message))
-    return made
+    widget.on_msg(lambda _, message, __: act(lambda content: handle(e, content), message))
+    return widget
 
 
-def obey(e: Exploration, message: Mapping[str, Any]) -> None:
-    """Do what was done in the plot: choose a row, select rows by a brush, take one into the selection or out of it, or select none."""
+def handle(e: Exploration, message: Mapping[str, Any]) -> None:
+    """Handle a message of the plot: choose a row, brush rows, toggle the selection of a row, or clear the selection."""
     kind = message.get("kind")
     if kind == "choose":
         e.select(message["row"])
@@ -137,7 +137,7 @@ def obey(e: Exploration, message: Mapping[str, Any]) -> None:
     elif kind == "brush":
         across, up = message["across"], message["up"]
         x, y = ((float(low), float(high)) for low, high in (message["x"], message["y"]))
-        if across == up:  # the drag's two sides both hold
+        if across == up:  # both ranges of the drag apply to the same number
             x = max(x[0], y[0]), min(x[1], y[1])
             if x[0] > x[1]:
                 e.selection = e.selection if message.get("add") else None
@@ -146,22 +146,22 @@ def obey(e: Exploration, message: Mapping[str, Any]) -> None:
     elif kind == "clear":
         e.selection = None
     else:
-        raise ValueError(f"the plot said {message!r}, which is none of choose, toggle, brush and clear")
+        raise ValueError(f"unknown message of the plot: {message!r}; expected the kind choose, toggle, brush or clear")
 
 
 # ---- without a kernel
 def still(e: Exploration, instead: str) -> str:
-    """The plot for pages without a kernel, as HTML without scripts.
+    """Return the plot for pages without a kernel, as HTML without scripts.
 
     Args:
-        e: what it shows.
-        instead: HTML that is shown where nothing makes a plot of it; `workbench.notebook.render` does.
+        e: exploration.
+        instead: HTML shown where no script turns the data into a plot; reports of `workbench.notebook.render` have one.
     """
-    if len(e.rows) > MOST_STILL:
+    if len(e.rows) > MAX_STILL:
         return instead
     state = {**rows_of(e), **state_of(e), **axes_of(e)}
     state.update({name: base64.b64encode(state[name]).decode() for name in BUFFERS})
     return f'<div class="wb-linked-still" data-wb-linked="{html.escape(json.dumps(state))}">{instead}</div>'
 
 
-__all__ = ["MISSING", "MODULE", "axes_of", "linked_plot", "obey", "rows_of", "state_of", "still", "undrawn"]
+__all__ = ["MISSING", "MODULE", "axes_of", "handle", "linked_plot", "rows_of", "state_of", "still", "undrawn"]

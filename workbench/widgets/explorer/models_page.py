@@ -1,4 +1,4 @@
-"""Tables of `Explorer` that say what each of several models makes of the chosen row, bars of all models on one scale."""
+"""Tables of `Explorer` with the predictions and risks of several models for the chosen row, with bars on shared scales."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from dataclasses import dataclass, field
 
 from workbench.plots import COLOURS
 from workbench.plots._common import SERIES
-from workbench.plots.importance import LOWER
-from workbench.widgets.common.cases import FAR, number, with_spread
+from workbench.plots.importance import RAISED
+from workbench.widgets.common.cases import FULL_VACUITIC, format_number, with_spread
 from workbench.widgets.common.predictions import Predictions, risk_unit
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.ranking import OF
 
-DEVIATIONS = ("aleatoric", "epistemic", "total")  # of one unit, and on one scale
+DEVIATIONS = ("aleatoric", "epistemic", "total")  # risks with the same unit, which share a scale
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one model says.
+    """A line of a table, with the results of one model.
 
     Args:
-        model: its name.
-        said: cells of HTML before the bars.
-        sizes: lengths of bars by name; what is missing was not measured.
-        notes: words behind a number, by the same names.
-        about: what is said of; bars of lines about different things have scales of their own.
+        model: name of the model.
+        cells: HTML cells before the bars.
+        sizes: numbers drawn as bars, by name; missing ones were not measured.
+        notes: notes after the numbers, by the same names.
+        about: group of the line; lines of different groups have separate scales.
     """
 
     model: str
-    said: Sequence[str]
+    cells: Sequence[str]
     sizes: Mapping[str, float]
     notes: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
@@ -46,22 +46,22 @@ def table(
     *,
     signed: bool = False,
 ) -> str:
-    """Lines as HTML: models, cells, and bars on the same scale in all lines.
+    """Return lines as an HTML table: models, cells, and bars on shared scales.
 
-    Standard deviations or entropies share a scale, whose end is the largest of them; that of vacuitic risk ends at `FAR`, of confidence at 1.
+    Standard deviations or entropies share a scale up to the largest of them; that of vacuitic risk ends at `FULL_VACUITIC`, of confidence at 1.
 
     Args:
-        lines: of the models.
-        heads: what stands above the cells.
-        caption: of the table, as HTML.
-        unit: of a name in a line.
-        current: the model that is looked at.
-        signed: whether bars are of changes: then each scale ends at the largest of them, and those below 0 are yellow, as in
-            `plots.occlusion_map`; else there is no bar below 0.
+        lines: lines of the models.
+        heads: headers of the cells.
+        caption: caption of the table, as HTML.
+        unit: returns the unit of a name in a line.
+        current: name of the current model.
+        signed: whether bars show changes: then each scale ends at the largest change, and negative bars are yellow, as in
+            `plots.occlusion_map`. Otherwise negative numbers have no bar.
     """
     known = {name: None for line in lines for name in line.sizes}
     names = [*(name for name in COLOURS if name in known), *(name for name in known if name not in COLOURS)]
-    fixed = {} if signed else {"vacuitic": FAR, "confidence": 1.0}
+    fixed = {} if signed else {"vacuitic": FULL_VACUITIC, "confidence": 1.0}
     tops: dict[tuple[str, str], float] = {}
     for line in lines:
         for name, size in line.sizes.items():
@@ -70,7 +70,7 @@ def table(
                 tops[scale] = fixed.get(scale_of(name), max(tops.get(scale, 0.0), abs(size)))
     body = []
     for line in lines:
-        cells = list(line.said)
+        cells = list(line.cells)
         for name in names:
             if name not in line.sizes:
                 cells.append("–")
@@ -78,7 +78,7 @@ def table(
             size = line.sizes[name]
             note = f' <span class="wb-name">{html.escape(line.notes[name])}</span>' if name in line.notes else ""
             length = bar(name, size if signed else max(size, 0.0), tops.get((line.about, scale_of(name)), 0.0))
-            cells.append(f"{html.escape(number(size, unit(line, name), 3))}{note}{length}")
+            cells.append(f"{html.escape(format_number(size, unit(line, name), 3))}{note}{length}")
         here = ' class="wb-current" aria-current="true"' if line.model == current and len(lines) > 1 else ""
         body.append(f"<tr{here}><td>{html.escape(line.model)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     shown = ("model", *heads, *(f"1 - {name}" if name.startswith("confidence") else name for name in names))
@@ -89,22 +89,22 @@ def table(
 
 
 def scale_of(name: str) -> str:
-    """What shares a scale with what: risks of one unit, of the same column."""
+    """Return the name of the scale of a risk; risks of the same unit and column share one."""
     risk, of, column = name.partition(OF)
     return f"deviation{of}{column}" if risk in DEVIATIONS else name
 
 
 def bar(name: str, size: float, top: float) -> str:
-    """A number as a bar in the colour of its risk, which is full at `top`; yellow below 0."""
+    """Return a number as a bar in the colour of its risk, which is full at `top`; negative ones are yellow."""
     share = min(abs(size) / top, 1.0) if top > 0 and math.isfinite(size) else 0.0
     risk = name.partition(OF)[0]
-    colour = LOWER if size < 0 else COLOURS.get(risk, SERIES[0] if risk == "prediction" else SERIES[1])
+    colour = RAISED if size < 0 else COLOURS.get(risk, SERIES[0] if risk == "prediction" else SERIES[1])
     colour = "var(--jp-ui-font-color2,#666)" if colour == COLOURS["total"] else colour
     return f'<div class="wb-length"><div style="width:{100 * share:.1f}%;background:{colour}"></div></div>'
 
 
 def side_by_side(e: Exploration) -> str:
-    """Prediction and risks of the chosen row by each model as HTML; "" of a single model."""
+    """Return prediction and risks of the chosen row by each model as HTML; "" with a single model."""
     if len(e.models) < 2:
         return ""
     lines = [
@@ -112,7 +112,7 @@ def side_by_side(e: Exploration) -> str:
         for model, answers in e.each_model().items()
     ]
     case = f"row {e.row}{', edited' if e.edits else ''}"
-    caption = f"{case}, by each model; bars of all models have one scale"
+    caption = f"{case}, by each model; bars of all models share scales"
     return table(lines, ("prediction",), caption, lambda _, name: risk_unit(e.data, e.output, name), e.model)
 
 
@@ -121,8 +121,8 @@ def _prediction(e: Exploration, answers: Predictions) -> str:
         total = answers.risk["total"].item() if "total" in answers.risk else None
         return f"<b>{html.escape(with_spread(answers.y.item(), total, e.data.target.unit))}</b>"
     best = int(answers.y)
-    said = html.escape(f"{e.data.classes[best]}, {100 * answers.probs[0, best].item():.0f} %")
-    return f'<b class="wb-wrong">{said}</b>' if best != int(e.target) else f"<b>{said}</b>"
+    cells = html.escape(f"{e.data.classes[best]}, {100 * answers.probs[0, best].item():.0f} %")
+    return f'<b class="wb-wrong">{cells}</b>' if best != int(e.target) else f"<b>{cells}</b>"
 
 
 __all__ = ["Line", "bar", "scale_of", "side_by_side", "table"]

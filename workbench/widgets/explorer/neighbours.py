@@ -1,4 +1,4 @@
-"""The training cases that lie nearest to a case."""
+"""The training cases nearest to a case."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workbench.core.wrapped import Wrapped, is_wrapped, unwrap
 from workbench.data import Data
 from workbench.engine.clone import eager
 from workbench.errors import require
-from workbench.widgets.common.cases import MOST_COLUMNS, number, thumbnail
+from workbench.widgets.common.cases import MAX_COLUMNS, format_number, thumbnail
 
-MOST_ROWS = 5000  # training rows that are searched
+MAX_ROWS = 5000  # training rows that are searched
 
 
 class Nearest(NamedTuple):
-    """Training rows next to a case: row numbers (int64 [k]), distances (float [k]), and targets, nearest first."""
+    """Training rows nearest to a case: row numbers (int64 [k]), distances (float [k]) and targets, nearest first."""
 
     indices: Tensor
     distances: Tensor
@@ -30,23 +30,23 @@ class Nearest(NamedTuple):
 class NeighbourSearch:
     """Search for the training cases nearest to a case.
 
-    In "inputs" the distance is Euclidean after each column was divided by its standard deviation over the training rows (for pictures, all
-    pixels by one). In "features" it is the same with what enters the model's last linear layer, in its first voter if it votes.
+    In "inputs" the distance is Euclidean after dividing each column by its standard deviation over the training rows (for pictures, all
+    pixels by the same). In "features" it is the same for the inputs of the model's last linear layer, of its first voter if it votes.
 
     Args:
-        wrapped: what a wrapper made of a model, or a calibrated model; it is not changed.
-        x: inputs of the training rows [n, ...]; of more than 5,000 rows as many are searched, drawn with seed 0.
-        y: their targets [n, ...].
+        wrapped: wrapped or calibrated model; it is not changed.
+        x: inputs of the training rows [n, ...]; of more than 5,000 rows, a random 5,000 drawn with seed 0 are searched.
+        y: targets of the training rows [n, ...].
         space: "inputs" or "features".
 
     Raises:
-        ValueError: the space is another, or the model has no linear layer that gives one feature vector for each row.
+        ValueError: for another space, or if the model has no linear layer whose input is one feature vector for each row.
 
     Example:
         >>> from workbench import vote
         >>> x = torch.tensor([[0.0], [1.0], [5.0]])
-        >>> found = NeighbourSearch(vote.Wrapper(3)(nn.Linear(1, 1)), x, x)
-        >>> found.of(torch.tensor([1.2]), k=2).indices
+        >>> search = NeighbourSearch(vote.Wrapper(3)(nn.Linear(1, 1)), x, x)
+        >>> search.of(torch.tensor([1.2]), k=2).indices
         tensor([1, 0])
     """
 
@@ -55,8 +55,8 @@ class NeighbourSearch:
             raise ValueError(f"space must be 'inputs' or 'features'; found {space!r}")
         self.space, self.x, self.y = space, x, y
         self.rows = torch.arange(len(x))
-        if len(x) > MOST_ROWS:
-            chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST_ROWS]
+        if len(x) > MAX_ROWS:
+            chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MAX_ROWS]
             self.rows = chosen.sort().values
         self._features = Features(wrapped) if space == "features" else None
         known = self._vectors(x[self.rows])
@@ -71,7 +71,7 @@ class NeighbourSearch:
         return require("sklearn.neighbors").NearestNeighbors().fit(((known - self._mean) / self._scale).numpy())
 
     def of(self, x: Tensor, k: int = 5) -> Nearest:
-        """The k training rows nearest to one row x [...]; equally near ones in no particular order."""
+        """Return the k training rows nearest to one row x [...]; ties are in no particular order."""
         vector = (self._vectors(x[None]) - self._mean) / self._scale
         distances, places = self._tree.kneighbors(vector.numpy(), min(k, len(self.rows)))
         indices = self.rows[torch.from_numpy(places[0])]
@@ -82,22 +82,22 @@ class NeighbourSearch:
 
 
 class Features:
-    """What enters the last linear layer of a model, for each row.
+    """The input of the last linear layer of a model, for each row.
 
     Args:
-        wrapped: what a wrapper made of a model, or a calibrated model.
+        wrapped: wrapped or calibrated model.
 
     Raises:
-        ValueError: the model has no linear layer.
+        ValueError: if the model has no linear layer.
     """
 
     def __init__(self, wrapped: Any) -> None:
         while isinstance(wrapped, Calibrated):
             wrapped = wrapped.wrapped
-        # a structural copy that shares the tensors, so that the hook is on no layer of the user's
+        # a structural copy that shares the tensors, so that the user's layers get no hook
         model: Any = unwrap(eager(wrapped))
         self._scaling = None
-        if is_wrapped(model):  # which keeps the units
+        if is_wrapped(model):  # the remaining wrapper only scales inputs and outputs
             self._scaling = extra(model, "scaling")
             Wrapped.unscale(model)
             model = unwrap(model)
@@ -116,7 +116,7 @@ class Features:
         self._seen = args[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Features [n, d] of inputs x [n, ...], on the CPU."""
+        """Return features [n, d] of inputs x [n, ...], on the CPU."""
         parts: list[Tensor] = []
         with torch.no_grad():
             for batch in x.split(512):
@@ -132,17 +132,18 @@ class Features:
 
 
 def page(nearest: Nearest, data: Data, space: str, x: Tensor | None = None) -> str:
-    """Training cases with their targets and distances, as HTML: thumbnails, or rows of a table.
+    """Return training cases with their targets and distances as HTML: thumbnails, or rows of a table.
 
     Args:
-        nearest: the cases.
-        data: whose training rows they are.
-        space: where they are near, for the caption.
-        x: the case that they are near to [features], to stand above them with all its features; None: only distances and targets.
+        nearest: training cases.
+        data: data set of the training rows.
+        space: space of the distances, for the caption.
+        x: case that they are nearest to [features], shown above them with the features; only distances and targets if None.
     """
     near = data.train.x[nearest.indices]
     targets = [
-        number(y.item(), data.target.unit) if data.classes is None else data.classes[int(y)] for y in nearest.targets
+        format_number(y.item(), data.target.unit) if data.classes is None else data.classes[int(y)]
+        for y in nearest.targets
     ]
     distances = [f"{distance:.3g}" for distance in nearest.distances.tolist()]
     caption = f"nearest training cases{' with their distance' if near.ndim > 2 else ''}, by {space}"
@@ -153,16 +154,16 @@ def page(nearest: Nearest, data: Data, space: str, x: Tensor | None = None) -> s
             for row, index, target, distance in zip(near, nearest.indices.tolist(), targets, distances, strict=True)
         )
         return f'<div class="wb-caption">{caption}</div><div class="wb-cases">{cards}</div>'
-    columns = list(map(str, data.features))[: MOST_COLUMNS if x is not None else 0]
-    if x is not None and len(data.features) > MOST_COLUMNS:
-        caption += f" ({MOST_COLUMNS} of {len(data.features)} features shown)"
+    columns = list(map(str, data.features))[: MAX_COLUMNS if x is not None else 0]
+    if x is not None and len(data.features) > MAX_COLUMNS:
+        caption += f" ({MAX_COLUMNS} of {len(data.features)} features shown)"
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("distance", str(data.target), *columns))
     lines = list(zip(distances, targets, near, strict=True))
     if x is not None:
         lines.insert(0, ("this case", "", x))
     rows = "".join(
         f"<tr><td>{distance}</td><td><b>{html.escape(target)}</b></td>"
-        f"{''.join(f'<td>{number(value)}</td>' for value in row[: len(columns)].tolist())}</tr>"
+        f"{''.join(f'<td>{format_number(value)}</td>' for value in row[: len(columns)].tolist())}</tr>"
         for distance, target, row in lines
     )
     return (

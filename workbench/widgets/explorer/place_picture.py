@@ -1,4 +1,4 @@
-"""A picture of `Explorer` whose places can be clicked and walked, and what all models say about the chosen one."""
+"""A picture of `Explorer` whose places can be chosen by click or keys, and the predictions of all models at the chosen place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import require
-from workbench.widgets.common.cases import number, with_spread
+from workbench.widgets.common.cases import format_number, with_spread
 from workbench.widgets.common.predictions import risk_unit
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.models_page import Line, bar, table
@@ -21,18 +21,16 @@ from workbench.widgets.explorer.row_pictures import Picture
 from workbench.widgets.explorer.several import SeveralExploration
 
 MODULE = Path(__file__).parents[1] / "static" / "places.js"
-MISSING = (
-    "A picture whose places can be clicked needs anywidget: pip install 'risk-workbench[lab]'. By code: explorer.place"
-)
-HINT = "Click on a place of the picture, or walk there with the arrow keys, to read what is said of it; explorer.place has its numbers."
-LEAST_PANEL = 76  # pixels: on a narrow page the picture scrolls
-MOST_CLASSES = 6  # classes whose probabilities are shown
+MISSING = "Choosing a place in the picture needs anywidget: pip install 'risk-workbench[lab]'. In code: explorer.place"
+HINT = "Click on a place in the picture, or go there with the arrow keys, to see its predictions; explorer.place has its coordinates."
+MIN_PANEL = 76  # minimum width of a panel in pixels; on a narrow page the picture scrolls
+MAX_CLASSES = 6  # classes whose probabilities are shown
 Act = Callable[[Callable[[Any], Any], Any], None]
 
 
 @cache
 def _widget() -> Any:
-    """The class of the widget, made where anywidget is there."""
+    """Return the widget class; made on first use, as it needs anywidget."""
     base: Any = require("anywidget").AnyWidget
     t = require("traitlets")
 
@@ -46,11 +44,11 @@ def _widget() -> Any:
 
 
 class PlacePicture:
-    """The picture, or HTML in its place, and below it what is said of the chosen place.
+    """The picture, or HTML in its place, and below it the predictions at the chosen place.
 
     Args:
-        e: what it shows and sets.
-        act: calls a function with a value, and shows what goes wrong.
+        e: exploration that it shows and changes.
+        act: calls a function with a value, and shows errors.
     """
 
     def __init__(self, e: Exploration, act: Act) -> None:
@@ -65,19 +63,19 @@ class PlacePicture:
                 if error.name != "anywidget":
                     raise
             else:
-                self.plot.on_msg(lambda plot, message, __: self._heard(act, plot, message))
+                self.plot.on_msg(lambda plot, message, __: self._handle(act, plot, message))
         self.widget = w.VBox([*([self.plot] if self.plot is not None else []), self.still, self.said])
 
-    def _heard(self, act: Act, plot: Any, message: Mapping[str, Any]) -> None:
-        act(lambda said: obey_place(self._explorer, said), message)
-        # what was refused leaves the mark where it is here, too; and an old echo moves no mark that has gone on
+    def _handle(self, act: Act, plot: Any, message: Mapping[str, Any]) -> None:
+        act(lambda content: handle_place(self._explorer, content), message)
+        # acknowledge the message also if it failed, so that the page returns to our place; the page ignores older acknowledgements
         plot.turn = int(message.get("turn", 0))
 
     def show(self, picture: Picture | str) -> None:
         """Show another picture, or HTML."""
-        alive = self.plot is not None and isinstance(picture, Picture)
+        interactive = self.plot is not None and isinstance(picture, Picture)
         if self.plot is not None:
-            self.plot.layout.display = "" if alive else "none"
+            self.plot.layout.display = "" if interactive else "none"
         self._pictured = isinstance(picture, Picture)
         if isinstance(picture, str):
             self.still.value = picture
@@ -90,10 +88,10 @@ class PlacePicture:
             with self.plot.hold_sync():
                 self.plot.markup, self.plot.alt = picture.markup, picture.alt
                 self.plot.panels, self.plot.size = [list(panel) for panel in picture.panels], list(picture.size)
-                self.plot.least = LEAST_PANEL * across
+                self.plot.least = MIN_PANEL * across
 
     def update(self) -> None:
-        """Say what is at the chosen place of the chosen row."""
+        """Update the predictions at the chosen place of the chosen row."""
         e = self._explorer
         if not self._pictured:
             self.said.value = ""
@@ -103,7 +101,8 @@ class PlacePicture:
         if self.plot is not None:
             place = list(e.place or ())
             place = [0, *place] if len(place) == 1 else place
-            inside = all(number < count for number, count in zip(place, self.plot.size, strict=False))  # not of padding
+            # False in padding
+            inside = all(number < count for number, count in zip(place, self.plot.size, strict=False))
             with self.plot.hold_sync():
                 self.plot.place, self.plot.said = place if inside else [], words
 
@@ -112,8 +111,8 @@ def _below(caption: str) -> str:
     return f'<div class="wb-caption">{html.escape(caption)}</div>' if caption else ""
 
 
-def obey_place(e: Exploration, message: Mapping[str, Any]) -> None:
-    """Look at the place that was clicked or walked to, at the riskiest, or at none."""
+def handle_place(e: Exploration, message: Mapping[str, Any]) -> None:
+    """Handle a message of the picture: choose a place, the riskiest place, or none."""
     kind = message.get("kind")
     if kind == "place":
         place = message["row"], message["column"]
@@ -123,49 +122,49 @@ def obey_place(e: Exploration, message: Mapping[str, Any]) -> None:
     elif kind == "none":
         e.place = None
     else:
-        raise ValueError(f"the picture said {message!r}, which is none of place, riskiest and none")
+        raise ValueError(f"unknown message of the picture: {message!r}; expected the kind place, riskiest or none")
 
 
-# ---- what is said
+# ---- predictions at a place
 def page_of_place(e: Exploration) -> tuple[str, str]:
-    """What all models say at the chosen place, in words and as HTML; of no place a hint."""
+    """Return the predictions of all models at the chosen place, as text and as HTML; without a place, a hint."""
     if e.place is None:
         return "", _below(HINT)
-    return _said_of_target(e) if isinstance(e, SeveralExploration) else _said_of_cover(e)
+    return _page_of_target(e) if isinstance(e, SeveralExploration) else _page_of_occlusion(e)
 
 
 def place_in_words(e: Exploration) -> str:
-    """Such as "place (3, 5)"."""
+    """Return the chosen place as text, such as "place (3, 5)"."""
     place = e.place or ()
     return f"position {place[0]}" if len(place) == 1 else f"place ({', '.join(map(str, place))})"
 
 
-def _said_of_target(e: SeveralExploration) -> tuple[str, str]:
-    """Prediction, probabilities and risks at a place that has a target."""
+def _page_of_target(e: SeveralExploration) -> tuple[str, str]:
+    """Return prediction, probabilities and risks at a place of several targets, as text and as HTML."""
     at, classes, unit = e.at_place(), e.data.classes, e.place_unit()
     target, known = (answers[0][e.place] for answers in targets_of(e.data, e.data.test.y[e.row][None]))
-    truth = "no class" if not bool(known) else classes[int(target)] if classes else number(target.item(), unit)
+    truth = "no class" if not bool(known) else classes[int(target)] if classes else format_number(target.item(), unit)
     whole = [name for name, value in e.said_by(e.model)[1].items() if not value.ndim]
     lines, words = [], []
     for model, answers in at.items():
         sizes = {name: value.item() for name, value in answers.items() if name != "prediction"}
-        said, wrong = (
+        prediction, wrong = (
             with_spread(answers["prediction"].item(), sizes.get("total"), unit) if classes is None else "",
             False,
         )
         if classes is not None:
             best = int(answers["prediction"].argmax())
-            said = f"{classes[best]}, {100 * answers['prediction'][best].item():.0f} %"
+            prediction = f"{classes[best]}, {100 * answers['prediction'][best].item():.0f} %"
             wrong = bool(known) and best != int(target)
         notes = dict.fromkeys(whole, "(whole row)")
-        cell = f"<b{' class=wb-wrong' if wrong else ''}>{html.escape(said)}</b>"
+        cell = f"<b{' class=wb-wrong' if wrong else ''}>{html.escape(prediction)}</b>"
         lines.append(Line(model, (cell,), sizes, notes))
         risks = ", ".join(
-            f"{name} {number(size, '' if name == 'vacuitic' else unit, 2)}" for name, size in sizes.items()
+            f"{name} {format_number(size, '' if name == 'vacuitic' else unit, 2)}" for name, size in sizes.items()
         )
-        words.append(f"{model}: {said}; {risks}" if risks else f"{model}: {said}")
+        words.append(f"{model}: {prediction}; {risks}" if risks else f"{model}: {prediction}")
     head = f"{place_in_words(e)}: truth {truth}"
-    caption = f"{_capital(head)}. Bars of one kind have one scale."
+    caption = f"{_capitalized(head)}. Bars of one kind share a scale."
     page = table(
         lines, ("prediction",), html.escape(caption), lambda _, name: "" if name == "vacuitic" else unit, e.model
     )
@@ -174,14 +173,14 @@ def _said_of_target(e: SeveralExploration) -> tuple[str, str]:
     return f"{head}. {'. '.join(words)}", f"{page}{shares}"
 
 
-def _capital(words: str) -> str:
+def _capitalized(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
 def _probabilities(probs: Mapping[str, Tensor], classes: tuple[str, ...], truth: int | None) -> str:
-    """The likeliest classes of any model, and the true one, as bars from 0 to 1."""
+    """Return the most likely classes of all models, and the true one, as bars from 0 to 1."""
     highest = torch.stack(list(probs.values())).amax(0)
-    shown = highest.sort(descending=True, stable=True).indices[:MOST_CLASSES].tolist()
+    shown = highest.sort(descending=True, stable=True).indices[:MAX_CLASSES].tolist()
     shown += [truth] if truth is not None and truth not in shown else []
     lines = []
     for i in shown:
@@ -198,8 +197,8 @@ def _probabilities(probs: Mapping[str, Tensor], classes: tuple[str, ...], truth:
     )
 
 
-def _said_of_cover(e: Exploration) -> tuple[str, str]:
-    """What covering a place of the picture changes."""
+def _page_of_occlusion(e: Exploration) -> tuple[str, str]:
+    """Return how covering a place of the picture changes prediction and risks, as text and as HTML."""
 
     def unit(name: str) -> str:
         return "" if name == "prediction" and e.data.classes is not None else risk_unit(e.data, e.output, name)
@@ -208,21 +207,21 @@ def _said_of_cover(e: Exploration) -> tuple[str, str]:
     for model, answers in e.at_place().items():
         sizes = {name: value.item() for name, value in answers.items()}
         lines.append(Line(model, (), sizes))
-        told = [
-            f"{name} {'falls' if size >= 0 else 'rises'} by {number(abs(size), unit(name), 2)}"
+        changes = [
+            f"{name} {'falls' if size >= 0 else 'rises'} by {format_number(abs(size), unit(name), 2)}"
             for name, size in sizes.items()
         ]
-        words.append(f"{model}: {', '.join(told)}")
+        words.append(f"{model}: {', '.join(changes)}")
     pixel = e.x.reshape(-1, *e.place_shape)[:, place[0], place[1]]
-    shade = ", ".join(number(value, "", 3) for value in pixel[:3].tolist())
-    truth = e.data.classes[int(e.target)] if e.data.classes else number(e.target.item(), e.data.target.unit)
+    shade = ", ".join(format_number(value, "", 3) for value in pixel[:3].tolist())
+    truth = e.data.classes[int(e.target)] if e.data.classes else format_number(e.target.item(), e.data.target.unit)
     head = f"{place_in_words(e)}: {'pixel' if len(pixel) == 1 else 'channels'} {shade}; truth of the picture {truth}"
-    more = ", yellow: how much more" if any(size < 0 for line in lines for size in line.sizes.values()) else ""
+    more = ", yellow: how much it rises" if any(size < 0 for line in lines for size in line.sizes.values()) else ""
     caption = (
-        f"{_capital(head)}. How much less there is when the place is covered{more}; bars of one kind have one scale."
+        f"{_capitalized(head)}. How much each falls when the place is covered{more}; bars of one kind share a scale."
     )
     page = table(lines, (), html.escape(caption), lambda _, name: unit(name), e.model, signed=True)
     return f"{head}. When covered, {'. '.join(words)}", page
 
 
-__all__ = ["MODULE", "PlacePicture", "obey_place", "page_of_place", "place_in_words"]
+__all__ = ["MODULE", "PlacePicture", "handle_place", "page_of_place", "place_in_words"]

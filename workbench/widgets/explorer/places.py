@@ -1,4 +1,4 @@
-"""One place of the chosen row, such as a pixel or a token: what all models say about it."""
+"""One place of the chosen row, such as a pixel or a token, and the predictions of all models there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from workbench.widgets.explorer.explored import Explored
 
 
 class PlaceChoice(Explored):
-    """Which place of the chosen row is looked at; mixed into `Exploration`."""
+    """The chosen place of the chosen row; mixed into `Exploration`."""
 
     _place: tuple[int, ...] | None = None
 
     @property
     def place_shape(self) -> tuple[int, ...]:
-        """How many places a row has: (rows, columns) of pictures; () of the rows of a table."""
+        """Shape of the places of a row: (rows, columns) of pictures; () for table rows."""
         shape = self.data.test.x.shape
         return tuple(shape[-2:]) if len(shape) > 2 else ()
 
     @property
     def place(self) -> tuple[int, ...] | None:
-        """The place that is looked at: (row, column) of pictures and maps, (position,) of tokens and steps; it can be set, None looks at none.
+        """The chosen place: (row, column) of pictures and maps, (position,) of tokens and steps, or None; can be set.
 
-        It stays when another row or model is looked at; `at_place()` says what all models say there.
+        It stays when row or model change; `at_place()` gives the predictions of all models there.
         """
         return self._place
 
@@ -37,7 +37,9 @@ class PlaceChoice(Explored):
 
     def _checked_place(self, place: Sequence[SupportsIndex] | SupportsIndex) -> tuple[int, ...]:
         if not (shape := self.place_shape):
-            raise ValueError(f"place: rows of {self.data.name} have no places; pictures, maps, tokens and steps have")
+            raise ValueError(
+                f"place: rows of {self.data.name} have no places; only pictures, maps, tokens and steps do"
+            )
         numbers = tuple(place) if isinstance(place, Sequence) else (place,)
         try:
             at = tuple(-1 if isinstance(number, bool) else operator.index(number) for number in numbers)
@@ -54,35 +56,35 @@ class PlaceChoice(Explored):
         if self._place is None:
             shape = self.place_shape
             example = f"; set one, explorer.place = {tuple(count // 2 for count in shape)}" if shape else ""
-            raise ValueError(f"place: none is looked at{example}")
+            raise ValueError(f"place: none is chosen{example}")
         return self._place
 
     def at_place(self) -> dict[str, dict[str, Tensor]]:
-        """What each model says at the place of the chosen row, by the name of the model.
+        """Return the predictions of each model at the chosen place, by name of the model.
 
         Returns:
-            Of maps, tokens and steps: "prediction", the value [] or the probabilities of classes [classes], and each risk []; a risk that is one
-            number a row is that of the row. Of pictures with one answer: how much less of "prediction" and each risk [] there is when the place
-            is covered, as `occlusion` says.
+            For maps, tokens and steps: "prediction", a value [] or class probabilities [classes], and each risk []; a risk with one number per
+            row is that of the row. For pictures with one target: by how much "prediction" and each risk [] fall when the place is covered, see
+            `occlusion`.
 
         Raises:
-            ValueError: no place is looked at, or rows have none.
+            ValueError: if no place is chosen, or rows have none.
         """
         place = self._chosen_place()
         return {
-            model: {name: change[0][place] for name, change in self._covered(model).change.items()}
+            model: {name: change[0][place] for name, change in self._occlusion_of(model).change.items()}
             for model in self.models
         }
 
     def riskiest_place(self) -> tuple[int, ...]:
-        """Where walking begins: the place of the chosen row that carries most of the risk."""
-        change = self._covered(self.model).change
+        """Return the place of the chosen row that carries most of the risk."""
+        change = self._occlusion_of(self.model).change
         carried = change[self.by] if self.by in change else change["prediction"]
         return place_of(carried[0].abs())
 
 
 def place_of(values: Tensor) -> tuple[int, ...]:
-    """Where the largest of some numbers lies."""
+    """Return the index of the largest value."""
     at, indices = int(values.argmax()), list[int]()
     for count in reversed(values.shape):
         at, rest = divmod(at, count)

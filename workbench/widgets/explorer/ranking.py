@@ -1,13 +1,13 @@
-"""One number for each row of several positions, columns or labels, by which rows are ranked.
+"""Ranking numbers, one for each row with several positions, columns or labels.
 
-Only positions that have a target count: not those whose class number is -100 (void, padding, tokens left out).
+Only positions with a target count, not those with class number -100 (void, padding, tokens left out).
 
-- Entropies, and vacuitic risk of positions: the mean over positions, in nats; vacuitic risk has no unit.
-- Standard deviations: the root mean square over positions. Columns [n, k] may differ in unit, so that each is first divided by the standard
+- Entropies and vacuitic risk of positions: the mean over positions, in nats; vacuitic risk has no unit.
+- Standard deviations: the root mean square over positions. Columns [n, k] may differ in unit, so each is first divided by the standard
   deviation of its training targets; "total of NAME" ranks by one column, in its own unit.
-- A risk that is one number a row stays as it is.
-- "confidence": the mean of 1 - the highest probability; of a label that of yes or no.
-- "error": of classes and labels the mean of -log p(truth) in nats, of values the mean of |prediction - target|, columns divided as above.
+- A risk with one number per row is used as it is.
+- "confidence": the mean of 1 - the highest probability; for a label, the higher of yes and no.
+- "error": the mean of -log p(truth) in nats for classes and labels, of |prediction - target| for values, with columns divided as above.
 """
 
 from __future__ import annotations
@@ -26,63 +26,66 @@ from workbench.core.outputs.options import form_of, meaning_of
 from workbench.data import Data
 from workbench.data.targets import VOID
 
-OF = " of "  # between a ranking and the column that it is about
+OF = " of "  # between the names of a ranking and of its column
 
 
-def asked(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Values [n, ...], probabilities of classes [n, ..., classes] or of labels [n, labels], and risks, on the CPU.
+def predict_positions(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Predict values [n, ...], probabilities of classes [n, ..., classes] or of labels [n, labels], and risks, on the CPU.
 
-    The caller sees to random draws, gradients and evaluation mode.
+    The caller sets random state, gradients and evaluation mode.
 
     Raises:
-        ValueError: shapes or meaning do not fit the targets, or numbers are not finite.
+        ValueError: if shapes or meaning do not fit the targets, or numbers are not finite.
     """
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     y, risks = ask(wrapped, place(x, like.device, like.dtype), True)
     y, risk = _without_channel(y.cpu()), {name: _without_channel(risks[name].cpu()) for name in risks.names()}
-    meant = meant_by(wrapped)
-    form = form_of(meant)
+    meaning = output_meaning(wrapped)
+    form = form_of(meaning)
     shape = [len(x), *_without_channel(data.train.y[:1]).shape[1:]]
-    wanted, forms = {
+    expected, forms = {
         "labels": (shape, ("binary",)),
         "classification": ([*shape, data.n_outputs], ("logits", "probs")),
     }.get(str(data.task), (shape, ("values",)))
-    if list(y.shape) != wanted or form not in forms:
+    if list(y.shape) != expected or form not in forms:
         raise ValueError(
-            f"the model gives {form} {list(y.shape)} (classes last) for {len(x)} rows of {data.name}; needed are {' or '.join(forms)} {wanted}: "
-            f"wrap it with output={forms[0]!r}, of maps output=Logits(dim=1), or wrap a function that picks one output"
+            f"the model gives {form} {list(y.shape)} (classes last) for {len(x)} rows of {data.name}; needed are "
+            f"{' or '.join(forms)} {expected}: wrap it with output={forms[0]!r}, for maps output=Logits(dim=1), or wrap a function "
+            "that returns only one output"
         )
     if form == "binary":
-        y = y.sigmoid() if getattr(meaning_of(meant), "logits", True) else y
+        y = y.sigmoid() if getattr(meaning_of(meaning), "logits", True) else y
     elif form != "values":
         y = log_probabilities(y, form).exp()
     for name, value in (("prediction", y), *risk.items()):
         if not bool(value.isfinite().all()):
             raise ValueError(f"the {name} of the model is NaN or infinite for some of the rows")
         if name != "prediction" and list(value.shape) not in (shape, [len(x)]):
-            raise ValueError(f"the {name} risk is {list(value.shape)} for targets {shape}; it ranks no rows")
+            raise ValueError(
+                f"the {name} risk is {list(value.shape)} for targets {shape}; it must have that shape, or be [{len(x)}]"
+            )
     return y, risk
 
 
-def meant_by(wrapped: Any) -> Any:
-    """What the one output that is explored means, of a model that gives several as well."""
+def output_meaning(wrapped: Any) -> Any:
+    """Return the meaning of the explored output, also of a model with several outputs."""
     output = _record(wrapped).output
     return one_meaning(output) if isinstance(output, Mapping) else output
 
 
 def _without_channel(maps: Tensor) -> Tensor:
-    """Maps [n, height, width] of [n, 1, height, width]."""
+    """Convert maps [n, 1, height, width] to [n, height, width]."""
     return maps[:, 0] if maps.ndim == 4 and maps.shape[1] == 1 else maps
 
 
 def targets_of(data: Data, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets in the shape of what `asked` says, and which of them there are, bool."""
+    """Return targets in the shape of the outputs of `predict_positions`, and whether each is known, bool."""
     y = _without_channel(y)
     return y, (y != VOID if data.classes is not None or data.task == "labels" else torch.ones_like(y, dtype=torch.bool))
 
 
 def scales_of(data: Data) -> Tensor:
-    """What values are divided by before they rank: of columns the standard deviation of the training targets [k], else 1."""
+    """Return the divisors of values before ranking: the standard deviations of the training targets [k] for columns, else 1."""
     if data.classes is not None or data.task == "labels" or data.train.y.ndim != 2:
         return torch.ones(())
     spread = data.train.y.double().std(0, correction=0)
@@ -90,23 +93,23 @@ def scales_of(data: Data) -> Tensor:
 
 
 def errors(data: Data, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The error that ranks and the one that abstention counts (wrong or not; of values the same), of each position [n, ...].
+    """Return for each position [n, ...] the error used for ranking, and the one used for abstention: 0 or 1 for classes, the same for values.
 
-    Those of positions without a class mean nothing.
+    Errors of positions without a class are meaningless.
     """
     if data.task == "labels":
         yes = target == 1
-        said = torch.where(yes, y, 1 - y)
-        return -said.clamp_min(1e-12).log(), ((y > 0.5) != yes).double()
+        of_truth = torch.where(yes, y, 1 - y)
+        return -of_truth.clamp_min(1e-12).log(), ((y > 0.5) != yes).double()
     if data.classes is not None:
-        said = y.gather(-1, target.clamp_min(0)[..., None])[..., 0]
-        return -said.clamp_min(1e-12).log(), (y.argmax(-1) != target).double()
-    off = (y - target).abs()
-    return off, off
+        of_truth = y.gather(-1, target.clamp_min(0)[..., None])[..., 0]
+        return -of_truth.clamp_min(1e-12).log(), (y.argmax(-1) != target).double()
+    difference = (y - target).abs()
+    return difference, difference
 
 
 def mean_known(values: Tensor, known: Tensor) -> Tensor:
-    """The mean over the positions that have a target, float64 [n]; NaN where there is none."""
+    """Return the mean over positions with a target, float64 [n]; NaN for rows without any."""
     values = values.double().masked_fill(~known, 0.0).flatten(1)
     return values.sum(1) / known.flatten(1).sum(1)
 
@@ -114,15 +117,15 @@ def mean_known(values: Tensor, known: Tensor) -> Tensor:
 def row_numbers(
     data: Data, y: Tensor, risk: Mapping[str, Tensor], target: Tensor, scales: Tensor, names: Sequence[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What rows are ranked by, and the error that abstention counts, each float64 [n].
+    """Return the ranking numbers of rows, and their errors for abstention, each float64 [n].
 
     Args:
-        data: what the rows are of.
-        y: as `asked` says.
-        risk: by name, [n] or [n, ...].
-        target: [n, ...].
+        data: data set of the rows.
+        y: predictions, see `predict_positions`.
+        risk: risks by name, [n] or [n, ...].
+        target: targets [n, ...].
         scales: see `scales_of`.
-        names: of the columns or labels that are ranked by alone; there may be none.
+        names: names of the columns or labels with rankings of their own; may be empty.
 
     Returns:
         Numbers by ranking, and errors by column ("" for all of them).
@@ -150,4 +153,13 @@ def row_numbers(
     return ranking, wrong
 
 
-__all__ = ["OF", "asked", "errors", "mean_known", "meant_by", "row_numbers", "scales_of", "targets_of"]
+__all__ = [
+    "OF",
+    "errors",
+    "mean_known",
+    "output_meaning",
+    "predict_positions",
+    "row_numbers",
+    "scales_of",
+    "targets_of",
+]

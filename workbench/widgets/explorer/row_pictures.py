@@ -1,4 +1,4 @@
-"""The chosen row of several targets as a picture (maps, tokens, steps) or a table (columns, labels), by all models on shared scales."""
+"""The chosen row with several targets as a picture (maps, tokens, steps) or a table (columns, labels), by all models on shared scales."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from workbench.plots._answers import Answer, Subject
 from workbench.plots._row_panels import images, steps
 from workbench.plots.maps import MAX_CLASSES
 from workbench.widgets.common import pictures
-from workbench.widgets.common.cases import number
+from workbench.widgets.common.cases import format_number
 from workbench.widgets.common.positions import is_map
 from workbench.widgets.explorer.models_page import Line, table
 from workbench.widgets.explorer.ranking import OF, targets_of
 from workbench.widgets.explorer.several import SeveralExploration
 
-MOST_ROWS = 40  # columns or labels of the table of a row; of more the riskiest
-MOST_STEPS = 160  # tokens or steps of a picture
+MAX_ROWS = 40  # lines in the table of a row; of more columns or labels, those of highest risk
+MAX_STEPS = 160  # tokens or steps in a picture
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Picture:
 
     Args:
         markup: an ``<svg>`` element in the colours of the page.
-        alt: what it shows, in words.
-        panels: left, top, width and height of each panel, as shares of the picture's.
-        size: rows and columns of places in each panel.
-        pixels: the same as PNG on white; None where nobody asks for it.
-        caption: what stands below it.
+        alt: alternative text.
+        panels: left, top, width and height of each panel, as shares of the picture.
+        size: number of rows and columns of places in each panel.
+        pixels: the picture as PNG on white; None if not needed.
+        caption: text below the picture.
     """
 
     markup: str
@@ -47,9 +47,9 @@ class Picture:
 
 
 def row_body(e: SeveralExploration) -> Picture | str:
-    """Maps, tokens and steps of the row as a picture, columns and labels as a table in HTML; or why there is none, as HTML."""
+    """Return maps, tokens and steps of the row as a picture, or columns and labels as an HTML table; or HTML that says why there is none."""
     key = e.row, e.model
-    if e._body[0] != key:  # drawn once for the widget and for what is saved beside it
+    if e._body[0] != key:  # drawn once for both the widget and its saved output
         e._body = key, _body(e)
     body: Picture | str = e._body[1]
     return body
@@ -65,17 +65,17 @@ def _row_picture(e: SeveralExploration) -> Picture | str:
     classes = e.data.classes
     target, known = targets_of(e.data, e.data.test.y[e.row][None])
     if classes is not None and len(classes) > MAX_CLASSES and is_map(e.data):
-        return _no_picture(f"{len(classes)} classes, and colours tell {MAX_CLASSES} apart")
+        return _no_picture(f"{len(classes)} classes, and there are colours for {MAX_CLASSES}")
     if target.ndim == 3 and min(target.shape[1:]) >= 4:
         return _maps(e, target) if len(e.models) == 1 else _maps_of_models(e, target, known)
     if target.ndim != 2:
         return _no_picture(
-            f"targets [n, {', '.join(map(str, target.shape[1:]))}]; prediction and risk hold their numbers"
+            f"targets [n, {', '.join(map(str, target.shape[1:]))}]; see explorer.prediction and explorer.risk"
         )
     places = known[0].nonzero()[:, 0]
     if not len(places):
-        return _no_picture("a row without a class")
-    return _steps(e, target, known, int(places[-1]) + 1)  # padding is behind the last token that has a class
+        return _no_picture("the row has no class")
+    return _steps(e, target, known, int(places[-1]) + 1)  # padding follows the last token that has a class
 
 
 def _no_picture(why: str) -> str:
@@ -83,7 +83,7 @@ def _no_picture(why: str) -> str:
 
 
 def _maps(e: SeveralExploration, target: Tensor) -> Picture:
-    """Image, truth, prediction, error and risks of one model, side by side."""
+    """Draw image, truth, prediction, error and risks of one model side by side."""
     y, risk, classes = *e.said_by(e.model), e.data.classes
     shown = {name: value for name, value in risk.items() if value.shape == target.shape[1:]}
     height, width = target.shape[1:]
@@ -102,7 +102,7 @@ def _maps(e: SeveralExploration, target: Tensor) -> Picture:
 
 
 def _maps_of_models(e: SeveralExploration, target: Tensor, known: Tensor) -> Picture:
-    """Input and truth, and below them errors, prediction and risks of each model, each column on one scale."""
+    """Draw input and truth, and below them errors, prediction and risks of each model, each column on one scale."""
     height, width = target.shape[1:]
     truth = target.double().masked_fill(~known, float("nan")).numpy()
     x = _pictured(e.x, (height, width))
@@ -115,8 +115,8 @@ def _maps_of_models(e: SeveralExploration, target: Tensor, known: Tensor) -> Pic
 
 
 def _steps(e: SeveralExploration, target: Tensor, known: Tensor, last: int) -> Picture:
-    """Prediction and risks over tokens or steps, a line for each model."""
-    at = slice(0, min(last, MOST_STEPS))
+    """Draw prediction and risks over tokens or steps, one row of panels for each model."""
+    at = slice(0, min(last, MAX_STEPS))
     missing = ~known[:, at]
 
     def shown(value: Any) -> Any:
@@ -129,7 +129,7 @@ def _steps(e: SeveralExploration, target: Tensor, known: Tensor, last: int) -> P
     if len(answers) == 1:
         answers = {f"row {e.row}": next(iter(answers.values()))}
     axes = steps(_subject(e), [e.row], answers, shown(target), None, pictures.themed_figure)
-    cut = f"; the first {MOST_STEPS} of {last:,}" if last > MOST_STEPS else ""
+    cut = f"; the first {MAX_STEPS} of {last:,}" if last > MAX_STEPS else ""
     alt = f"row {e.row}: prediction and risks by position{cut}"
     return _picture(axes[0, 0].figure, axes.ravel(), (1, missing.shape[1]), alt, cut.removeprefix("; "))
 
@@ -140,7 +140,7 @@ def _subject(e: SeveralExploration) -> Subject:
 
 
 def _answers(e: SeveralExploration, target: Tensor) -> dict[str, Answer]:
-    """What each model says of the row, without risks that are one number of the whole row."""
+    """Return the answers of each model for the row, without risks that have one number for the whole row."""
     by_model = {}
     for name, answers in e.each_model().items():
         risk = {kind: value.double().numpy() for kind, value in answers.risk.items() if value.shape == target.shape}
@@ -150,7 +150,7 @@ def _answers(e: SeveralExploration, target: Tensor) -> dict[str, Answer]:
 
 
 def _pictured(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The input as an image of the size of the maps; grey where it is none."""
+    """Return the input as an image of the size of the maps; plain grey if it is not an image."""
     x = x.float()
     if x.ndim == 2:
         x = x[None]
@@ -161,25 +161,25 @@ def _pictured(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _picture(figure: Any, axes: Iterable[Any], size: tuple[int, int], alt: str, caption: str = "") -> Picture:
-    """In the colours of the page, and as PNG on white."""
+    """Make a `Picture` of a figure: in the colours of the page, and as PNG on white."""
     markup = pictures.svg(figure, alt)
-    figure.set_layout_engine("none")  # the panels of the PNG lie where those of the SVG do
+    figure.set_layout_engine("none")  # keeps the panels of the PNG where those of the SVG are
     panels = tuple(panel(ax, size, figure.bbox_inches) for ax in axes)
     return Picture(markup, alt, panels, size, pictures.png(figure, 100), caption)
 
 
 def panel(ax: Any, size: tuple[int, int], box: Any) -> tuple[float, float, float, float]:
-    """Where the places of an Axes lie within a box in inches, once the figure is laid out: left, top, width and height as its shares.
+    """Return where the places of an Axes are within a box, after layout: left, top, width and height as shares of the box.
 
     Args:
-        ax: of an image of that size, or with positions from 0 along its x axis.
-        size: rows and columns of places.
-        box: matplotlib's Bbox of what of the figure is shown, in inches.
+        ax: Axes of an image of that size, or with positions from 0 along the x axis.
+        size: number of rows and columns of places.
+        box: matplotlib Bbox of the visible part of the figure, in inches.
     """
     rows, columns = size
     inches = ax.figure.dpi_scale_trans.inverted()
     edges = inches.transform(ax.transData.transform([(-0.5, rows - 0.5), (columns - 0.5, -0.5)]))
-    if rows == 1:  # positions, of which each is as high as the panel
+    if rows == 1:  # a position is as high as the panel
         edges[:, 1] = inches.transform(ax.bbox.get_points())[:, 1]
     (left, bottom), (right, top) = edges.tolist()
     x0, y1, wide, high = (float(side) for side in (box.x0, box.y1, box.width, box.height))
@@ -188,13 +188,13 @@ def panel(ax: Any, size: tuple[int, int], box: Any) -> tuple[float, float, float
 
 # ---- columns and labels
 def table_of_columns(e: SeveralExploration, target: Tensor) -> str:
-    """Columns or labels, one a line: truth, prediction and risks, each in its unit; of several models a line and bars for each."""
+    """Return a table with a line for each column or label: truth, prediction and risks with units; with several models, a line for each."""
     names = e.columns or list(e.data.classes or map(str, range(len(target))))
     risks = {name: value for name, value in e.said_by(e.model)[1].items() if value.ndim}
     order = list(range(len(target)))
-    if len(order) > MOST_ROWS:
-        order = next(iter(risks.values()), e.prediction).sort(descending=True).indices[:MOST_ROWS].tolist()
-    cut = f"the {MOST_ROWS} of highest risk, of {len(target):,}" if len(order) < len(target) else ""
+    if len(order) > MAX_ROWS:
+        order = next(iter(risks.values()), e.prediction).sort(descending=True).indices[:MAX_ROWS].tolist()
+    cut = f"the {MAX_ROWS} of highest risk, of {len(target):,}" if len(order) < len(target) else ""
     if len(e.models) > 1:
         return _columns_of_models(e, target, names, order, cut)
     labels = e.data.task == "labels"
@@ -203,21 +203,25 @@ def table_of_columns(e: SeveralExploration, target: Tensor) -> str:
     for i in order:
         unit = "nats" if labels else e.unit_of(i)
         cells = [*_truth_and_prediction(e, target, e.prediction, i)]
-        cells += [number(value[i].item(), "" if name == "vacuitic" else unit, 3) for name, value in risks.items()]
+        cells += [
+            format_number(value[i].item(), "" if name == "vacuitic" else unit, 3) for name, value in risks.items()
+        ]
         lines.append(f"<tr><td>{html.escape(names[i])}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return f'<table class="wb-listing"><caption>{cut}</caption><tr>{head}</tr>{"".join(lines)}</table>'
 
 
 def _truth_and_prediction(e: SeveralExploration, target: Tensor, y: Tensor, i: int) -> tuple[str, str]:
     if e.data.task != "labels":
-        return html.escape(number(target[i].item(), e.unit_of(i))), html.escape(number(y[i].item(), e.unit_of(i)))
-    truth, said = {0: "no", 1: "yes"}.get(int(target[i]), "–"), f"{100 * y[i].item():.0f} %"
+        return html.escape(format_number(target[i].item(), e.unit_of(i))), html.escape(
+            format_number(y[i].item(), e.unit_of(i))
+        )
+    truth, prediction = {0: "no", 1: "yes"}.get(int(target[i]), "–"), f"{100 * y[i].item():.0f} %"
     wrong = truth != "–" and (y[i].item() > 0.5) != (truth == "yes")
-    return truth, f'<span class="wb-wrong">{said}</span>' if wrong else said
+    return truth, f'<span class="wb-wrong">{prediction}</span>' if wrong else prediction
 
 
 def _columns_of_models(e: SeveralExploration, target: Tensor, names: list[str], order: list[int], cut: str) -> str:
-    """A line for each model and column or label; what has one unit has one scale."""
+    """Return a line for each model and column or label; numbers of one unit share a scale."""
     labels = e.data.task == "labels"
     lines, units = list[Line](), dict[str, str]()
     for i in order:
@@ -225,7 +229,7 @@ def _columns_of_models(e: SeveralExploration, target: Tensor, names: list[str], 
         for model in e.models:
             y, risk = e.said_by(model)
             sizes = {kind: value[i].item() for kind, value in risk.items() if value.ndim}
-            about = "" if labels else names[i]  # each target has a unit and scales of its own
+            about = "" if labels else names[i]  # each target has its own unit and scales
             cells = html.escape(names[i]), *_truth_and_prediction(e, target, y, i)
             lines.append(Line(model, cells, sizes, about=about))
     heads = ("label" if labels else "target", "truth", "prediction")
@@ -233,12 +237,12 @@ def _columns_of_models(e: SeveralExploration, target: Tensor, names: list[str], 
     def unit(line: Line, name: str) -> str:
         return "" if name == "vacuitic" else units.get(line.about, "nats")
 
-    each = "" if labels else " of each target"
-    return table(lines, heads, f"{cut}{'; ' * bool(cut)}bars of all models have one scale{each}", unit, e.model)
+    each = "" if labels else " for each target"
+    return table(lines, heads, f"{cut}{'; ' * bool(cut)}bars of all models share scales{each}", unit, e.model)
 
 
 def numbers_of_models(e: SeveralExploration) -> str:
-    """What each model ranks the row by, bars of all on one scale, and its place in the order of all rows; "" of a row that is not ranked."""
+    """Return the ranking numbers of the row by each model, with bars on shared scales and its rank; "" if the row is not ranked."""
     known = {name: None for model in e.models for name in e.numbers_by(model) if OF not in name or name == e.by}
     lines = []
     for model in e.models:
@@ -251,7 +255,7 @@ def numbers_of_models(e: SeveralExploration) -> str:
     if not any(line.sizes for line in lines):
         return ""
     caption = (
-        f"row {e.row} by each model, with its place (#) among {len(e.rows):,} rows; bars of all models have one scale"
+        f"row {e.row} by each model, with its rank (#) among {len(e.rows):,} rows; bars of all models share scales"
     )
     return table(lines, (), caption, lambda _, name: e.unit(name), e.model)
 

@@ -1,4 +1,4 @@
-"""The pictures of `Explorer`: the chosen case, what lies around it, and the static picture of it all."""
+"""Pictures of `Explorer`: the chosen case, its surroundings, all cases, and the static pages for saved notebooks and snapshots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import STYLE as CASES
-from workbench.widgets.common.cases import card, shown
+from workbench.widgets.common.cases import card, render_cases
 from workbench.widgets.common.pictures import Spot
 from workbench.widgets.common.predictions import per_row, predict_cases
 from workbench.widgets.explorer import neighbours
@@ -32,7 +32,7 @@ from workbench.widgets.explorer.models_page import side_by_side
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_REFUSED = 8  # cases that are shown of those refused
+MAX_REFUSED = 8  # number of refused or listed cases shown
 
 STYLE = f"""{pictures.STYLE}{CASES}
 .wb-explorer .widget-html-content,.wb-static{{line-height:1.35}}
@@ -67,25 +67,25 @@ border:2.5px solid var(--jp-ui-font-color1,#222);box-shadow:0 0 0 1.5px var(--jp
 
 
 def pair(e: Exploration, still: bool = False) -> str:
-    """The case as it is beside the case as it was edited; if nothing was, beside a hint, unless the page stands still."""
+    """Return the case beside its edited version as HTML; without edits, beside a hint unless the page is static (`still`)."""
     if e.edits:
         edits = ", ".join(f"{name} {e._editor.text(name)}" for name in e.edits)
         edited = f'{card(e.case(edited=True), e.output, hover=False)}<div class="wb-caption">edited: {html.escape(edits)}</div>'
     elif still:
         edited = ""
     else:
-        edited = '<div class="wb-case wb-idle">Move a slider below: the edited case appears here, beside the case as it is.</div>'
+        edited = '<div class="wb-case wb-idle">Move a slider below to see the edited case here.</div>'
     return f'<div class="wb-pair">{card(e.case(), e.output, hover=False)}<div>{edited}</div></div>'
 
 
 def refused(e: Exploration) -> str:
-    """The cases that the model would not answer, highest risk first."""
+    """Return the refused cases as HTML, highest risk first."""
     rows = e.abstained
     if not len(rows):
         return '<div class="wb-caption">every case is answered</div>'
-    some = f", the {MOST_REFUSED} of highest risk" if len(rows) > MOST_REFUSED else ""
+    some = f", the {MAX_REFUSED} of highest risk" if len(rows) > MAX_REFUSED else ""
     caption = f"refused: {len(rows):,}{some}"
-    return shown(e.cases(rows[:MOST_REFUSED]), caption, e.output)
+    return render_cases(e.cases(rows[:MAX_REFUSED]), caption, e.output)
 
 
 def in_plane(e: Exploration) -> bool:
@@ -93,13 +93,13 @@ def in_plane(e: Exploration) -> bool:
 
 
 def along_key(e: Exploration) -> tuple[Any, ...]:
-    """What the picture along a knob depends on: all but that knob's own value."""
+    """Return what the picture along the active knob depends on: everything but the value of that knob."""
     knob = e._editor.active
     return knob, tuple(sorted((name, value) for name, value in e.edits.items() if name != knob))
 
 
 def draw_edit(ax: Axes, e: Exploration) -> str:
-    """How risk lies around the case: in the plane of two inputs, or along what was changed last; gives the words for it."""
+    """Draw the risk around the case, in the plane of two inputs or along the knob changed last; return the alternative text."""
     if in_plane(e):
         by = e.selective.by if e.by == "error" and len(e.rankings) > 1 else e.by
         xx, yy = plane_grid(e.data)
@@ -110,7 +110,7 @@ def draw_edit(ax: Axes, e: Exploration) -> str:
     editor = e._editor
     knob = editor.knobs[editor.active]
     values = torch.linspace(min(knob.low, editor.value(knob.name)), max(knob.high, editor.value(knob.name)), POINTS)
-    if e.data.input_shape == (1,):  # then also as far as the test rows go
+    if e.data.input_shape == (1,):  # a single input: also cover the range of the test rows
         test = e.data.test.x
         values = torch.linspace(min(knob.low, test.min().item()), max(knob.high, test.max().item()), 2 * POINTS)
     x = torch.stack([editor.applied({**e.edits, knob.name: value}) for value in values.tolist()])
@@ -119,7 +119,7 @@ def draw_edit(ax: Axes, e: Exploration) -> str:
 
 
 def mark_edit(ax: Axes, e: Exploration) -> str:
-    """Where the case lies in `draw_edit`."""
+    """Return the mark of the case in the picture of `draw_edit`, as HTML."""
     if in_plane(e):
         return dot(ax, *e.x.tolist())
     value = e._editor.value(e._editor.active)
@@ -128,7 +128,7 @@ def mark_edit(ax: Axes, e: Exploration) -> str:
 
 
 def draw_all(ax: Axes, e: Exploration) -> tuple[list[Spot], str]:
-    """All cases, each by its risk and its error; with the words for it."""
+    """Draw all cases by their risk and error; return the tooltips and the alternative text."""
     by = _across(e)
     answers, y = e.answers(), e.data.test.y[e.rows]
     value = answers.y.float() if by == "error" else per_row(answers, by, y)
@@ -139,51 +139,51 @@ def draw_all(ax: Axes, e: Exploration) -> tuple[list[Spot], str]:
 
 
 def _across(e: Exploration) -> str:
-    """The risk on the x axis of all cases."""
+    """Return the name of the risk on the x axis of the plot of all cases."""
     return e.rankings[0] if e.by == "error" else e.by
 
 
 def mark_all(ax: Axes, e: Exploration) -> str:
-    """Where the case, with all edits, lies among all."""
+    """Return the mark of the edited case in the plot of all cases, as HTML."""
     by, target = _across(e), e.target.reshape(1, -1) if e.data.classes is None else e.target[None]
     value = e._current.y.float() if by == "error" else per_row(e._current, by, target)
     return dot(ax, value.item(), per_row(e._current, "error", target).item())
 
 
 def all_cases(e: Exploration, marked: bool = True) -> tuple[str, Any, str]:
-    """All cases as HTML with hover, as a figure, and what that shows, in words."""
+    """Return the plot of all cases as HTML with tooltips, as a figure, and its alternative text."""
     figure = pictures.new_figure(6.4, 3.4)
     ax = pictures.paint(figure.subplots())
     spots, alt = draw_all(ax, e)
     drawn = f'<div class="wb-frame">{pictures.svg(figure, alt, spots)}{mark_all(ax, e) if marked else ""}</div>'
-    lost = undrawn(e, _across(e), "error")
-    note = f'<div class="wb-caption">{lost:,} rows not drawn: NaN or infinite</div>' if lost else ""
+    missing = undrawn(e, _across(e), "error")
+    note = f'<div class="wb-caption">{missing:,} rows not drawn: NaN or infinite</div>' if missing else ""
     return drawn + note, figure, alt
 
 
 class SavedPage:
-    """What a saved notebook shows of the explorer where there is no kernel: all cases, and the first of those that are listed.
+    """The explorer in a saved notebook without a kernel: the plot of all cases, and the first listed cases.
 
     Args:
-        e: what it shows; each call does so as it is then.
+        e: exploration; each call returns its current state.
     """
 
     def __init__(self, e: Exploration) -> None:
         self._explorer = e
-        # by what, HTML and fallback: brushes leave the picture as it is
+        # key, HTML and fallback of the last picture, which a brush does not change
         self._drawn: tuple[Any, str, str] = (None, "", "")
 
     def __call__(self) -> str:
         e = self._explorer
-        drawn_for = e.model, e.by, e._asked_of
+        drawn_for = e.model, e.by, e._model_versions
         if self._drawn[0] != drawn_for:
             plot, figure, alt = all_cases(e, marked=False)
             fallback = pictures.image(pictures.small_png(figure, 80), alt, attributes='class="wb-pixels"')
             self._drawn = drawn_for, plot, fallback
         _, plot, fallback = self._drawn
-        listed = e.shown_in_words() or f"the {MOST_REFUSED} of highest {e.by}"
+        listed = e.shown_in_words() or f"the {MAX_REFUSED} of highest {e.by}"
         model = f", {e.model}" if len(e.models) > 1 else ""
-        first = shown(e.cases(e.shown[:MOST_REFUSED]), f"{e.data.name}{model}: {listed}", e.output)
+        first = render_cases(e.cases(e.shown[:MAX_REFUSED]), f"{e.data.name}{model}: {listed}", e.output)
         return (
             f'<div class="wb-static"><style>{STYLE}</style>{still(e, plot)}{confusion_table(e)}{first}{fallback}</div>'
         )
@@ -191,19 +191,19 @@ class SavedPage:
 
 def snapshot(e: Exploration) -> None:
     """See `Explorer.snapshot`."""
-    chances = len(e.rankings) > 1
+    has_risk = len(e.rankings) > 1
     figure = pictures.new_figure(5.4, 3.4)
     ax = pictures.paint(figure.subplots())
     alt = draw_edit(ax, e)
     pages = [f'<div class="wb-frame">{pictures.svg(figure, alt)}{mark_edit(ax, e)}</div>', still(e, all_cases(e)[0])]
-    whole = pictures.new_figure(15 if chances else 10.5, 3.6)
-    axes = whole.subplots(1, 3 if chances else 2)
+    whole = pictures.new_figure(15 if has_risk else 10.5, 3.6)
+    axes = whole.subplots(1, 3 if has_risk else 2)
     for ax in axes:
         pictures.paint(ax)
     draw_edit(axes[0], e)
     draw_all(axes[1], e)
     refusing = ""
-    if chances:
+    if has_risk:
         figure = pictures.new_figure(4.4, 3.4)
         ax = pictures.paint(figure.subplots())
         draw_coverage(ax, e.data, e.refusals, e.refusal_error)
@@ -211,8 +211,8 @@ def snapshot(e: Exploration) -> None:
         draw_coverage(axes[2], e.data, e.refusals, e.refusal_error)
         axes[2].axvline(e.coverage, color=pictures.INK, linewidth=1)
         lines = e.summary(), e.areas_in_words()
-        said = "".join(f"<div>{html.escape(words)}</div>" for words in lines)
-        refusing = f"<section>{said}{refused(e)}</section>"
+        summary = "".join(f"<div>{html.escape(words)}</div>" for words in lines)
+        refusing = f"<section>{summary}{refused(e)}</section>"
     listed = e.shown_in_words()
     caption = (
         f"{e.data.name}: the cases of highest {risk_label(e.data, e.output, e.by)}{f'; {listed}' if listed else ''}"
@@ -221,7 +221,7 @@ def snapshot(e: Exploration) -> None:
         [
             f'<div class="wb-explorer"><section>{pair(e, still=True)}{side_by_side(e)}</section>',
             f"<section>{neighbours.page(e.neighbours, e.data, e.space, e.x)}</section>",
-            f"<section>{shown(e.cases(e.shown[:MOST_REFUSED]), caption, e.output)}</section>",
+            f"<section>{render_cases(e.cases(e.shown[:MAX_REFUSED]), caption, e.output)}</section>",
             f"<section>{confused}</section>" if (confused := confusion_table(e)) else "",
             f"<section>{''.join(pages)}</section>{refusing}</div>",
         ]

@@ -1,4 +1,4 @@
-"""The page of `Explorer` on which rows are filtered, brushed and kept by name."""
+"""The page of `Explorer` to filter, select and save rows."""
 
 from __future__ import annotations
 
@@ -13,53 +13,49 @@ from workbench.widgets.explorer.confusion import chosen_cell, confusion_matrix
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.linked import MISSING, linked_plot, state_of
 
-MOST_SHOWN = 12  # rows below the plot
+MAX_SHOWN = 12  # rows listed below the plot
 ALL = "all"
 Act = Callable[[Callable[[Any], Any], Any], None]
 
 
 class SelectionPanel:
-    """Filters, the linked plot if anywidget is there, saved selections, and the first rows of what is listed.
+    """Filters, the linked plot if anywidget is installed, saved selections, and the first listed rows.
 
     Args:
-        e: what they show and set.
-        act: calls a function with a value, shows what goes wrong, and does nothing while controls are being set.
-        tell: rows as HTML.
+        e: exploration that they show and change.
+        act: calls a function with a value and shows errors; does nothing while controls are being updated.
+        render: returns rows as HTML.
     """
 
-    def __init__(self, e: Exploration, act: Act, tell: Callable[[Tensor], str]) -> None:
+    def __init__(self, e: Exploration, act: Act, render: Callable[[Tensor], str]) -> None:
         w = require("ipywidgets")
-        self._explorer, self._told = e, tell
+        self._explorer, self._render = e, render
         self.plot = linked_plot(e, act)
         self.matrix = None if self.plot is None else confusion_matrix(e, act)  # both need anywidget
         check = {"indent": False, "layout": {"width": "auto", "margin": "2px 8px"}}
         classes = {"options": [ALL, *e.class_names], "layout": {"width": "auto", "max_width": "190px"}}
         classes["style"] = {"description_width": "initial"}
-        self.of_class = w.Dropdown(description="class", tooltip="only rows of this true class", **classes)
-        self.predicted = w.Dropdown(
-            description="predicted", tooltip="only rows that are taken for this class", **classes
-        )
-        self.wrong = w.Checkbox(
-            description="wrong only", tooltip="only rows whose predicted class is not true", **check
-        )
+        self.of_class = w.Dropdown(description="class", tooltip="Only rows of this true class", **classes)
+        self.predicted = w.Dropdown(description="predicted", tooltip="Only rows predicted as this class", **classes)
+        self.wrong = w.Checkbox(description="wrong only", tooltip="Only rows whose prediction is wrong", **check)
         self.unseen = w.Checkbox(
             description="confident and never seen",
-            tooltip="only rows with total risk in the lower half and vacuitic risk above 2 standard deviations",
+            tooltip="Only rows with total risk in the lower half and vacuitic risk above 2 standard deviations",
             **check,
         )
         self.saved = w.Dropdown(options=[], description="saved", style={"description_width": "40px"})
-        self.saved.layout.width, self.saved.tooltip = "190px", "bring back a selection that was saved"
+        self.saved.layout.width, self.saved.tooltip = "190px", "Restore a saved selection"
         self.name = w.Text(
-            placeholder="name of the selection", tooltip="what to call the selected rows", layout={"width": "160px"}
+            placeholder="name of the selection", tooltip="Name for the selected rows", layout={"width": "160px"}
         )
         self.save = w.Button(
             description="Save",
             icon="bookmark",
-            tooltip="keep the selected rows under this name",
+            tooltip="Save the selected rows under this name",
             layout={"width": "80px"},
         ).add_class("wb-save")
         self.clear = w.Button(
-            description="All rows", icon="undo", tooltip="drop the filter, and select no row", layout={"width": "100px"}
+            description="All rows", icon="undo", tooltip="Clear filter and selection", layout={"width": "100px"}
         ).add_class("wb-clear")
         self.words, self.rows = w.HTML().add_class("wb-listed"), w.HTML().add_class("wb-selected")
         filters = [
@@ -103,7 +99,7 @@ class SelectionPanel:
         self._explorer.selection = None
 
     def take_axes(self, other: SelectionPanel) -> None:
-        """Show what another panel's plot shows, as far as this model measures it."""
+        """Take over the axes and colouring of another panel's plot, as far as this model measures them."""
         if self.plot is not None and other.plot is not None:
             known = self._explorer.rankings
             for name in ("x", "y"):
@@ -112,14 +108,14 @@ class SelectionPanel:
             self.plot.colour = other.plot.colour
 
     def close(self) -> None:
-        """Take it away in the page as well."""
+        """Close the widgets, which also removes them from the page."""
         for widget in (self.plot, self.matrix, self.widget):
             if widget is not None:
                 widget.close()
 
-    # ---- what is shown
+    # ---- display
     def update_controls(self) -> None:
-        """Let the controls say what is; the caller sees to it that nobody takes that for a click."""
+        """Set the controls to the current state; the caller makes sure that this is not handled as user input."""
         e, chosen = self._explorer, self._explorer.filters
         self.of_class.value, self.predicted.value = (chosen.get(name, ALL) for name in ("of_class", "predicted"))
         if self.matrix is not None:
@@ -134,21 +130,21 @@ class SelectionPanel:
         self.clear.disabled = not (len(now) or chosen)
 
     def update_plot(self) -> None:
-        """Show the chosen row, the selection and the filter in the plot."""
+        """Update chosen row, selection and filter in the plot."""
         if self.plot is not None:
             with self.plot.hold_sync():
                 for name, value in state_of(self._explorer).items():
                     setattr(self.plot, name, value)
 
     def update_rows(self) -> None:
-        """Show the first of the listed rows."""
+        """Update the list of the first listed rows."""
         e = self._explorer
         listed = e.shown
-        first = listed[:MOST_SHOWN]
+        first = listed[:MAX_SHOWN]
         text = e.shown_in_words() or f"all {len(e.rows):,} rows"
-        more = f", the {MOST_SHOWN} of highest {e.by}" if len(listed) > MOST_SHOWN else ""
+        more = f", the {MAX_SHOWN} of highest {e.by}" if len(listed) > MAX_SHOWN else ""
         self.words.value = f'<div class="wb-caption">{html.escape(text)}{more}</div>'
-        self.rows.value = self._told(first) if len(first) else ""
+        self.rows.value = self._render(first) if len(first) else ""
 
 
 __all__ = ["SelectionPanel"]

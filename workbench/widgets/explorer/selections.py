@@ -1,4 +1,4 @@
-"""Rows that were picked out: by their risks, by class, by what is wrong; kept under a name."""
+"""Selection and filter of rows: by risks, class or wrong prediction; and selections saved by name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from workbench.widgets.explorer.explored import Explored
 
-UNSEEN = 2.0  # vacuitic risk, in standard deviations over the training data, above which a row is called never seen
+UNSEEN = 2.0  # vacuitic risk, in standard deviations over the training data, above which a row counts as never seen
 
 
 class RowSelection(Explored):
-    """What an exploration lists: rows that pass the filter and, if any are selected, are among those; mixed into `Exploration`."""
+    """The listed rows: those that pass the filter and, if any rows are selected, are selected; mixed into `Exploration`."""
 
     _ranked: Tensor
 
@@ -27,7 +27,7 @@ class RowSelection(Explored):
     # ---- selected rows
     @property
     def selection(self) -> Tensor:
-        """Numbers of the selected test rows, int64 in rising order, none at first; it can be set, None selects none."""
+        """Numbers of the selected test rows, int64 in increasing order, empty at first; can be set, also to None."""
         return self._selection.clone()
 
     @selection.setter
@@ -40,33 +40,33 @@ class RowSelection(Explored):
         whole = not numbers.is_floating_point() and not numbers.is_complex() and numbers.dtype != torch.bool
         if numbers.ndim != 1 or not (whole or not len(numbers)):
             raise ValueError(
-                f"selection: expected the numbers of rows, whole and in one dimension; found {numbers.dtype} {list(numbers.shape)}"
-                f"{'; a mask becomes numbers by explorer.rows[mask]' if numbers.dtype == torch.bool else ''}"
+                f"selection: expected row numbers as integers [n]; found {numbers.dtype} {list(numbers.shape)}"
+                f"{'; for a mask give explorer.rows[mask]' if numbers.dtype == torch.bool else ''}"
             )
         numbers = numbers.long().unique()  # sorted as well
         if len(other := numbers[~torch.isin(numbers, self.rows)]):
             raise ValueError(
-                f"selection: row {int(other[0])} is not among the {len(self.rows):,} rows that this explorer knows (explorer.rows)"
+                f"selection: row {int(other[0])} is not among the {len(self.rows):,} rows of this explorer (explorer.rows)"
             )
         return numbers
 
     def brush(
         self, ranges: Mapping[str, tuple[float, float]] | None = None, *, add: bool = False, **more: tuple[float, float]
     ) -> Self:
-        """Select the rows that lie within ranges of their risks or error, as a drag over the linked plot does.
+        """Select the rows within ranges of their risks or error, like a drag over the linked plot.
 
-        Only rows that pass the filter are taken. A number that is NaN lies within no range.
+        Only rows that pass the filter are selected. NaN is within no range.
 
         Args:
-            ranges: (lowest, highest), both included, by what cases can be ranked by.
-            add: to what is selected already; else instead of it.
-            more: the same, for names that are Python names.
+            ranges: ranges (lowest, highest), both inclusive, by name of a ranking.
+            add: whether to add to the selection instead of replacing it.
+            more: the same as keyword arguments.
 
         Returns:
             The object itself.
 
         Raises:
-            ValueError: there is no such risk, or a range is none.
+            ValueError: if there is no such ranking, or a range is invalid.
 
         Example:
             >>> from torch import nn
@@ -84,7 +84,7 @@ class RowSelection(Explored):
             self._check_by(name)
             low, high = (float(bound) for bound in pair)
             if not low <= high:
-                raise ValueError(f"brush: {name}={pair!r} must be a lowest and a highest number, in this order")
+                raise ValueError(f"brush: {name}={pair!r} must be a pair (lowest, highest)")
             value = self._value(name).double()
             inside &= (value >= low) & (value <= high)
         rows = self.rows[inside]
@@ -93,17 +93,17 @@ class RowSelection(Explored):
         return self
 
     def toggle(self, row: int) -> Self:
-        """Take a row into the selection, or out of it."""
-        one = self._checked([row])
-        there = self._selection == one
-        self._selection = self._selection[~there] if bool(there.any()) else torch.cat([self._selection, one]).unique()
+        """Add a row to the selection, or remove it if it is selected."""
+        added = self._checked([row])
+        same = self._selection == added
+        self._selection = self._selection[~same] if bool(same.any()) else torch.cat([self._selection, added]).unique()
         self._refresh("selection")
         return self
 
     @property
     def selections(self) -> SavedSelections:
-        """Selections by name: `explorer.selections["odd"] = explorer.selection` keeps one, `explorer.selection = explorer.selections["odd"]`
-        brings it back."""
+        """Saved selections by name: `explorer.selections["odd"] = explorer.selection` saves one, and
+        `explorer.selection = explorer.selections["odd"]` restores it."""
         return self._selections
 
     # ---- filter
@@ -115,20 +115,20 @@ class RowSelection(Explored):
         wrong: bool = False,
         confident_unseen: bool = False,
     ) -> Self:
-        """List only rows that meet all of these; without any, all rows. The ranking, coverage and abstention stay those of all rows.
+        """List only rows that meet all conditions; without arguments, all rows. Ranking, coverage and abstention still refer to all rows.
 
         Args:
             of_class: name or number of the true class.
-            predicted: name or number of the predicted class; both together are one cell of `confusion`.
-            wrong: only rows whose predicted class is not the true one.
-            confident_unseen: only rows about which the model is sure and which are unlike the training data: total risk of at most its median
-                over `rows` (where no total is measured, 1 - confidence), vacuitic risk above 2 standard deviations.
+            predicted: name or number of the predicted class; with `of_class`, one cell of `confusion`.
+            wrong: only rows whose predicted class is wrong.
+            confident_unseen: only rows that the model is confident about but that are unlike the training data: total risk (or 1 - confidence
+                if no total is measured) at most its median over `rows`, and vacuitic risk above 2 standard deviations.
 
         Returns:
             The object itself.
 
         Raises:
-            ValueError: the model or the data do not know it.
+            ValueError: if there is no such class, rows have no single class, or the model does not measure the risks needed.
         """
         self._filter, self._passing = self._checked_filter(of_class, predicted, wrong, confident_unseen)
         self._refresh("filter")
@@ -141,7 +141,7 @@ class RowSelection(Explored):
         wrong: bool = False,
         confident_unseen: bool = False,
     ) -> tuple[dict[str, Any], Tensor]:
-        """What the filter was told, and which of `rows` pass it [n]."""
+        """Return the conditions of the filter, and which of `rows` pass it [n]."""
         passing, chosen = torch.ones(len(self.rows), dtype=torch.bool), dict[str, Any]()
         if of_class is not None:
             number = self._class_number(of_class, "of_class")
@@ -154,36 +154,36 @@ class RowSelection(Explored):
         if wrong:
             if not self.class_names:
                 raise ValueError(
-                    "wrong: rows have no single class here that is right or wrong; brush those of large error, such as error=(10, inf)"
+                    "wrong: rows have no single class that is right or wrong; brush those of large error, as in brush(error=(10, inf))"
                 )
             chosen["wrong"] = True
             passing &= self._answers.y != self._targets
         if confident_unseen:
             chosen["confident_unseen"] = True
-            sure = self._value(self._sureness())
-            passing &= (sure <= sure.double().median()) & (self._value("vacuitic") > UNSEEN)
+            confident = self._value(self._confidence_risk())
+            passing &= (confident <= confident.double().median()) & (self._value("vacuitic") > UNSEEN)
         return chosen, passing
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What `filter` was told."""
+        """The conditions of the filter, by argument of `filter`."""
         return dict(self._filter)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes that rows can be filtered by; none of values and of rows with several targets."""
+        """Names of the classes that rows can be filtered by; () for values and for rows with several targets."""
         return tuple(self.data.classes or ()) if self.data.train.y.ndim == 1 else ()
 
     @property
     def confusion(self) -> Tensor:
-        """How many of `rows` of each true class (down) are taken for each class (across), int64 [classes, classes].
+        """The confusion matrix: number of `rows` by true class (down) and predicted class (across), int64 [classes, classes].
 
         Raises:
-            ValueError: rows have no single class.
+            ValueError: if rows have no single class.
         """
         count = len(self.class_names)
         if not count:
-            raise ValueError(f"confusion: rows of {self.data.name} have no single class here")
+            raise ValueError(f"confusion: rows of {self.data.name} have no single class")
         return torch.bincount(self._targets * count + self._answers.y, minlength=count**2).view(count, count)
 
     def _class_number(self, chosen: str | int, argument: str) -> int:
@@ -195,28 +195,28 @@ class RowSelection(Explored):
         known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none"
         raise ValueError(f"{argument}={chosen!r}: the classes of {self.data.name} are {known}")
 
-    def _sureness(self) -> str:
-        """The risk that is low where the model is sure."""
+    def _confidence_risk(self) -> str:
+        """Return the name of the risk that is low where the model is confident."""
         known = self.rankings
-        sure = next((name for name in ("total", "confidence") if name in known), None)
-        if sure is None or "vacuitic" not in known:
+        confident = next((name for name in ("total", "confidence") if name in known), None)
+        if confident is None or "vacuitic" not in known:
             raise ValueError(
                 f"confident_unseen needs total and vacuitic risk, and the model measures {', '.join(known[:-1]) or 'none'}; compose it with neo"
             )
-        return sure
+        return confident
 
     @property
     def tells_unseen(self) -> bool:
         """Whether the model measures what `filter(confident_unseen=True)` needs."""
         try:
-            return bool(self._sureness())
+            return bool(self._confidence_risk())
         except ValueError:
             return False
 
-    # ---- what is listed
+    # ---- listed rows
     @property
     def shown(self) -> Tensor:
-        """Those of `ranked` that pass the filter and, if any rows are selected, are among those; int64, highest first."""
+        """Numbers of the listed rows, int64, highest first: those that pass the filter and, if any rows are selected, are selected."""
         places = torch.searchsorted(self.rows, self._ranked)
         keep = self._passing[places]
         if len(self._selection):
@@ -224,8 +224,8 @@ class RowSelection(Explored):
         return self._ranked[keep]
 
     def shown_in_words(self) -> str:
-        """Why not all rows are listed; "" if they are."""
-        said = []
+        """Describe which rows are listed; "" if all are."""
+        conditions = []
         if self._filter:
             named = {
                 "of_class": "class {}",
@@ -233,16 +233,16 @@ class RowSelection(Explored):
                 "wrong": "wrong",
                 "confident_unseen": "confident and never seen",
             }
-            said.append(", ".join(named[name].format(value) for name, value in self._filter.items()))
+            conditions.append(", ".join(named[name].format(value) for name, value in self._filter.items()))
         if len(self._selection):
-            said.append(
+            conditions.append(
                 "selected" if len(self._selection) == len(self.shown) else f"of {len(self._selection):,} selected"
             )
-        return f"{len(self.shown):,} of {len(self.rows):,} rows: {'; '.join(said)}" if said else ""
+        return f"{len(self.shown):,} of {len(self.rows):,} rows: {'; '.join(conditions)}" if conditions else ""
 
 
 class SavedSelections(MutableMapping[str, Tensor]):
-    """Numbers of rows, int64 in rising order, by name."""
+    """Selections by name, each the row numbers as int64 in increasing order."""
 
     def __init__(self, owner: RowSelection) -> None:
         self._owner = owner
@@ -255,7 +255,7 @@ class SavedSelections(MutableMapping[str, Tensor]):
 
     def __setitem__(self, name: str, rows: Tensor | Sequence[int]) -> None:
         if not isinstance(name, str) or not name.strip():
-            raise ValueError(f"a selection is saved under a name; found {name!r}")
+            raise ValueError(f"selections: expected a name to save the selection under; found {name!r}")
         checked = self._owner._checked(rows)
         if not len(checked):
             raise ValueError(f"selections[{name!r}]: no row is selected; an empty selection would list all rows")

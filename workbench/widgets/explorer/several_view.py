@@ -1,4 +1,4 @@
-"""The widgets of `Explorer` where rows have several targets: the ranked list, the chosen row as a picture or a table, and abstention."""
+"""Widgets of `Explorer` for rows with several targets: the ranked list, the chosen row as a picture or a table, and abstention."""
 
 from __future__ import annotations
 
@@ -11,26 +11,22 @@ from torch import Tensor
 from workbench.errors import require
 from workbench.plots.selective import of_kinds
 from workbench.widgets.common import pictures
-from workbench.widgets.common.cases import number
+from workbench.widgets.common.cases import format_number
 from workbench.widgets.explorer.landscape import line
 from workbench.widgets.explorer.models_page import bar
 from workbench.widgets.explorer.place_picture import PlacePicture, page_of_place
 from workbench.widgets.explorer.ranking import OF, targets_of
 from workbench.widgets.explorer.row_pictures import Picture, numbers_of_models, row_body
-from workbench.widgets.explorer.scene import MOST_REFUSED, STYLE
+from workbench.widgets.explorer.scene import MAX_REFUSED, STYLE
 from workbench.widgets.explorer.selection_panel import SelectionPanel
 from workbench.widgets.explorer.several import SeveralExploration
 from workbench.widgets.explorer.view import ExplorerView, _row
 
-MOST_SAVED = 200_000  # letters of a picture in a saved notebook
+MAX_SAVED = 200_000  # characters of an SVG in a saved notebook; larger pictures are saved as PNG
 
 
 class SeveralView(ExplorerView):
-    """The widgets of an explorer of rows with several targets.
-
-    Args:
-        explorer: what they show and set.
-    """
+    """The widgets of an explorer of rows with several targets."""
 
     explorer: SeveralExploration
 
@@ -54,7 +50,7 @@ class SeveralView(ExplorerView):
         self.panel.update_controls()
 
     def update(self, what: str) -> None:
-        """Show what has changed: "model", "ranking", "case", "coverage", "selection", "filter" or "place"."""
+        """Update the widgets after a change of "model", "ranking", "case", "coverage", "selection", "filter" or "place"."""
         e = self.explorer
         if what == "model":
             self._renew()
@@ -67,7 +63,7 @@ class SeveralView(ExplorerView):
             self.panel.update_rows()
         if what in ("ranking", "case"):
             self.chosen.value = head_of_row(e)
-            if self._drawn.get("row", (None,))[0] != e.row:  # another ranking leaves its picture as it is
+            if self._drawn.get("row", (None,))[0] != e.row:  # the picture does not depend on the ranking
                 self.places.show(row_body(e))
                 self._drawn["row"] = e.row, None
         if what in ("ranking", "case", "place"):
@@ -80,7 +76,7 @@ class SeveralView(ExplorerView):
         if e.refusing_by is None:
             picture.value = over.value = self.refused.value = ""
             self._drawn.pop("coverage", None)
-            self.left.value = '<div class="wb-caption">the model measures no risk to refuse by</div>'
+            self.left.value = '<div class="wb-caption">The model measures no risk to refuse rows by.</div>'
             return
         if self._drawn.get("coverage", (None,))[0] != e.selective.by:
             figure, ax = coverage_figure(e)
@@ -88,13 +84,13 @@ class SeveralView(ExplorerView):
             self._drawn["coverage"] = e.selective.by, ax
         over.value = line(self._drawn["coverage"][1], e.coverage)
         lines = e.summary(), e.areas_in_words()
-        self.left.value = "".join(f"<div>{html.escape(said)}</div>" for said in lines)
+        self.left.value = "".join(f"<div>{html.escape(text)}</div>" for text in lines)
         self.refused.value = refused_rows(e)
 
 
 # ---- the chosen row
 def head_of_row(e: SeveralExploration) -> str:
-    """The row and its numbers by each model as HTML."""
+    """Return the row and its ranking numbers by each model as HTML."""
     known = targets_of(e.data, e.data.test.y[e.row][None])[1]
     share = "" if bool(known.all()) else f", {int(known.sum()):,} of {known.numel():,} positions have a class"
     numbers = numbers_of_models(e) if len(e.models) > 1 else _numbers(e)
@@ -103,20 +99,20 @@ def head_of_row(e: SeveralExploration) -> str:
 
 
 def _numbers(e: SeveralExploration) -> str:
-    """What the row is ranked by, one after another."""
+    """Return the ranking numbers of the row as one line of HTML."""
     ranks = {name: pair for name in e.rankings if OF not in name and (pair := e.rank_of(e.model, name)) is not None}
-    said = [f"{_label(name)} {number(value, e.unit(name), 3)}" for name, (value, _) in ranks.items()]
-    return f'<div class="wb-caption">{html.escape("; ".join(said))}</div>' if said else ""
+    numbers = [f"{_label(name)} {format_number(value, e.unit(name), 3)}" for name, (value, _) in ranks.items()]
+    return f'<div class="wb-caption">{html.escape("; ".join(numbers))}</div>' if numbers else ""
 
 
 def _label(name: str) -> str:
-    """What a ranking is called where its numbers stand: rows of low confidence come first."""
+    """Return the label of the numbers of a ranking: "confidence" ranks by 1 - confidence."""
     return f"1 - {name}" if name.startswith("confidence") else name
 
 
 # ---- all rows
-def refused_rows(e: SeveralExploration, most: int = MOST_REFUSED) -> str:
-    """The rows that the model would not answer, highest risk first, with what they are ranked by."""
+def refused_rows(e: SeveralExploration, most: int = MAX_REFUSED) -> str:
+    """Return the refused rows with their ranking numbers as HTML, highest risk first."""
     rows = e.abstained
     if not len(rows):
         return '<div class="wb-caption">every case is answered</div>'
@@ -125,7 +121,7 @@ def refused_rows(e: SeveralExploration, most: int = MOST_REFUSED) -> str:
 
 
 def listing(e: SeveralExploration, rows: Tensor, caption: str) -> str:
-    """Rows with their numbers, one a line; what ranks them also by each other model, bars of all on one scale."""
+    """Return rows with their ranking numbers as a table; with several models, the current ranking by each as bars on one scale."""
     names = [name for name in e.rankings if OF not in name or name == e.by]
     at = torch.searchsorted(e.rows, rows)
     columns = [(_label(name), e.numbers_by(e.model)[name][at].tolist(), e.unit(name)) for name in names]
@@ -136,9 +132,10 @@ def listing(e: SeveralExploration, rows: Tensor, caption: str) -> str:
     lines = []
     for i, row in enumerate(rows.tolist()):
         cells = [
-            f"{number(values[i], e.unit(e.by), 3)}{bar(e.by, max(values[i], 0.0), top)}" for values in ranked.values()
+            f"{format_number(values[i], e.unit(e.by), 3)}{bar(e.by, max(values[i], 0.0), top)}"
+            for values in ranked.values()
         ]
-        cells += [number(values[i], unit, 3) for _, values, unit in columns]
+        cells += [format_number(values[i], unit, 3) for _, values, unit in columns]
         lines.append(f"<tr><td>{row}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     head = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
     return (
@@ -148,7 +145,7 @@ def listing(e: SeveralExploration, rows: Tensor, caption: str) -> str:
 
 
 def coverage_figure(e: SeveralExploration) -> tuple[Any, Any]:
-    """The risk-coverage curves of all risks, and their Axes."""
+    """Draw the risk-coverage curves of all risks; return the figure and its Axes."""
     figure = pictures.new_figure(4.4, 3.8)
     ax = pictures.paint(figure.subplots())
     of_kinds({name.partition(OF)[0]: risk for name, risk in e.refusals.items()}, e.refusal_error, ax, "")
@@ -157,8 +154,8 @@ def coverage_figure(e: SeveralExploration) -> tuple[Any, Any]:
 
 
 def _page(e: SeveralExploration) -> tuple[str, bytes | Any]:
-    """What can be seen now as HTML without scripts, and as PNG or a figure."""
-    top = listing(e, e.ranked[:MOST_REFUSED], f"{e.data.name}: the rows of highest {e.by}")
+    """Return the current view as HTML without scripts, and as PNG or a figure."""
+    top = listing(e, e.ranked[:MAX_REFUSED], f"{e.data.name}: the rows of highest {e.by}")
     body = row_body(e)
     drawn = body if isinstance(body, str) else _still(body)
     place = page_of_place(e)[1] if e.place is not None else ""
@@ -173,8 +170,8 @@ def _page(e: SeveralExploration) -> tuple[str, bytes | Any]:
 
 
 def _still(body: Picture) -> str:
-    """A picture on a page: in its colours, or as pixels on white where that would be too large to be saved."""
-    drawn = body.markup if len(body.markup) <= MOST_SAVED or body.pixels is None else _small(body, "wb-picture")
+    """Return a picture for a static page: as SVG in the colours of the page, or as PNG if that is too large to save."""
+    drawn = body.markup if len(body.markup) <= MAX_SAVED or body.pixels is None else _small(body, "wb-picture")
     return f'{drawn}<div class="wb-caption">{html.escape(body.caption)}</div>'
 
 
@@ -184,10 +181,10 @@ def _small(body: Picture, kind: str) -> str:
 
 
 def saved_page(e: SeveralExploration) -> str:
-    """What can be seen now, for pages without a kernel or widgets."""
+    """Return the current view, for pages without a kernel or widgets."""
     body = row_body(e)
-    drawn = isinstance(body, Picture) and body.pixels is not None and len(body.markup) <= MOST_SAVED
-    # what JupyterLab shows of a notebook that it does not trust, where it shows no SVG
+    drawn = isinstance(body, Picture) and body.pixels is not None and len(body.markup) <= MAX_SAVED
+    # shown by JupyterLab in untrusted notebooks, where it removes SVG
     fallback = _small(body, "wb-pixels") if drawn and isinstance(body, Picture) else ""
     return f'<div class="wb-static"><style>{STYLE}</style>{_page(e)[0]}{fallback}</div>'
 

@@ -1,4 +1,4 @@
-"""The widgets of `Explorer`."""
+"""Widgets of `Explorer`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.errors import require
 from workbench.widgets.common import pictures
-from workbench.widgets.common.cases import number, shown
+from workbench.widgets.common.cases import format_number, render_cases
 from workbench.widgets.explorer import neighbours
 from workbench.widgets.explorer.carriers_page import carriers_page, carriers_title
 from workbench.widgets.explorer.exploration import Exploration
@@ -30,47 +30,47 @@ from workbench.widgets.explorer.scene import (
 )
 from workbench.widgets.explorer.selection_panel import SelectionPanel
 
-MOST_RANKED = 200  # lines of the list
-EDIT, ALL, COVERAGE, NEAR = range(4)
+MAX_RANKED = 200  # lines of the ranked list
+EDIT, ALL, COVERAGE, NEAR = range(4)  # numbers of the first tabs
 
 
 class ExplorerView:
     """The widgets of an explorer.
 
     Args:
-        explorer: what they show and set.
-        style: CSS of the page beside that of the widgets.
+        explorer: exploration that they show and change.
+        style: further CSS for the page.
     """
 
     def __init__(self, explorer: Exploration, style: str = "") -> None:
         self.explorer, self.problem = explorer, ""
         self._style = f"<style>{STYLE}{style}</style>"
-        self._quiet = self._guarding = False
-        self._turn = threading.RLock()  # clicks come in another thread than cells: Jupyter's subshells
-        self._drawn: dict[str, tuple[Any, Any]] = {}  # picture -> what it was drawn for, and its Axes
+        self._updating = self._guarding = False
+        self._lock = threading.RLock()  # with Jupyter's subshells, clicks are handled in another thread than cells
+        self._drawn: dict[str, tuple[Any, Any]] = {}  # picture -> what it depended on when drawn, and its Axes
         self._make_controls(explorer)
         self.widget = self._arranged(explorer)
         self._observe()
         self.update("ranking")
 
     def _make_controls(self, e: Exploration) -> None:
-        """What ranks, chooses and refuses cases."""
+        """Make the controls that rank, choose and refuse cases."""
         w = require("ipywidgets")
         narrow = {"description_width": "64px"}
         self.by = w.Dropdown(
             options=e.rankings, value=e.by, description="rank by", style=narrow, layout={"width": "auto"}
         )
-        self.by.tooltip = "the risk (or error) that orders the list, highest first"
+        self.by.tooltip = "Risk (or error) that orders the list, highest first"
         self.list = w.Select(options=[], rows=9, layout={"width": "auto", "height": "190px"}).add_class("wb-list")
-        self.list.tooltip = "test rows, highest first; the arrows below go through them"
-        self.previous = w.Button(icon="arrow-up", tooltip="the case before in the ranking", layout={"width": "40px"})
-        self.next = w.Button(icon="arrow-down", tooltip="the next case of the ranking", layout={"width": "40px"})
+        self.list.tooltip = "Test rows, highest first; the arrows below step through them"
+        self.previous = w.Button(icon="arrow-up", tooltip="Previous case in the list", layout={"width": "40px"})
+        self.next = w.Button(icon="arrow-down", tooltip="Next case in the list", layout={"width": "40px"})
         self.number = w.BoundedIntText(
             e.row, min=0, max=len(e.data.test) - 1, description="row", style={"description_width": "28px"}
         )
-        self.number.layout.width, self.number.tooltip = "112px", "number of the test row"
+        self.number.layout.width, self.number.tooltip = "112px", "Number of the test row"
         self.note, self.error = w.HTML(), w.HTML().add_class("wb-message")
-        several = {"options": list(e.models), "value": e.model, "tooltip": "which of the models is looked at"}
+        several = {"options": list(e.models), "value": e.model, "tooltip": "Model to explore"}
         self.model = w.Dropdown(description="model", style=narrow, layout={"width": "auto"}, **several)
         self.rank = w.VBox(
             [
@@ -91,7 +91,7 @@ class ExplorerView:
             readout_format=".0%",
             style=narrow,
             layout={"width": "auto"},
-            tooltip="share of cases that are answered, those of lowest risk first",
+            tooltip="Share of cases that are answered, those of lowest risk first",
         )
         self.left, self.refused = w.HTML().add_class("wb-left"), w.HTML().add_class("wb-refused")
         self.frames = {name: _frame() for name in ("edit", "all", "coverage")}
@@ -100,7 +100,7 @@ class ExplorerView:
         ).add_class("wb-coverage")
 
     def _arranged(self, e: Exploration) -> Any:
-        """The whole widget, of one answer a case."""
+        """Arrange the whole widget, for cases with one target."""
         w = require("ipywidgets")
         self.side = w.HTML()
         self.pair, self.near = w.HTML().add_class("wb-chosen"), w.HTML().add_class("wb-neighbours")
@@ -112,11 +112,11 @@ class ExplorerView:
             layout={"width": "170px"},
         )
         self.space.tooltip = (
-            "distance between standardised inputs, or between the features before the last linear layer"
+            "Distance between standardised inputs, or between the features before the last linear layer"
         )
         self.table = w.HTML().add_class("wb-features")
         near = w.VBox([self.space, self.near], layout={"flex": "1 1 180px", "min_width": "180px"})
-        # cards of pictures are as wide as there is room: the neighbours go below them, in a row
+        # cards of pictures take the full width, with the neighbours in a row below
         wide = "1 1 100%" if e._editor.pictured else "0 1 auto"
         pair_box = w.VBox([self.pair], layout={"flex": wide, "min_width": "200px"})
         chosen = _row([pair_box, near])
@@ -151,20 +151,20 @@ class ExplorerView:
 
     def _new_panel(self) -> SelectionPanel:
         e = self.explorer
-        return SelectionPanel(e, self._act, lambda rows: shown(e.cases(rows), "", e.output))
+        return SelectionPanel(e, self._act, lambda rows: render_cases(e.cases(rows), "", e.output))
 
     def _renew(self) -> None:
-        """Forget what was drawn of another model."""
+        """Discard what was drawn for another model."""
         e, before = self.explorer, self.panel
         self._drawn.clear()
         stale = [*(widget for frame in self.frames.values() for widget in frame[1:]), self.left, self.refused]
         for widget in stale:
             widget.value = ""
-        quiet, self._quiet = self._quiet, True
+        quiet, self._updating = self._updating, True
         try:
             self.by.options = e.rankings
         finally:
-            self._quiet = quiet
+            self._updating = quiet
         self.panel = self._new_panel()
         self.panel.take_axes(before)
         self.select_page.children = [self.panel.widget]
@@ -184,16 +184,17 @@ class ExplorerView:
         self.next.on_click(lambda _: self._act(lambda _: e.step(1)))
 
     def _act(self, act: Callable[[Any], Any], value: Any = None) -> None:
-        with self._turn:  # a click waits for a cell that is setting controls just now, instead of being taken for that
-            if not self._quiet:
+        # a click waits for a cell that is just updating controls, instead of being ignored as an update
+        with self._lock:
+            if not self._updating:
                 with self.guarded():
                     act(value)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Show what goes wrong in the widget, where nobody would see a traceback."""
-        with self._turn:
-            if self._guarding:  # the outer one says it
+        """Show errors in the widget, since the traceback of a callback would not be seen."""
+        with self._lock:
+            if self._guarding:  # the outermost context shows the error
                 yield
                 return
             self._guarding = True
@@ -211,9 +212,9 @@ class ExplorerView:
         self.problem = text
         self.error.value = f'<div role="alert">{html.escape(text)}</div>' if text else ""
 
-    # ---- what is shown
+    # ---- display
     def update(self, what: str) -> None:
-        """Show what has changed; see `Exploration._refresh`, and "tab"."""
+        """Update the widgets after a change, see `Exploration._refresh`, or of the "tab"."""
         e = self.explorer
         if what == "model":
             self._renew()
@@ -241,8 +242,8 @@ class ExplorerView:
             self._coverage_picture()
 
     def _controls(self, listed: bool = False) -> None:
-        """Let the controls say what is, also after something was refused."""
-        e, quiet, self._quiet = self.explorer, self._quiet, True
+        """Set the controls to the current state, also after an error."""
+        e, quiet, self._updating = self.explorer, self._updating, True
         try:
             if listed:
                 self._list()
@@ -251,10 +252,10 @@ class ExplorerView:
             self.by.value, self.number.value, self.coverage.value = e.by, e.row, e.coverage
             self._more_controls()
         finally:
-            self._quiet = quiet
+            self._updating = quiet
 
     def _more_controls(self) -> None:
-        """Those of this kind of case alone."""
+        """Set the controls that depend on the kind of case."""
         self.space.value = self.explorer.space
         self.panel.update_controls()
 
@@ -262,18 +263,18 @@ class ExplorerView:
         e = self.explorer
         unit = e.unit(e.by)
         shown = e.shown
-        rows = shown[:MOST_RANKED]
+        rows = shown[:MAX_RANKED]
         listed = zip(rows.tolist(), e.values_of(rows).tolist(), strict=True)
         self.list.options = [
-            (f"{i + 1}.  row {row}:  {number(value, unit)}", row) for i, (row, value) in enumerate(listed)
+            (f"{i + 1}.  row {row}:  {format_number(value, unit)}", row) for i, (row, value) in enumerate(listed)
         ]
         notes = []
         if len(e.rows) < len(e.data.test):
             notes.append(f"{len(e.rows):,} of {len(e.data.test):,} test rows{e.left_out}")
         if e.shown_in_words():
             notes.append(e.shown_in_words())
-        if len(shown) > MOST_RANKED:
-            notes.append(f"the first {MOST_RANKED} are listed")
+        if len(shown) > MAX_RANKED:
+            notes.append(f"the first {MAX_RANKED} are listed")
         self.note.value = f'<span class="wb-name">{"; ".join(notes)}</span>'
 
     def _edit_picture(self) -> None:
@@ -310,7 +311,7 @@ class ExplorerView:
 
     def _coverage_picture(self) -> None:
         e, (_, picture, over) = self.explorer, self.frames["coverage"]
-        lines = e.summary(), e.areas_in_words()  # which refuse a model without risks
+        lines = e.summary(), e.areas_in_words()  # raises an error for a model without risks
         if "coverage" not in self._drawn:
             figure = pictures.new_figure(4.4, 3.8)
             ax = pictures.paint(figure.subplots())
@@ -318,19 +319,19 @@ class ExplorerView:
             picture.value = pictures.svg(figure, f"mean error over coverage, by {', '.join(e.refusals)}")
             self._drawn["coverage"] = None, ax
         over.value = line(self._drawn["coverage"][1], e.coverage)
-        self.left.value = "".join(f"<div>{html.escape(said)}</div>" for said in lines)
+        self.left.value = "".join(f"<div>{html.escape(text)}</div>" for text in lines)
         self.refused.value = refused(e)
 
 
 def _frame() -> tuple[Any, Any, Any]:
-    """A picture, and over it a layer for a mark that moves without drawing the picture again."""
+    """Return a box with a picture and a layer over it, for a mark that moves without redrawing the picture; and both."""
     w = require("ipywidgets")
     picture, over = w.HTML(), w.HTML().add_class("wb-over")
     return w.Box([picture, over]).add_class("wb-frame"), picture, over
 
 
 def _row(children: list[Any]) -> Any:
-    """Side by side, and one below the other where there is no room."""
+    """Arrange widgets side by side, wrapping where there is no room."""
     w = require("ipywidgets")
     return w.HBox(children, layout={"flex_flow": "row wrap", "align_items": "flex-start"})
 

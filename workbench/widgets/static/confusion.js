@@ -24,18 +24,18 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** For anywidget. @param {{model: any, el: HTMLElement}} given */
+/** Entry point of anywidget. @param {{model: any, el: HTMLElement}} given */
 function render({ model, el }) {
   /** @type {string[]} */
   const classes = model.get("classes");
   const n = classes.length;
-  const root = make("div", { class: "wb-confusion", "data-lm-suppress-shortcuts": "true" }); // JupyterLab leaves its keys alone in here
+  const root = make("div", { class: "wb-confusion", "data-lm-suppress-shortcuts": "true" }); // keeps JupyterLab's shortcuts from taking its keys
   el.replaceChildren(root);
-  let at = [0, 0]; // of the one button that Tab reaches; row 0 and column 0 are the heads
+  let at = [0, 0]; // position of the one button that Tab reaches; row 0 and column 0 are the headers
   /** @type {HTMLElement[][]} */
   let buttons = [];
 
-  /** A button, for a true class or none (null), and a predicted one or none. @param {number | null} truth @param {number | null} predicted
+  /** A button for a true class and a predicted class, each null for any. @param {number | null} truth @param {number | null} predicted
    * @param {number} count */
   function button(truth, predicted, count) {
     const [chosenTruth, chosenPredicted] = model.get("chosen");
@@ -70,7 +70,7 @@ function render({ model, el }) {
     buttons[0].unshift(document.createElement("span")); // the corner
     const wrap = (/** @type {string} */ tag, /** @type {Record<string, string>} */ attributes, /** @type {Node} */ child) => make(tag, attributes, child);
     root.replaceChildren(make("style", {}, CSS), make("table", {},
-      make("caption", {}, "Rows by true class (down) and predicted class (across). A cell, or a class, lists its rows."),
+      make("caption", {}, "Rows by true class (down) and predicted class (across). Click a cell or a class to list its rows."),
       make("thead", {}, make("tr", {}, make("td"), ...heads.filter(h => h.tagName === "BUTTON").map(h => wrap("th", { scope: "col" }, h)))),
       make("tbody", {}, ...buttons.slice(1).map(([head, ...cells]) => (
         make("tr", {}, wrap("th", { scope: "row" }, head), ...cells.map(cell => wrap("td", {}, cell)))))),

@@ -1,16 +1,16 @@
 // @ts-check
-// All rows of an explorer as points over two of their risks: hover, click, brush and keys. One module without libraries:
-// alive in notebooks (anywidget asks for `render`), and in reports without a kernel (`upgrade` asks for what a page holds).
+// All rows of an explorer as points over two risks, with tooltips, click, brush and keys. One module without libraries,
+// used in notebooks (anywidget calls `render`) and in reports without a kernel (`upgrade` reads the data in the page).
 
 /**
  * @typedef {{name: string, short: string, label: string, unit: string, colour: string,
  *   scale: "linear" | "log" | "symlog", width: number}} Metric
- *   colour: of a risk, "" of what is none; width: of the linear middle of a symmetric-logarithmic axis
+ *   colour: of a risk, "" for other metrics; width: half the linear part of a symmetric-logarithmic axis
  * @typedef {{data: string, metrics: Metric[], classes: string[], unit: string, palette: string[], right: string, wrong: string,
  *   totalOnDark: string, total: string}} Spec
  * @typedef {{get: (name: string) => any, set: (name: string, value: any) => void, send: (message: object) => void,
- *   on: (heard: () => void) => () => void}} Source
- *   where rows come from, and who hears what is done with them
+ *   on: (callback: () => void) => () => void}} Source
+ *   the state of the plot, and where its messages go
  */
 
 const CSS = `
@@ -39,12 +39,12 @@ background:var(--wb-ground);color:inherit;border:1px solid var(--wb-line);box-sh
 @media (max-width:480px){.wb-linked-plot{height:300px}.wb-linked-bar{gap:4px 8px}.wb-linked-bar select{max-width:150px}}
 @media (prefers-color-scheme:dark){.wb-linked-tip .wb-linked-bad{color:var(--jp-error-color1,#ff8a80)}}
 `;
-const SHAPES = ["●", "■", "▲", "◆", "✕"]; // legend; `mark` draws the same
-const MOST_LEGEND = 12; // classes that the legend names
-const REACH = 14; // pixels from a point at which the pointer is on it
+const SHAPES = ["●", "■", "▲", "◆", "✕"]; // in the legend; `mark` draws the same shapes
+const MAX_LEGEND = 12; // maximum number of classes in the legend
+const REACH = 14; // distance in pixels within which the pointer is on a point
 const HELP =
-  "Arrow keys walk through the rows in ranked order, Home and End go to the first and last, Enter chooses a row, " +
-  "Space takes it into the selection or out of it, Escape clears the selection. Drag to select rows.";
+  "Arrow keys move through the rows in ranked order, Home and End go to the first and last, Enter chooses a row, " +
+  "Space adds it to the selection or removes it, Escape clears the selection. Drag to select rows.";
 
 /** @param {string} tag @param {Record<string, string>} attributes @param {(Node | string)[]} children */
 function make(tag, attributes = {}, ...children) {
@@ -54,18 +54,18 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Numbers of a buffer, whatever it begins at. @param {DataView} view @param {any} Type */
+/** Numbers of a buffer, at any byte offset. @param {DataView} view @param {any} Type */
 function numbersOf(view, Type) {
   return new Type(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 }
 
-/** A few digits. @param {number} value */
+/** Format a number with a few digits. @param {number} value */
 function digits(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value > 0 ? "infinite" : "−infinite";
   return String(Number(value.toPrecision(3))).replace("-", "−");
 }
 
-/** From values to where they lie, and back. @param {Metric} metric */
+/** The transform of an axis and its inverse. @param {Metric} metric */
 function transform(metric) {
   if (metric.scale === "log") return [Math.log10, (/** @type {number} */ v) => 10 ** v];
   if (metric.scale === "symlog") {
@@ -75,7 +75,7 @@ function transform(metric) {
   return [same, same];
 }
 
-/** Round values within the ends of an axis. @param {Metric} metric @param {number} low @param {number} high @param {number} most */
+/** Round tick values within the limits of an axis. @param {Metric} metric @param {number} low @param {number} high @param {number} most */
 function ticks(metric, low, high, most) {
   /** @type {number[]} */
   const found = [];
@@ -97,7 +97,7 @@ function ticks(metric, low, high, most) {
 }
 
 const around = (/** @type {number} */ turns) => [Math.cos(2 * Math.PI * turns), Math.sin(2 * Math.PI * turns)];
-const OUTLINES = [ // of the shapes, about as large as a disc of radius 1; of a disc: none
+const OUTLINES = [ // of the shapes, about as large as a disc of radius 1; none for the disc
   [], [[-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]], [[0, -1.2], [1.1, 0.8], [-1.1, 0.8]], [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],
   [0, 1, 2, 3].flatMap(k => [-0.04, 0.04, 0.125].map((turn, j) => around(k / 4 + 1 / 8 + turn).map(v => v * (j < 2 ? 1.6 : 0.5)))),
 ];
@@ -145,7 +145,7 @@ export function mount(el, source) {
   const metrics = spec.metrics.map(metric => [metric.name, metric.short]);
   const pickers = [choose("across", "x", metrics), choose("up", "y", metrics)];
   if (spec.classes.length) pickers.push(choose("colour", "colour", [["wrong", "right or wrong"], ["class", "true class"]]));
-  const clear = /** @type {HTMLButtonElement} */ (make("button", { type: "button", title: "select no row" }, "Clear selection"));
+  const clear = /** @type {HTMLButtonElement} */ (make("button", { type: "button", title: "Deselect all rows" }, "Clear selection"));
   const points = document.createElement("canvas"), marks = document.createElement("canvas");
   const tip = make("div", { class: "wb-linked-tip", hidden: "" });
   const plot = make("div", { class: "wb-linked-plot", tabindex: "0", role: "application", "aria-roledescription": "scatter plot" });
@@ -153,14 +153,14 @@ export function mount(el, source) {
   const legend = make("div", { class: "wb-linked-legend" }), status = make("div", { class: "wb-linked-status" });
   const said = make("div", { class: "wb-linked-said", "aria-live": "polite", role: "status" });
   const root = make(
-    "div", { class: "wb-linked", "data-lm-suppress-shortcuts": "true" }, // JupyterLab leaves its keys alone in here
+    "div", { class: "wb-linked", "data-lm-suppress-shortcuts": "true" }, // keeps JupyterLab's shortcuts from taking its keys
     make("style", {}, CSS), make("div", { class: "wb-linked-bar" }, ...pickers.map(p => p.whole), clear), plot,
     make("div", { class: "wb-linked-foot" }, legend, status), said,
   );
   el.replaceChildren(root);
 
   // ---- what is drawn
-  const px = new Float32Array(n), py = new Float32Array(n); // where points lie; NaN: they are not drawn
+  const px = new Float32Array(n), py = new Float32Array(n); // positions of the points; NaN for points that are not drawn
   let width = 0, height = 0, box = { left: 0, top: 0, right: 0, bottom: 0 };
   /** @type {{low: number, high: number, from: (v: number) => number, to: (v: number) => number, metric: Metric}[]} */
   let axes = [];
@@ -194,7 +194,7 @@ export function mount(el, source) {
     return { known, of: (/** @type {number} */ i) => Number(isWrong(i)) };
   }
 
-  /** Ends of an axis: those of its finite values, and some room. @param {string} name */
+  /** Limits of an axis: the range of its finite values, with a margin. @param {string} name */
   function axisOf(name) {
     const { metric, values: v } = column(name), [to, from] = transform(metric);
     let low = Infinity, high = -Infinity;
@@ -241,7 +241,7 @@ export function mount(el, source) {
     };
     axes.forEach((axis, k) => {
       const [first, last] = k ? [box.bottom, box.top] : [box.left, box.right];
-      let free = -Infinity; // where the label before ends
+      let free = -Infinity; // end of the previous label
       to.font = `11px ${family}`;
       for (const value of ticks(axis.metric, axis.from(axis.low), axis.from(axis.high), k ? 6 : Math.max(3, width / 90)).sort((a, b) => a - b)) {
         const at = first + ((axis.to(value) - axis.low) / (axis.high - axis.low)) * (last - first), text = digits(value);
@@ -272,7 +272,7 @@ export function mount(el, source) {
     const some = selected.includes(1), r = n > 5000 ? 1.8 : n > 1000 ? 2.4 : n > 200 ? 3.2 : 4.2;
     const usual = n > 5000 ? 0.4 : n > 1000 ? 0.55 : 0.75;
     drawAxes(to);
-    // what the filter hides, what is not selected, the rest; all points of a colour are one path unless they shine through each other
+    // layers: hidden by the filter, not selected, the rest; points of a colour are one path unless they are transparent
     const layers = [0.07, some ? 0.22 : usual, some ? 0.9 : usual];
     const layerOf = (/** @type {number} */ i) => (!pass[i] ? 0 : some && !selected[i] ? 1 : 2);
     const stamps = known.map(group => stamp(group, r));
@@ -287,7 +287,7 @@ export function mount(el, source) {
     to.globalAlpha = 1;
   }
 
-  /** One point, drawn once at twice its size. @param {{colour: string, shape: number}} group @param {number} r */
+  /** The image of one point, drawn once at twice its size. @param {{colour: string, shape: number}} group @param {number} r */
   function stamp(group, r) {
     const canvas = document.createElement("canvas");
     canvas.width = canvas.height = Math.ceil(4 * (1.4 * r + 1));
@@ -323,7 +323,7 @@ export function mount(el, source) {
     }
   }
 
-  /** What of a drag lies in the plot, in pixels. @param {{x: number, y: number, toX: number, toY: number}} dragged */
+  /** The part of a drag inside the plot, in pixels. @param {{x: number, y: number, toX: number, toY: number}} dragged */
   function rectangle({ x, y, toX, toY }) {
     const inside = (/** @type {number} */ v, /** @type {number} */ a, /** @type {number} */ b) => Math.min(Math.max(v, a), b);
     const xs = [x, toX].map(v => inside(v, box.left, box.right)).sort((a, b) => a - b);
@@ -339,8 +339,8 @@ export function mount(el, source) {
     return { x: [atX(x0), atX(x1)], y: [atY(y1), atY(y0)] };
   }
 
-  // ---- what is said
-  /** @param {number} i @returns {[string, string, boolean][]} lines: their text, the colour of their square, whether they warn */
+  // ---- texts
+  /** @param {number} i @returns {[string, string, boolean][]} lines: text, colour of the square before it, whether it is a warning */
   function linesOf(i) {
     /** @type {[string, string, boolean][]} */
     const lines = [[`row ${rows[i]}`, "", false]];
@@ -349,7 +349,7 @@ export function mount(el, source) {
     } else if (predicted.length) lines.push([`${digits(predicted[i])}, true ${digits(target[i])} ${spec.unit}`.trim(), "", false]);
     const shown = [source.get("x"), source.get("y")];
     spec.metrics.forEach((metric, k) => {
-      if (metric.name.includes(" of ") && !shown.includes(metric.name)) return; // of one of several targets
+      if (metric.name.includes(" of ") && !shown.includes(metric.name)) return; // of a single one of several targets
       lines.push([`${metric.short} ${digits(values[k * n + i])} ${metric.unit}`.trim(), shade(metric.colour), false]);
     });
     return lines;
@@ -373,31 +373,31 @@ export function mount(el, source) {
 
   function tell() {
     const pass = passes(), selected = chosenOnes(), count = (/** @type {(i: number) => boolean} */ test) => {
-      let found = 0;
-      for (let i = 0; i < n; i++) if (test(i)) found++;
-      return found;
+      let total = 0;
+      for (let i = 0; i < n; i++) if (test(i)) total++;
+      return total;
     };
     const undrawn = count(i => Number.isNaN(px[i])), hidden = count(i => !pass[i]), picked = count(i => Boolean(selected[i]));
     const number = (/** @type {number} */ v) => v.toLocaleString("en");
-    const { known } = groups(), many = known.length > MOST_LEGEND ? [`and ${known.length - MOST_LEGEND} more`] : [];
-    legend.replaceChildren(...known.slice(0, MOST_LEGEND).filter(group => group.name).map(group => (
+    const { known } = groups(), many = known.length > MAX_LEGEND ? [`and ${known.length - MAX_LEGEND} more`] : [];
+    legend.replaceChildren(...known.slice(0, MAX_LEGEND).filter(group => group.name).map(group => (
       make("span", {}, make("span", { style: `color:${group.colour};margin:0` }, `${SHAPES[group.shape]} `), group.name))), ...many);
     legend.hidden = !legend.childNodes.length;
     status.textContent = [
       `${number(n)} ${n === 1 ? "row" : "rows"}`, hidden && `${number(hidden)} hidden by the filter`, picked && `${number(picked)} selected`,
-      undrawn && `${number(undrawn)} not drawn: NaN or infinite`, !place.has(source.get("row")) && `row ${source.get("row")} is not among them`,
+      undrawn && `${number(undrawn)} not drawn: NaN or infinite`, !place.has(source.get("row")) && `row ${source.get("row")} is not in this plot`,
     ].filter(Boolean).join(" · ");
     plot.setAttribute("aria-label", `${spec.data}: ${axes[1].metric.label} over ${axes[0].metric.label}. ${status.textContent}. ${HELP}`);
     clear.disabled = !picked;
     for (const picker of pickers) picker.select.value = source.get(picker.trait);
   }
 
-  // ---- drawing again
+  // ---- redrawing
   let waiting = 0;
   function redraw() {
     waiting = 0;
     width = plot.clientWidth; height = plot.clientHeight;
-    if (!width || !height) return; // in a tab that is not open
+    if (!width || !height) return; // in a closed tab
     layOut();
     drawPoints();
     tell();
@@ -413,7 +413,7 @@ export function mount(el, source) {
     const pass = passes();
     let found = -1, least = REACH * REACH;
     for (let i = 0; i < n; i++) {
-      const distance = (px[i] - x) ** 2 + (py[i] - y) ** 2; // NaN is less than nothing
+      const distance = (px[i] - x) ** 2 + (py[i] - y) ** 2; // comparisons with NaN are false
       if (distance < least && pass[i]) { least = distance; found = i; }
     }
     return found;
@@ -476,7 +476,7 @@ export function mount(el, source) {
   });
   clear.addEventListener("click", () => source.send({ kind: "clear" }));
 
-  // ---- what changes from elsewhere
+  // ---- changes from outside
   let before = "";
   const forget = source.on(() => {
     const picked = chosenOnes().reduce((/** @type {number} */ sum, /** @type {number} */ v) => sum + v, 0);
@@ -486,11 +486,11 @@ export function mount(el, source) {
   });
   const sized = new ResizeObserver(refresh);
   sized.observe(plot);
-  const themed = new MutationObserver(() => [0, 150, 600].forEach(wait => setTimeout(refresh, wait))); // the theme's styles come later
+  const themed = new MutationObserver(() => [0, 150, 600].forEach(wait => setTimeout(refresh, wait))); // styles of a new theme arrive later
   themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
   const scheme = window.matchMedia("(prefers-color-scheme: dark)");
   scheme.addEventListener("change", refresh);
-  const paper = window.matchMedia("print"); // which is white, and waits for no frame
+  const paper = window.matchMedia("print"); // print is white, and does not wait for an animation frame
   paper.addEventListener("change", redraw);
   refresh();
   return () => {
@@ -503,7 +503,7 @@ export function mount(el, source) {
   };
 }
 
-/** What a page holds, without a kernel: choosing and brushing change the plot alone. @param {Record<string, any>} held @returns {Source} */
+/** The state in a page without a kernel: choosing and brushing change only the plot. @param {Record<string, any>} held @returns {Source} */
 function stillSource(held) {
   /** @type {Record<string, any>} */
   const state = { ...held };
@@ -539,20 +539,20 @@ function stillSource(held) {
   };
 }
 
-/** Make a plot of every element of a page that holds the rows of one. @param {ParentNode} page */
+/** Turn every element of a page that has the data of a plot into one. @param {ParentNode} page */
 export function upgrade(page = document) {
   for (const element of page.querySelectorAll("[data-wb-linked]")) {
     const el = /** @type {HTMLElement} */ (element);
     try {
       mount(el, stillSource(JSON.parse(el.dataset.wbLinked ?? "")));
       el.removeAttribute("data-wb-linked");
-    } catch (error) { // the picture that it holds stays
+    } catch (error) { // keep its static picture
       console.warn("workbench: the rows of a plot can't be read", error);
     }
   }
 }
 
-/** For anywidget. @param {{model: any, el: HTMLElement}} given */
+/** Entry point of anywidget. @param {{model: any, el: HTMLElement}} given */
 function render({ model, el }) {
   return mount(el, {
     get: name => model.get(name),

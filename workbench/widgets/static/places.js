@@ -1,5 +1,5 @@
 // @ts-check
-// A picture whose panels all show the same places (pixels, positions): a click or arrow keys choose one. One module without libraries, for anywidget.
+// A picture whose panels all show the same places (pixels, positions): choose one by click or arrow keys. One module without libraries, for anywidget.
 
 /** @typedef {[left: number, top: number, width: number, height: number]} Panel  as shares of the picture */
 
@@ -13,7 +13,7 @@ border:2px solid #fff;box-shadow:0 0 0 1.5px #000,inset 0 0 0 1px #000}
 .wb-places-said{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 `;
 const HELP =
-  "Arrow keys walk from place to place, with Shift ten at once; Home goes to the place that carries most of the risk, Escape leaves it.";
+  "Arrow keys move from place to place, with Shift ten at a time; Home goes to the place that carries most of the risk, Escape deselects it.";
 
 /** @param {string} tag @param {Record<string, string>} attributes @param {(Node | string)[]} children */
 function make(tag, attributes = {}, ...children) {
@@ -23,15 +23,15 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** For anywidget. @param {{model: any, el: HTMLElement}} given */
+/** Entry point of anywidget. @param {{model: any, el: HTMLElement}} given */
 function render({ model, el }) {
   const holder = make("div"), marks = make("div");
   const plot = make("div", { class: "wb-places-plot", tabindex: "0", role: "application", "aria-roledescription": "picture of places" }, holder, marks);
   const said = make("div", { class: "wb-places-said", "aria-live": "polite", role: "status" });
-  el.replaceChildren(make("div", { class: "wb-places", "data-lm-suppress-shortcuts": "true" }, make("style", {}, CSS), plot, said)); // its keys are not JupyterLab's
+  el.replaceChildren(make("div", { class: "wb-places", "data-lm-suppress-shortcuts": "true" }, make("style", {}, CSS), plot, said)); // keeps JupyterLab's shortcuts from taking its keys
   /** @type {number[]} row and column, or nothing */
   let at = [];
-  let sent = 0; // the kernel says which of our messages it has heard: older places than the last are no news
+  let sent = 0; // number of the last message; the kernel acknowledges messages, and places from older ones are ignored
 
   function drawPicture() {
     holder.innerHTML = model.get("markup");

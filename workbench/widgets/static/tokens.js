@@ -1,6 +1,6 @@
 // @ts-check
-// A text whose tokens are coloured by a risk, with the alternatives of each: by pointer, touch and keys. One module without libraries:
-// alive in notebooks (anywidget asks for `render`), and in reports without a kernel (`upgrade` asks for what a page holds).
+// A text whose tokens are coloured by a risk, with the alternatives of each by pointer, touch and keys. One module without libraries,
+// used in notebooks (anywidget calls `render`) and in reports without a kernel (`upgrade` reads the data in the page).
 
 /**
  * @typedef {[word: string, probability: number | null, members: (number | null)[]]} Choice
@@ -47,8 +47,8 @@ background:var(--wb-ground);color:inherit;border:1px solid var(--wb-line);box-sh
 @media (max-width:480px){.wb-tokens-strip{width:48px}.wb-tokens-tip :is(th:first-child){max-width:84px}}
 @media print{.wb-tokens-tip,.wb-tokens-bar button{display:none}}
 `;
-const MOST = { light: 62, dark: 70, greyOnDark: 46 }; // percent of its colour on the riskiest token, on which letters can still be read
-const HELP = "Arrow keys walk from token to token, Home and End to the first and last, Page Up and Page Down through the texts, Enter keeps " +
+const MOST = { light: 62, dark: 70, greyOnDark: 46 }; // opacity of the riskiest token in percent, at which letters are still readable
+const HELP = "Arrow keys move from token to token, Home and End to the first and last, Page Up and Page Down between texts, Enter keeps " +
   "the alternatives open, Escape closes them.";
 
 /** @param {string} tag @param {Record<string, string>} attributes @param {(Node | string)[]} children */
@@ -59,17 +59,17 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A few digits. @param {number | null} value */
+/** Format a number with a few digits. @param {number | null} value */
 function digits(value) {
   return value === null ? "not finite" : value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(0).replace("e-", "e−") : value.toFixed(3);
 }
 
-/** A token whose spaces and line breaks are seen. @param {string} word */
+/** A token with visible spaces and line breaks. @param {string} word */
 function marked(word) {
   return word === "" ? "∅" : word.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥");
 }
 
-/** A token as it is read aloud. @param {string} word */
+/** A token as screen readers read it. @param {string} word */
 function spoken(word) {
   /** @type {Record<string, string>} */
   const names = { "": "empty token", "\n": "line break", "\t": "tab" };
@@ -106,7 +106,7 @@ export function mount(el, source) {
   const tip = make("div", { class: "wb-tokens-tip", popover: "manual", hidden: "" });
   const said = make("div", { class: "wb-tokens-said", "aria-live": "polite", role: "status" });
   const texts = content.sequences.flatMap(({ name, tokens }, sequence) => {
-    // dir: by the first letter that has a direction
+    // dir=auto: by the first letter with a direction
     const text = make("div", {
       class: "wb-tokens-text", role: "listbox", dir: "auto", "aria-orientation": "horizontal", "aria-label": `${name}: ${tokens.length} tokens. ${HELP}`,
     });
@@ -120,7 +120,7 @@ export function mount(el, source) {
     return content.sequences.length > 1 ? [make("p", { class: "wb-tokens-name" }, name), text] : [text];
   });
   const root = make(
-    "div", { class: "wb-tokens", "data-lm-suppress-shortcuts": "true" }, // JupyterLab leaves its keys alone in here
+    "div", { class: "wb-tokens", "data-lm-suppress-shortcuts": "true" }, // keeps JupyterLab's shortcuts from taking its keys
     make("style", {}, CSS + (source.get("hides") ?? "")),
     make("div", { class: "wb-tokens-bar" }, make("label", {}, "colour by", select), make("span", { class: "wb-tokens-scale" }, "0", ramp, most), riskiest),
     ...texts, tip, said,
@@ -207,7 +207,7 @@ export function mount(el, source) {
       make("p", {}, make("b", {}, marked(token.word)), ` ${digits(token.choices[token.written][1])}`),
       make("p", {}, `${kinds.map(({ label }, k) => `${label} ${digits(token.risks[k])}`).join(" · ")} nats`), table(token),
     );
-    if (tip.showPopover && !tip.matches(":popover-open")) tip.showPopover(); // above all else, and cut off by nothing
+    if (tip.showPopover && !tip.matches(":popover-open")) tip.showPopover(); // above everything, and not clipped
     place();
   }
   /** @param {number} i */
@@ -250,7 +250,7 @@ export function mount(el, source) {
   };
   document.addEventListener("pointerdown", elsewhere);
 
-  /** The token of the nearest line above or below that stands nearest. @param {number} down 1 or -1 */
+  /** The nearest token of the next line above or below. @param {number} down 1 or -1 */
   function line(down) {
     const middle = (/** @type {DOMRect} */ box) => (box.left + box.right) / 2;
     const now = all[at].element.getClientRects()[0];
@@ -293,16 +293,16 @@ export function mount(el, source) {
     go(risks.indexOf(Math.max(...risks)));
   });
 
-  // ---- what changes from elsewhere
+  // ---- changes from outside
   const forget = source.on(draw);
-  const themed = new MutationObserver(() => [0, 150, 600].forEach(wait => setTimeout(draw, wait))); // the theme's styles come later
+  const themed = new MutationObserver(() => [0, 150, 600].forEach(wait => setTimeout(draw, wait))); // styles of a new theme arrive later
   themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
   const media = ["(prefers-color-scheme: dark)", "print"].map(query => window.matchMedia(query));
   media.forEach(query => query.addEventListener("change", draw));
   window.addEventListener("scroll", place, { capture: true, passive: true });
   window.addEventListener("resize", place);
   draw();
-  const first = requestAnimationFrame(draw); // once it is in the page, whose styles say whether it is dark
+  const first = requestAnimationFrame(draw); // once it is in the page, whose styles decide whether it is dark
   return () => {
     forget();
     cancelAnimationFrame(first);
@@ -314,7 +314,7 @@ export function mount(el, source) {
   };
 }
 
-/** Make a text of every element of a page that holds one. @param {ParentNode} page */
+/** Turn every element of a page that has the data of a text into one. @param {ParentNode} page */
 export function upgrade(page = document) {
   for (const element of page.querySelectorAll("[data-wb-tokens]")) {
     const el = /** @type {HTMLElement} */ (element), kept = [...el.childNodes];
@@ -322,14 +322,14 @@ export function upgrade(page = document) {
       const state = JSON.parse(el.dataset.wbTokens ?? "");
       mount(el, { get: name => state[name], set: (name, value) => { state[name] = value; }, on: () => () => {} });
       el.removeAttribute("data-wb-tokens");
-    } catch (error) { // the text that it holds stays
+    } catch (error) { // keep its static text
       el.replaceChildren(...kept);
       console.warn("workbench: the tokens of a text can't be read", error);
     }
   }
 }
 
-/** For anywidget. @param {{model: any, el: HTMLElement}} given */
+/** Entry point of anywidget. @param {{model: any, el: HTMLElement}} given */
 function render({ model, el }) {
   return mount(el, {
     get: name => model.get(name),
