@@ -80,7 +80,7 @@ def test_settings_cannot_be_changed() -> None:
     assert (wrapper.strategy, wrapper.chunk) == ("auto", None)
     with pytest.raises(ValueError, match="strategy must be one of auto"):
         wrapper.with_options(strategy="fast")
-    with pytest.raises(TypeError, match="n_voters is no option of all wrappers"):
+    with pytest.raises(TypeError, match="n_voters is not a common option of wrappers"):
         wrapper.with_options(n_voters=3)
 
 
