@@ -24,7 +24,7 @@ class Persistent(Freezable):
 
     _workbench: Record
     _plain_class: type[nn.Module]
-    _theirs: frozenset[str]
+    _overridden: frozenset[str]
     _blank: staticmethod[..., Any]  # an object of a class that wraps, which a pickle fills
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ class Persistent(Freezable):
         slots = {name: value for name, value in attributes(self) if name not in self.__dict__}
         return (
             self._blank,
-            (type(self)._plain_class, type(self)._theirs, self._workbench.method),
+            (type(self)._plain_class, type(self)._overridden, self._workbench.method),
             {**self.__dict__, f"slots{MARK}": slots},
         )
 

@@ -31,7 +31,7 @@ class _UsersOwn:
 
 
 def subclass(
-    ours: Any, public: Iterable[str], call: Callable[..., Any], cls: Any, theirs: frozenset[str], method: str
+    ours: Any, public: Iterable[str], call: Callable[..., Any], cls: Any, overridden: frozenset[str], method: str
 ) -> Any:
     """A class that is ours and the user's.
 
@@ -48,12 +48,12 @@ def subclass(
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "_plain_class": cls,
-        "_theirs": theirs,
-        **{name: _UsersOwn(name) for name in theirs},
+        "_overridden": overridden,
+        **{name: _UsersOwn(name) for name in overridden},
     }
 
     for name in (*public, "forward"):
-        if name not in theirs and inspect.getattr_static(cls, name, None) is not None:
+        if name not in overridden and inspect.getattr_static(cls, name, None) is not None:
             namespace[name] = inspect.getattr_static(cls, name)
 
     namespace.update(
