@@ -95,9 +95,7 @@ def test_what_a_mask_leaves_out_is_missing_not_a_number() -> None:
 def test_rows_that_the_index_says_do_not_belong_together_are_refused(pair: Any) -> None:
     readers = [lambda: fit(linear(), pair), lambda: calibrate(linear(), pair), lambda: Data.from_arrays(*pair)]
     for read in readers:
-        with pytest.raises(
-            ValueError, match=r"row 0 has index .*give y\.loc\[x\.index\]; or, .* y\.to_numpy\(\)"
-        ):
+        with pytest.raises(ValueError, match=r"row 0 has index .*give y\.loc\[x\.index\]; or, .* y\.to_numpy\(\)"):
             read()
 
 

@@ -32,7 +32,7 @@ from .rows import describe, place, with_class_numbers
 DECODER = "decoder_input_ids"
 MASK = "attention_mask"
 ROWS = 4  # number of rows used
-OTHER_TARGETS = (
+OTHERS = (
     "start_positions",
     "end_positions",
     "mc_labels",
@@ -78,7 +78,7 @@ def decoder_of(model: Any, batch: Mapping[str, Any]) -> Callable[[Tensor], Tenso
 
 def refuse_others(batch: Mapping[str, Any]) -> None:
     """Raise ValueError if a batch has targets other than labels."""
-    if others := [name for name in OTHER_TARGETS if name in batch]:
+    if others := [name for name in OTHERS if name in batch]:
         raise ValueError(
             f"data: the batches have targets in {', '.join(others)}, but only one tensor {LABELS} is supported in dicts. {_REMEDY}"
         )
