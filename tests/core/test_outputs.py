@@ -101,9 +101,9 @@ def test_wrappers_of_one_model_say_the_same() -> None:
         (
             {"logit": "logits"},
             lambda h: {"logits": h},
-            ["names 'logit', which the model does not give", r"'logits': \[8, 4\]"],
+            ["names 'logit', which the model does not return", r"'logits': \[8, 4\]"],
         ),
-        ({"logits": "logits"}, lambda h: h, ["meaning is said without a name"]),
+        ({"logits": "logits"}, lambda h: h, ["meaning is given without a name"]),
         ({"a": "logits"}, lambda h: {"a": h.reshape(8, 2, 2)}, [r"output=\{'a': Logits\(dim=1\)\}"]),
         (Logits(dim=3), lambda h: h, [r"dim=3.*2 dimensions"]),
         ("logits", lambda h: torch.view_as_complex(h.reshape(8, 2, 2)), ["complex"]),
