@@ -190,7 +190,7 @@ def test_a_registered_wrapper_is_read_from_texts_and_files(tilted: Any, tmp_path
     assert torch.equal(other(torch.ones(3, 2)), wrapped(torch.ones(3, 2)))
     unregister("tilted")
     try:
-        with pytest.raises(ValueError, match="saved with tilted, which is not one of workbench's own"):
+        with pytest.raises(ValueError, match="saved with tilted, which is not part of workbench"):
             load(tmp_path / "model", nn.Linear(2, 1))
     finally:
         register(name="tilted")(tilted)
