@@ -51,8 +51,8 @@ def loading_adapters(load: Callable[..., Any]) -> Callable[..., Any]:
         if self._workbench.released:
             raise TypeError(
                 f"load_adapter of this wrapped {type(self).__name__} would load one set of adapters from {model_id}, but each branch has "
-                "its own: load them into the plain model and wrap that with finetune=True, or give a folder written by save_pretrained of such a "
-                "wrapped model, and the name of its only adapter"
+                "its own: load them into the plain model and wrap that with finetune=True, or give a folder written by save_pretrained of such "
+                "a wrapped model, and the name of its only adapter"
             )
         return load(self, model_id, adapter_name, *args, **kwargs)
 
