@@ -24,7 +24,7 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         wrapped.export(tmp_path / "model")
     with pytest.raises(NotImplementedError, match=r"workbench\.load"):
         copy.deepcopy(wrapped)
-    with pytest.raises(TypeError, match="Keras layer and no model"):
+    with pytest.raises(TypeError, match="Keras layer, not a model"):
         vote.Wrapper(2)(k.layers.Dense(1))
     with pytest.raises(ValueError, match="torch module Linear"):
         vote.Wrapper(2)(k.Sequential([k.Input((4,)), k.layers.TorchModuleWrapper(torch.nn.Linear(4, 1))]))
