@@ -115,8 +115,8 @@ class KerasFiles:
 
     def _refuse_config(self, what: str, remedy: str) -> None:
         raise NotImplementedError(
-            f"{what} of a wrapped Keras model is not supported: its voters and noise are not part of the config from which Keras would build the "
-            f"{type(self).__name__}. Instead: {remedy}"
+            f"{what} of a wrapped Keras model is not supported: its voters and noise are not part of the config from which Keras would build "
+            f"the {type(self).__name__}. Instead: {remedy}"
         )
 
     def __reduce__(self) -> Any:

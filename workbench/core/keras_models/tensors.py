@@ -222,7 +222,7 @@ def refuse_layers(model: Any) -> None:
             inner = type(layer.module).__name__
             raise ValueError(
                 f"the layer {layer.name!r} of the Keras model {model.name!r} is the torch module {inner}, which does not use its parameters "
-                "through Keras, so that branches would not differ there: write the layer in Keras, or write the whole model in torch and wrap that"
+                "through Keras, so that branches would not differ there: write the layer in Keras, or the whole model in torch, and wrap that"
             )
 
 
