@@ -126,7 +126,7 @@ def test_functions_must_be_given_again(tmp_path: Path) -> None:
     calibrated.save_pretrained(tmp_path)
     assert "groups=..." in (tmp_path / "README.md").read_text()
     with pytest.raises(
-        ValueError, match=r"with groups=, functions .* from_pretrained\(folder, SplitConformal\(wrapper\(model\)"
+        ValueError, match=r"with groups=, functions.* from_pretrained\(folder, SplitConformal\(wrapper\(model\)"
     ):
         workbench.from_pretrained(tmp_path)
     alike = SplitConformal(vote.Wrapper(3, output={"logits": Logits()})(plain(5)), groups=first)

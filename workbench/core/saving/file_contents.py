@@ -59,7 +59,7 @@ def checked(
     if checksum_differs:
         _refuse(path, "the checksum of its settings is wrong")
     if type(version) is not int or version < 1:
-        _refuse(path, f"its format version is {version!r}")
+        _refuse(path, f"it has version={version!r}")
     if version > 1:
         _verify(path, CHECKSUM in metadata, text.get("checksums"), tensors)
     _check_text(path, text, tensors)
