@@ -292,7 +292,9 @@ def test_a_model_that_does_not_fit_is_told_its_first_tensors_and_stays(name: str
     save(wrapped_net(name), tmp_path / "model")
     wide = net(3, 5)
     before = facts(wide)
-    with pytest.raises(ValueError, match=r"Net and does not fit this Net: first\.weight \(4, 3\) in the file, \(5, 3\) in the model"):
+    with pytest.raises(
+        ValueError, match=r"Net and does not fit this Net: first\.weight \(4, 3\) in the file, \(5, 3\) in the model"
+    ):
         load(tmp_path / "model", wide)
     other = nn.Sequential(nn.Linear(3, 1))
     with pytest.raises(ValueError, match=r"Net and does not fit this Sequential: 0\.weight only in the model; .*Build"):
@@ -319,7 +321,9 @@ def test_a_wrapped_model_of_other_settings_is_told_and_stays(tmp_path: Path) -> 
         load(tmp_path / "model", wrapped_net("vote"), wrapper=vote.Wrapper(3))
     small = nn.Linear(3, 1)
     save(vote.Wrapper(2, share=3)(net(1)), tmp_path / "last")
-    with pytest.raises(ValueError, match=r"saved from .*Net, and this Linear cannot be wrapped in the same way: share=3"):
+    with pytest.raises(
+        ValueError, match=r"saved from .*Net, and this Linear cannot be wrapped in the same way: share=3"
+    ):
         load(tmp_path / "last", small)
 
 
