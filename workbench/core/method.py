@@ -40,9 +40,8 @@ class Method:
     # whether its risk comes from a separate pass (`measure`): one number per row, never part of the total
     own_pass = False
     refines = False  # whether it replaces the risks computed from the branches (`refine`)
-    collects = (
-        False  # whether it collects weights during training, so that the final state is kept instead of the best epoch
-    )
+    # whether it collects weights during training, so that the final state is kept instead of the best epoch
+    collects = False
     # marks of buffers that stay at least float32 when the model is cast to half precision
     statistics: tuple[str, ...] = ()
     detections: str = ""  # why boxes cannot be matched across its branches, "" if they can

@@ -95,9 +95,8 @@ class Record:
     methods: list[Any] = field(default_factory=list)  # attached `Method`s, in canonical order
     rules: dict[str, Rule] = field(default_factory=dict)  # slot -> which tensor each branch uses in its place
     released: list[str] = field(default_factory=list)  # slots taken over completely by a method
-    output: Any = (
-        None  # meaning of the outputs, as returned by `outputs.options.read`; None (not given) stands for values
-    )
+    # meaning of the outputs, as returned by `outputs.options.read`; None (not given) stands for values
+    output: Any = None
     state: Any = None  # paths of outputs that are state, as returned by `outputs.state_paths`; None if not given
     strategy: str = "auto"
     purity: str = "once"  # how attributes that forward changes are treated
@@ -106,9 +105,8 @@ class Record:
     rows: int | None = None  # number of training rows, needed by regularisation terms
     trainings: tuple[dict[str, Any], ...] = ()  # facts about the rows of each training, see `saving.training_data`
     data: str | None = None  # the user's description of these rows
-    dealable: bool | None = (
-        None  # whether rows are independent, so that they can be dealt; None before the first dealt call
-    )
+    # whether rows are independent, so that they can be dealt; None before the first dealt call
+    dealable: bool | None = None
     dealt: bool = False  # whether a call with dealt rows has succeeded
     told: set[str] = field(default_factory=set)  # keys of the warnings that were issued
     alone: Alone = field(default_factory=Alone)
@@ -403,9 +401,8 @@ class Table:
         for path, attribute in slot.owners:
             module = self.module(path)
             (module._buffers if slot.buffer else module._parameters).pop(attribute, None)
-            module.__dict__[attribute] = (
-                old  # `show` replaces it by a view, here and in lists such as the flat weights of an LSTM
-            )
+            # `show` replaces it by a view, here and in lists such as the flat weights of an LSTM
+            module.__dict__[attribute] = old
         self.views[name] = old
         self._homes.pop(name, None)
 

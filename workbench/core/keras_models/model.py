@@ -26,10 +26,8 @@ from .training import NO_LOSS, KerasTraining, as_tensor, name_of
 from .variables import variables_of
 
 _CLASSES: dict[type, type] = {}
-SAVED = (
-    "_workbench_plain",
-    "optimizer",
-)  # attributes of a wrapped model that a .keras file contains besides its own weights
+# attributes of a wrapped model that a .keras file contains besides its own weights
+SAVED = ("_workbench_plain", "optimizer")
 _UNLIKE_KERAS = ("fit", "loss", "scale", "predict")  # names of `Wrapped` that mean something else in Keras
 
 

@@ -40,9 +40,8 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], independent: 
     record, bank = table.record, Bank(table.get)
     new: dict[str, Tensor] = {}
     for slot in record.slots.values():
-        collected = (
-            record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index
-        )  # weights collected by swag and snapshot
+        # swag and snapshot register the weights that they collect under the slot's name and their axis
+        collected = (record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index)
         rule = next((other for other in collected if other is not None), record.rules.get(slot.name))
         shared = slot.name not in table.views
         tensor = None if rule is None else rule.pick(bank, index)
