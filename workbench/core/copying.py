@@ -37,9 +37,8 @@ class Persistent(Freezable):
             except RuntimeError:
                 if tensor.dim() < 5:
                     raise
-                return torch.stack(
-                    [fn(voter) for voter in tensor]
-                )  # a memory format such as channels_last applies to single weights
+                # a memory format such as channels_last applies to single weights
+                return torch.stack([fn(voter) for voter in tensor])
             if id(tensor) in float32_ids and moved.is_floating_point() and moved.dtype.itemsize < 4:
                 return tensor.to(moved.device, torch.float32)
             return moved
@@ -108,9 +107,8 @@ class Persistent(Freezable):
         stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
         for container, key, _ in places(new):
             tensor = container[key]
-            if (
-                id(tensor) not in stand_ins
-            ):  # torch cannot deep-copy tensors that an earlier call left attached to its autograd graph
+            # torch cannot deep-copy tensors that an earlier call left attached to its autograd graph
+            if id(tensor) not in stand_ins:
                 container[key] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
         return restore(new, table_of(self).given)
 

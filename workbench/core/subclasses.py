@@ -73,9 +73,8 @@ def subclass(
     if hasattr(cls, "load_adapter") and any(base.__module__.partition(".")[0] == "peft" for base in cls.__mro__):
         namespace["load_adapter"] = loading_adapters(cls.load_adapter)
     namespace.update({**refusals_of(cls), **encoders_of(cls)})
-    if (
-        method == "forward" and cls.__call__ is not nn.Module.__call__
-    ):  # a __call__ of the user's class runs inside each branch
+    # a __call__ of the user's class runs inside each branch
+    if method == "forward" and cls.__call__ is not nn.Module.__call__:
         namespace["__call__"] = nn.Module.__call__
     if issubclass(cls, _CONTAINERS):  # what wrapping adds must not appear among the user's layers
         methods = ("__len__", "__iter__", "__getitem__")

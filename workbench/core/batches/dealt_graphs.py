@@ -42,9 +42,8 @@ class DealtGraphs:
         batches = [leaf for leaf in leaves if is_graph_batch(leaf)]
         if batches:
             return cls._of_batches(batches)
-        if not any(
-            _is_int64(leaf, 2) and len(leaf) == 2 for leaf in leaves
-        ):  # cheap test for edges before the slower lookup of argument names
+        # cheap test for edges before the slower lookup of argument names
+        if not any(_is_int64(leaf, 2) and len(leaf) == 2 for leaf in leaves):
             return None
         named = {**dict(zip(positional_names(wrapped), args, strict=False)), **kwargs}
         edges: Any = named.get("edge_index")

@@ -64,9 +64,8 @@ def pair_of(graph: Any, mask: str | None = None) -> tuple[Any, Tensor]:
 
 def _counted(graph: Any, y: Tensor, mask: str | None) -> tuple[Tensor | None, str]:
     """Return a bool mask of the nodes that count, or None for all, and the name of its source."""
-    if (
-        "input_id" in graph and "batch_size" in graph
-    ):  # of a NeighborLoader: only the first nodes are seeds, the others their neighbours
+    # of a NeighborLoader: only the first nodes are seeds, the others their neighbours
+    if "input_id" in graph and "batch_size" in graph:
         return torch.arange(len(y), device=y.device) < int(graph["batch_size"]), "batch_size"
     masks = [name for name in MASKS if name in graph]
     if mask in masks:

@@ -42,9 +42,8 @@ class WrappedKeras(KerasFiles, KerasTraining):
     wrappers: tuple[Any, ...]
     _workbench_torch: Any = None
     _workbench_module: Any
-    _workbench_step: (
-        bool | None
-    )  # in a training, test or predict step of Keras: whether it trains; None outside of steps
+    # in a training, test or predict step of Keras: whether it trains; None outside of steps
+    _workbench_step: bool | None
     _workbench_noise: bool  # whether the step needs the noise of class scores in place of their risk
 
     # ---- calls

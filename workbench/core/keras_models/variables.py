@@ -15,9 +15,8 @@ def variables_of(model: Any) -> list[Any]:
     """Return the weights of a wrapped Keras model: layer variables that no method took over, and new variables for what methods added."""
     wrapped = model._workbench_torch
     tensors = {**dict(wrapped.named_parameters()), **dict(wrapped.named_buffers())}
-    order = model.__dict__.get(
-        "_workbench_order"
-    )  # order in the file it was loaded from, in which optimizers number their state
+    # order in the file it was loaded from, in which optimizers number their state
+    order = model.__dict__.get("_workbench_order")
     if order is not None:
         tensors = {name: tensors[name] for name in sorted(tensors, key=lambda name: order.get(name, len(order)))}
     key = tuple(map(id, tensors.values()))

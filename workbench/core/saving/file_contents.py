@@ -64,9 +64,8 @@ def checked(
         _verify(path, CHECKSUM in metadata, text.get("checksums"), tensors)
     _check_text(path, text, tensors)
     for name in text["complex"]:
-        tensors[name] = torch.view_as_complex(
-            tensors[name].clone()
-        )  # cloned, since the file aligns tensors to 8 bytes, not 16
+        # cloned, since the file aligns tensors to 8 bytes, not 16
+        tensors[name] = torch.view_as_complex(tensors[name].clone())
     return text, tensors
 
 
