@@ -138,9 +138,8 @@ class _Swapping:
 
     def __init__(self, swap: dict[int, nn.Module]) -> None:
         self.swap = swap
-        self.done: dict[
-            int, tuple[Any, Any]
-        ] = {}  # id -> (value, referenced so that its id stays unique; its replacement)
+        # id -> (value, referenced so that its id stays unique; its replacement)
+        self.done: dict[int, tuple[Any, Any]] = {}
         self.made: list[tuple[Any, Any, dict[str, Any]]] = []  # (object, its copy, initial attributes of the copy)
 
     def of(self, value: Any, names: frozenset[str]) -> Any:

@@ -46,12 +46,10 @@ class _History:
         self.stage = (-1, 0)  # number of wrapped objects and of parameter groups when counting of steps began
         self.steps = self.next = 0
         self.warned = False
-        self.versions: dict[
-            int, int
-        ] = {}  # versions of risk heads at the first inspection; steps that train them change these
-        self.sums: dict[
-            int, Any
-        ] = {}  # sums of gradients at the last inspection, to detect gradients left over from an earlier training
+        # versions of risk heads at the first inspection; steps that train them change these
+        self.versions: dict[int, int] = {}
+        # sums of gradients at the last inspection, to detect gradients left over from an earlier training
+        self.sums: dict[int, Any] = {}
 
     def due(self, groups: int) -> bool:
         """Return whether to inspect at this step: at steps 1, 2, 4, 8, ..., since risk may enter the loss late."""
