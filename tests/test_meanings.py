@@ -342,7 +342,7 @@ def test_without_a_word_it_is_values_or_refused_never_softmax_of_the_wrong_dimen
 
 # ---- boxes, whose number is each branch's own
 NO_BOXES = ("sculpt", "laplace", "neo", "augment")  # methods that are refused by name
-NO_SUM = "prior: boxes that the model has chosen are no function to add another to"
+NO_SUM = "prior: a prior function cannot be added to detected boxes"
 
 
 def assert_detections(wrapped: Any, wrapping: Wrapping, *callees: Any) -> None:

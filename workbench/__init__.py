@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from .testing import check_wrapper
     from .training import History, Progress, fit
 
-# name -> the module that has it, or "" for a module itself: nothing is imported before it is needed
-_HOMES = {
+# public name -> submodule that defines it, or "" if the name is itself a submodule; everything is imported lazily, on first access
+_EXPORTS = {
     **dict.fromkeys(
         (
             "attributions",
@@ -95,7 +95,7 @@ _HOMES = {
     "register": "core.registry",
     "setting": "core.settings",
 }
-__all__ = [*sorted(_HOMES), "__version__"]
+__all__ = [*sorted(_EXPORTS), "__version__"]
 for _name, _file in {
     "CrossConformal": "cross",
     "QuantileRecalibration": "quantiles",
@@ -109,9 +109,9 @@ answer_to_moved_modules()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _EXPORTS:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    home = _HOMES[name]
+    home = _EXPORTS[name]
     if home in ("", "methods"):
         value = importlib.import_module(f"workbench.{home}.{name}" if home else f"workbench.{name}")
     else:

@@ -1,4 +1,4 @@
-"""``python -m workbench`` does what ``workbench`` does."""
+"""Entry point of ``python -m workbench``, equivalent to the command ``workbench``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes: a file is replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write to another file beside this one, which takes its place once it is complete and on disk.
+    """Context manager that writes to a temporary file and moves it over `path` once it is complete and flushed to disk.
 
     Args:
-        path: the file; at any moment it is the old one or the new one, whoever else writes it and whatever ends this process.
+        path: the file to replace. Readers see either the old or the new content, even if several processes write or this one is killed.
 
     Yields:
-        Path of the file to write, hidden. It is gone where the block raises, on Ctrl-C too.
+        Path of a hidden temporary file in the same folder, to be written by the block. It is deleted if the block raises (also on Ctrl-C).
 
     Raises:
-        OSError: the file can't be written; the error names `path`.
+        OSError: if the file cannot be written; the error names `path`.
 
     Example:
         >>> import tempfile
@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError as error:  # a full disk does not say which file
+    except OSError as error:  # the error of a full disk names no file, or the temporary one
         if error.filename in (None, os.fspath(unfinished)) and error.errno is not None:
             raise type(error)(error.errno, error.strerror, os.fspath(path)) from error
         raise
@@ -46,21 +46,21 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all; text as UTF-8, with the line ends that it has.
+    """Write a file atomically; text is encoded as UTF-8 without translating line endings.
 
     Args:
         path: the file; see `replacing`.
-        content: all that it shall hold.
+        content: complete new content.
     """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what was to become this file when the process that wrote it was killed; nobody may write it meanwhile.
+    """Delete temporary files that killed processes left behind while writing `path`; no other process may be writing it.
 
     Args:
-        path: the file, which need not be there.
+        path: the target file; need not exist.
 
     Example:
         >>> import tempfile

@@ -1,6 +1,6 @@
-"""The command ``workbench``: reports from notebooks, benchmarks, the data sets, and a demonstration.
+"""The command ``workbench``: notebook reports, benchmarks, data sets and a demo.
 
-Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
+Heavy modules are imported only when a command runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: the arguments after the program's name; default: those of this process.
+        argv: command-line arguments without the program name; None for `sys.argv[1:]`.
 
     Returns:
-        Exit code: 0 if all went well, 1 if a run failed, 2 for bad input, 3 if a check does not hold, 130 after Ctrl-C.
+        Exit code: 0 on success, 1 if a run failed, 2 for bad input, 3 if a check does not hold, 130 after Ctrl-C.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -49,28 +49,30 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="run a benchmark, or go on with one",
-        description="Run the cells of a benchmark that have no results yet, each in a process of its own. "
-        "Without a name, list what there is.",
+        help="run or resume a benchmark",
+        description="Run the cells of a benchmark that have no results yet, each in its own process. "
+        "Without a name, list the benchmarks.",
         epilog="example: workbench bench toy -j 2 -g method=vote,sculpt",
     )
-    bench.add_argument("name", nargs="?", help="of a module in benchmarks/, or the path of a .py file")
+    bench.add_argument("name", nargs="?", help="name of a module in benchmarks/, or path of a .py file")
     add_grid(bench, "only cells with these values; repeatable")
-    bench.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
-    bench.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads of each (default: 1)")
-    bench.add_argument("--timeout", type=float, metavar="S", help="seconds that one cell may take (default: no limit)")
+    bench.add_argument(
+        "-j", "--jobs", type=int, default=1, metavar="N", help="number of cells run in parallel (default: 1)"
+    )
+    bench.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads per cell (default: 1)")
+    bench.add_argument("--timeout", type=float, metavar="S", help="time limit per cell in seconds (default: none)")
     add_log_to(bench, "each cell")
-    bench.add_argument("--fresh", action="store_true", help="drop the results of these cells first, and run them again")
-    bench.add_argument("--smoke", action="store_true", help="a tiny version, to see that it runs")
+    bench.add_argument("--fresh", action="store_true", help="discard existing results of these cells and rerun them")
+    bench.add_argument("--smoke", action="store_true", help="run a tiny version, to check that it works")
     bench.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="DIR",
-        help="default: results beside the benchmark, results/smoke with --smoke",
+        help="output folder (default: results next to the benchmark, results/smoke with --smoke)",
     )
     bench.add_argument(
-        "--page", action="store_true", help="write docs/benchmarks.md from all results, after the run if any"
+        "--page", action="store_true", help="write docs/benchmarks.md from all results (after the run, if any)"
     )
     bench.set_defaults(command=_bench)
 
@@ -79,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     data.set_defaults(command=_data_list)
     actions.add_parser("list", help="names of all data sets (the default)").set_defaults(command=_data_list)
     for action, text, command in (
-        ("show", "what a data set holds, and where it is from", _data_show),
-        ("fetch", "download a data set, if it isn't there yet", _data_fetch),
+        ("show", "describe a data set and its source", _data_show),
+        ("fetch", "download a data set, unless it is already on this machine", _data_fetch),
     ):
         sub = actions.add_parser(action, help=text)
         sub.add_argument("name")
@@ -143,22 +145,22 @@ def _axes(items: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _command(arguments: argparse.Namespace, name: str) -> str:
-    """The command as others would give it: no paths of this machine."""
-    words = ["workbench bench", name, *(f"-g {item}" for item in arguments.grid)]
-    words += [
+    """Return the command line in a portable form, without paths of this machine."""
+    parts = ["workbench bench", name, *(f"-g {item}" for item in arguments.grid)]
+    parts += [
         f"{option} {value}" for option, value in (("-j", arguments.jobs), ("--threads", arguments.threads)) if value > 1
     ]
-    return " ".join([*words, *(["--smoke"] if arguments.smoke else [])])
+    return " ".join([*parts, *(["--smoke"] if arguments.smoke else [])])
 
 
 def _data_list(arguments: argparse.Namespace) -> int:
     from workbench import data
 
-    here = set(data.names(available=True))
+    available = set(data.names(available=True))
     width = max(map(len, data.names()))
     for name in data.names():
-        print(f"{name:<{width}}  {data.card(name).description}{'' if name in here else ' *'}")
-    if here != set(data.names()):
+        print(f"{name:<{width}}  {data.card(name).description}{'' if name in available else ' *'}")
+    if available != set(data.names()):
         print("\n* not on this machine: workbench data fetch NAME, or set WORKBENCH_DATA to the folder that holds it")
     return OK
 

@@ -1,4 +1,4 @@
-"""Errors and warnings; every message says what was found, where, and what to do about it."""
+"""Exceptions and warnings. Every message says what was found, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 
 class WorkbenchWarning(UserWarning):
-    """Something works, but not as the caller may expect; told once for each object."""
+    """Something works, but perhaps not as the caller expects; issued once per object."""
 
 
 class NotFittedError(RuntimeError):
-    """Risk was asked for before the method had seen any training data."""
+    """Risk was requested before the method was fitted to training data."""
 
 
 class SettingsNeededError(ValueError):
-    """A wrapper can't take the model with its default settings; nothing is wrong with the model.
+    """The default settings of a wrapper do not fit a valid model, so a setting must be given explicitly.
 
     Args:
-        message: what was found, and what to write.
-        setting: the name of the setting.
+        message: what was found, and what to write instead.
+        setting: name of the setting to give.
     """
 
     def __init__(self, message: str, setting: str = "") -> None:
@@ -28,45 +28,45 @@ class SettingsNeededError(ValueError):
 
 
 class OptimizerMismatchError(RuntimeError):
-    """An optimizer steps with parameters that a wrapped model has replaced, so that it trains nothing there."""
+    """An optimizer holds parameters that a wrapped model has replaced, so its steps do not train that model."""
 
 
 class NonTensorOutputError(TypeError):
-    """A part of the output that is no tensor differs between the branches, so there is no one value to return."""
+    """A non-tensor part of the output differs between branches, so there is no single value to return."""
 
 
 class OutputShapeError(RuntimeError):
-    """A part of the output has another shape in another branch, so that the branches can't be averaged."""
+    """A part of the output differs in shape between branches, so the branches cannot be averaged."""
 
 
 class NotDealableError(RuntimeError):
-    """The rows of the output do not answer the rows of the input one by one."""
+    """The rows of the output do not correspond one to one to the rows of the input, so they cannot be dealt to voters."""
 
 
 class UnreachedParametersError(RuntimeError):
-    """The branches would not differ where they should: the model uses other tensors than those that a wrapper has taken over."""
+    """The model does not use the tensors that a wrapper has taken over, so branches would be identical where they should differ."""
 
 
 class PurityError(RuntimeError):
-    """Forward changes the model, and the wrapper was told that it must not."""
+    """Forward changes attributes of the model although the wrapper has `purity="raise"`."""
 
 
 class FrozenModelError(RuntimeError):
-    """A wrapped object is changed inside of `with wrapped.frozen():`, where it serves as it was."""
+    """A wrapped object was changed inside `with wrapped.frozen():`, where it must stay constant."""
 
 
 def require(module: str, extra: str = "lab") -> Any:
-    """Import a module that not every installation has, and name the extra that brings it where it is missing.
+    """Import an optional dependency; if it is missing, the error names the extra that installs it.
 
     Args:
-        module: such as "pandas" or "matplotlib.figure".
-        extra: the extra of this package that installs it.
+        module: module name, such as "pandas" or "matplotlib.figure".
+        extra: name of the extra of this package that installs it.
 
     Returns:
-        The module.
+        The imported module.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
+        ModuleNotFoundError: if it is not installed.
 
     Example:
         >>> require("math").sqrt(4.0)
@@ -76,7 +76,9 @@ def require(module: str, extra: str = "lab") -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        if (error.name or "").partition(".")[0] != package:  # it is there, and lacks something itself
+        if (error.name or "").partition(".")[
+            0
+        ] != package:  # the module is installed, but one of its own imports is missing
             raise
         raise ModuleNotFoundError(
             f"this needs {package}, which is not installed: pip install 'risk-workbench[{extra}]'", name=package

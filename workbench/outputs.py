@@ -1,4 +1,4 @@
-"""What the outputs of a model mean, for the option `output=` of every wrapper."""
+"""Meanings of model outputs, for the option `output=` of every wrapper."""
 
 from .core.outputs.class_scores import Binary, Logits, Probs
 from .core.outputs.meanings import Detections, Mean, Meaning, State, Values

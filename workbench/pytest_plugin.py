@@ -1,15 +1,18 @@
-"""``pytest --notebooks notebooks/``: notebooks as regression tests.
+"""pytest plugin that runs notebooks as regression tests: ``pytest --notebooks notebooks/``.
 
-Each notebook is run by papermill in a kernel of its own, with ``smoke=True`` where it has a parameter ``smoke``. It fails if a cell
-raises, if a `record_check` does not hold, or if what it records differs from its baseline: ``baselines/NOTEBOOK/smoke.json`` beside it, which
-``--update-baselines`` writes. There, "tolerances" has patterns of names, the first that matches counts: a relative tolerance for numbers with a
-fraction (all else must be equal), or null for what is not compared, such as seconds. Another file in that folder with "parameters" of its
-own, ``{"parameters": {"data": "digits"}}``, is another test of the notebook. Runs share nothing: they can go in parallel (pytest -n).
-``--notebook-device cuda`` trains on a GPU what the notebooks train.
-``--executed-notebooks FOLDER`` keeps what was executed, as ``NOTEBOOK-CASE.ipynb``. A case whose baseline names a package that is not
-installed, ``"requires": ["keras"]``, is skipped.
+Papermill runs each notebook in its own kernel, with ``smoke=True`` if the notebook has a parameter ``smoke``. The test fails if a cell
+raises, if a `record_check` does not hold, or if the recorded values differ from the baseline ``baselines/NOTEBOOK/smoke.json`` next to the
+notebook, which ``--update-baselines`` writes.
 
-pytest imports this module in every project as soon as this package is installed: nothing heavy may be imported here.
+In a baseline, "tolerances" maps name patterns to a relative tolerance for floats (everything else must be equal), or to null to skip the
+comparison, such as for seconds; the first matching pattern applies. Further files in that folder with their own "parameters", such as
+``{"parameters": {"data": "digits"}}``, are further test cases of the notebook. A case is skipped if its baseline lists a package that is not
+installed, as in ``"requires": ["keras"]``.
+
+``--notebook-device cuda`` makes notebooks train on a GPU. ``--executed-notebooks FOLDER`` keeps the executed notebooks as
+``NOTEBOOK-CASE.ipynb``. Runs are independent of each other and can run in parallel (pytest -n).
+
+pytest imports this module in every project once this package is installed, so nothing heavy may be imported at module level.
 """
 
 from __future__ import annotations
@@ -29,26 +32,31 @@ import pytest
 if TYPE_CHECKING:
     from workbench.notebook import Records, Run
 
-# Kernels for another instruction set (AVX-512 or none) moved most scores of trainings of some seconds by less than one percent;
-# what is made of few rows, such as calibration errors, and ratios of epistemic risks moved more and need tolerances of their own.
+# Measured with kernels for different CPU instruction sets (with and without AVX-512): most scores of trainings of a few seconds changed by
+# less than 1 %. Values computed from few rows, such as calibration errors, and ratios of epistemic risks changed more: set their own tolerance.
 TOLERANCES: dict[str, float | None] = {"*": 0.02}
-ELSEWHERE = 0.25  # of trainings of some seconds on another device, which draws and adds up otherwise; checks must hold there as here
+# minimum tolerance on another device, where random numbers and the order of summation differ; `record_check` must still hold there
+OTHER_DEVICE_TOLERANCE = 0.25
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("notebooks", "notebooks as tests (workbench)")
-    group.addoption("--notebooks", action="store_true", help="run the .ipynb files among the tests, too")
-    group.addoption("--update-baselines", action="store_true", help="write what notebooks record as what they shall")
+    group.addoption("--notebooks", action="store_true", help="collect .ipynb files as tests")
+    group.addoption("--update-baselines", action="store_true", help="save the recorded values as the new baselines")
     group.addoption(
-        "--executed-notebooks", metavar="FOLDER", help="keep what was executed there (default: a temporary folder)"
+        "--executed-notebooks", metavar="FOLDER", help="folder for the executed notebooks (default: a temporary folder)"
     )
     group.addoption(
         "--notebook-device",
         metavar="DEVICE",
-        help="train there what notebooks train (cuda); numbers may then differ by more (default: where they say)",
+        help="device on which notebooks train, such as cuda, with wider tolerances (default: as the notebook says)",
     )
     group.addoption(
-        "--notebook-timeout", type=float, default=600, metavar="S", help="seconds that one run may take (default: 600)"
+        "--notebook-timeout",
+        type=float,
+        default=600,
+        metavar="S",
+        help="time limit per notebook in seconds (default: 600)",
     )
 
 
@@ -59,7 +67,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> NotebookFi
 
 
 class NotebookFile(pytest.File):
-    """A notebook; its tests are its cases."""
+    """A notebook file; each of its baselines is one test."""
 
     def collect(self) -> Iterator[NotebookItem]:
         from workbench.notebook.parameters import check_parameters, declared_parameters, load_notebook
@@ -91,15 +99,15 @@ def _baseline(path: Path) -> dict[str, Any]:
             raise ValueError(f"a tolerance must be a number of at least 0, or null, not {wrong[0]!r}")
         return {"parameters": {}, **from_json(case), "tolerances": tolerances}
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no baseline: {error}") from error
+        raise ValueError(f"{path} is not a valid baseline: {error}") from error
 
 
 class NotebookItem(pytest.Item):
-    """One run of a notebook, held against its baseline.
+    """One run of a notebook, compared with its baseline.
 
     Args:
-        baseline: the file of the baseline.
-        case: its content; without "values" if it is still to be written.
+        baseline: path of the baseline file.
+        case: content of the baseline; without "values" if it has not been written yet.
     """
 
     def __init__(self, *, baseline: Path, case: dict[str, Any], **kwargs: Any) -> None:
@@ -113,12 +121,12 @@ class NotebookItem(pytest.Item):
         for package in self.case.get("requires", []):
             if importlib.util.find_spec(package) is None:
                 pytest.skip(f"{self.path.name} needs {package}")
-        if (kept := self.config.getoption("executed_notebooks")) is not None:
-            folder = Path(self.config.invocation_params.dir, kept)
-        else:  # a public way to pytest's folder for temporary files exists for functions only
+        if (output_folder := self.config.getoption("executed_notebooks")) is not None:
+            folder = Path(self.config.invocation_params.dir, output_folder)
+        else:  # outside of fixtures, pytest offers its temporary folder only through a private attribute
             folder = self.config._tmp_path_factory.mktemp("notebooks")  # type: ignore[attr-defined]
         with pytest.MonkeyPatch.context() as patch:
-            if "OMP_NUM_THREADS" not in os.environ:  # so that results do not depend on the number of cores
+            if "OMP_NUM_THREADS" not in os.environ:  # results must not depend on the number of cores
                 patch.setenv("OMP_NUM_THREADS", "1")
             if (device := self.config.getoption("notebook_device")) is not None:
                 patch.setenv("WORKBENCH_DEVICE", device)
@@ -140,33 +148,36 @@ class NotebookItem(pytest.Item):
             self._write(records)
 
     def _differences(self, records: Records) -> list[str]:
-        shown = _shown(records)
+        shown = _results(records)
         command = f"pytest --notebooks {_relative(self.path)} --update-baselines"
         if "values" not in self.case:
-            if not any(shown.values()):  # it has only to run
+            if not any(shown.values()):  # a notebook that records nothing only has to run
                 return []
             return [
-                f"there is no baseline {_relative(self.baseline)} yet. It has recorded:\n",
-                *_table(("name", "found"), [(name, _text(value)) for name, value in _leaves(shown["values"])]),
-                f"\nIf these values are right, let them be the baseline: {command}",
+                f"there is no baseline {_relative(self.baseline)} yet. The notebook recorded:\n",
+                *_table(("name", "found"), [(name, _format_value(value)) for name, value in _leaves(shown["values"])]),
+                f"\nIf these values are right, save them as the baseline: {command}",
             ]
         expected = {"values": {}, **self.case}
         if self.config.getoption("notebook_device") not in (None, "cpu"):
             pairs = expected["tolerances"].items()
-            expected["tolerances"] = {name: None if one is None else max(5 * one, ELSEWHERE) for name, one in pairs}
+            expected["tolerances"] = {
+                pattern: None if tolerance is None else max(5 * tolerance, OTHER_DEVICE_TOLERANCE)
+                for pattern, tolerance in pairs
+            }
         rows = list(differences(expected, shown))
         if not rows:
             return []
         return [
             f"differs from its baseline {_relative(self.baseline)}:\n",
             *_table(("name", "expected", "found", "difference", "tolerance"), rows),
-            f"\nIf the new values are right, let them be the baseline: {command}",
+            f"\nIf the new values are right, save them as the baseline: {command}",
         ]
 
     def _write(self, records: Records) -> None:
         from workbench.notebook.values import to_json
 
-        shown = _shown(records)
+        shown = _results(records)
         if not any(shown.values()):
             return
         case = {name: self.case[name] for name in ("parameters", "requires", "tolerances") if name in self.case}
@@ -184,69 +195,69 @@ class NotebookItem(pytest.Item):
 
 
 class Failure(Exception):
-    """What is wrong with a run, in words for the reader of the test's output."""
+    """Failure of a notebook run; its message is shown as the test output."""
 
-    def __init__(self, what: str, run: Run) -> None:
-        parameters = f"\nIts parameters: {_listed(run.parameters)}" if run.parameters else ""
-        super().__init__(f"{what}\n{parameters}\nThe executed notebook: {run.output}")
+    def __init__(self, message: str, run: Run) -> None:
+        parameters = f"\nIts parameters: {_format_parameters(run.parameters)}" if run.parameters else ""
+        super().__init__(f"{message}\n{parameters}\nThe executed notebook: {run.output}")
 
 
 def differences(expected: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Where what a notebook shows is not what is expected.
+    """Yield the differences between the results of a notebook and its baseline.
 
     Args:
-        expected: a baseline: "values" by name, "tolerances" by pattern, and lists of names "figures" and "tables".
-        shown: the same without tolerances.
+        expected: a baseline: "values" by name, "tolerances" by name pattern, and lists of names "figures" and "tables".
+        shown: the results in the same form, without tolerances.
 
-    Returns:
-        Rows of five texts: name, expected, found, relative difference, tolerance. Items of lists and dicts have a row each.
+    Yields:
+        Rows of five strings: name, expected, found, relative difference, tolerance; one row for each item of a list or dict.
 
     Example:
         >>> list(differences({"values": {"rmse": 2.0}, "tolerances": {"*": 0.1}}, {"values": {"rmse": 2.5}}))
         [('rmse', '2', '2.5', '25.00 %', '10 %')]
     """
-    before, now = dict(_leaves(expected["values"])), dict(_leaves(shown["values"]))
-    for name in {**before, **now}:
+    old_values, new_values = dict(_leaves(expected["values"])), dict(_leaves(shown["values"]))
+    for name in {**old_values, **new_values}:
         tolerance = _tolerance(name, expected["tolerances"])
         if tolerance is None:
             continue
-        if name not in now:
-            yield name, _text(before[name]), "not recorded", "", ""
+        if name not in new_values:
+            yield name, _format_value(old_values[name]), "not recorded", "", ""
             continue
-        if name not in before:
-            yield name, "not in the baseline", _text(now[name]), "", ""
+        if name not in old_values:
+            yield name, "not in the baseline", _format_value(new_values[name]), "", ""
             continue
-        one, other = before[name], now[name]
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (one, other))
-        if not numbers or (isinstance(one, int) and isinstance(other, int)):
-            if type(one) is not type(other) or one != other:
-                yield name, _text(one), _text(other), "", "equal"
-        elif not _close(one, other, tolerance):
-            change = abs(other - one) / abs(one) if one else math.inf
-            share = f"{change:.2%}".replace("%", " %") if math.isfinite(change) else ""
-            digits = next((n for n in range(4, 17) if f"{one:.{n}g}" != f"{other:.{n}g}"), 17)
-            yield name, f"{one:.{digits}g}", f"{other:.{digits}g}", share, f"{100 * tolerance:g} %"
+        old, new = old_values[name], new_values[name]
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (old, new))
+        if not numbers or (isinstance(old, int) and isinstance(new, int)):
+            if type(old) is not type(new) or old != new:
+                yield name, _format_value(old), _format_value(new), "", "equal"
+        elif not _close(old, new, tolerance):
+            change = abs(new - old) / abs(old) if old else math.inf
+            percent = f"{change:.2%}".replace("%", " %") if math.isfinite(change) else ""
+            digits = next((n for n in range(4, 17) if f"{old:.{n}g}" != f"{new:.{n}g}"), 17)
+            yield name, f"{old:.{digits}g}", f"{new:.{digits}g}", percent, f"{100 * tolerance:g} %"
     for kind in ("figures", "tables"):
-        wanted, there = expected.get(kind, []), shown.get(kind, [])
-        for name in wanted + [name for name in there if name not in wanted]:
-            if name not in there:
+        old_names, new_names = expected.get(kind, []), shown.get(kind, [])
+        for name in old_names + [name for name in new_names if name not in old_names]:
+            if name not in new_names:
                 yield f"{kind[:-1]} {name}", "shown", "not shown", "", ""
-            elif name not in wanted:
+            elif name not in old_names:
                 yield f"{kind[:-1]} {name}", "not in the baseline", "shown", "", ""
 
 
-def _close(one: float, other: float, tolerance: float) -> bool:
-    if math.isfinite(one) and math.isfinite(other):
-        return abs(other - one) <= tolerance * abs(one)
-    return one == other or (math.isnan(one) and math.isnan(other))
+def _close(old: float, new: float, tolerance: float) -> bool:
+    if math.isfinite(old) and math.isfinite(new):
+        return abs(new - old) <= tolerance * abs(old)
+    return old == new or (math.isnan(old) and math.isnan(new))
 
 
-def _shown(records: Records) -> dict[str, Any]:
+def _results(records: Records) -> dict[str, Any]:
     return {"values": dict(records), "figures": sorted(records.figures), "tables": sorted(records.tables)}
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The single values, items of lists and dicts with dotted names."""
+    """Yield (dotted name, value) for each leaf of nested dicts and lists."""
     if isinstance(value, (dict, list)) and (value or not name):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
@@ -260,7 +271,7 @@ def _tolerance(name: str, tolerances: Mapping[str, float | None]) -> float | Non
 
 
 def _failure(run: Run) -> str:
-    """The traceback of the cell that raised, as the notebook shows it; else how the run ended."""
+    """Return the traceback of the cell that raised, as the notebook shows it; otherwise the status of the run."""
     import nbformat
 
     cells = [
@@ -276,11 +287,11 @@ def _failure(run: Run) -> str:
     return f"{run.status}: {run.error}"
 
 
-def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {_text(value)}" for name, value in values.items())
+def _format_parameters(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {_format_value(value)}" for name, value in values.items())
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

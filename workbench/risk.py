@@ -1,4 +1,4 @@
-"""The named risks of a prediction."""
+"""The named risks of a prediction, by cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .engine.tree import tree_map
 
 
 class _Name(str):
-    """What iterating over a `Risk` gives; code that takes it for a tensor learns what to write."""
+    """Name of a risk, yielded by iteration over a `Risk`; using it like a tensor raises an error that says what to write instead."""
 
     __slots__ = ()
 
@@ -28,17 +28,17 @@ def _advice(name: str) -> str:
 
 @dataclass
 class Risk:
-    """The risks of one prediction, by cause; what no method measured is None.
+    """The risks of one prediction, by cause; a risk that no method measured is None.
 
-    Standard deviations in the units of the prediction and of its shape, except for `vacuitic`, one standardised number a row (or position of
-    a map), and for class outputs, where all are entropies in nats, one number a row. `total**2 == aleatoric**2 + epistemic**2` (law of total
-    variance); for class outputs `total == aleatoric + epistemic`.
+    Risks are standard deviations with the shape and units of the prediction, except `vacuitic`, which is one standardised number per row (or
+    per position of a map). For class outputs all risks are entropies in nats, one per row. `total**2 == aleatoric**2 + epistemic**2` (law of
+    total variance); for class outputs `total == aleatoric + epistemic`.
 
     Args:
-        aleatoric: what the model cannot understand: noise in the data.
-        epistemic: what it does not know well: little data here.
-        vacuitic: what it has never seen: input unlike the training data.
-        total: aleatoric and epistemic together.
+        aleatoric: irreducible noise in the data.
+        epistemic: uncertainty of the model where it has seen little data.
+        vacuitic: distance of the input from the training data.
+        total: aleatoric and epistemic risk combined.
     """
 
     aleatoric: Any = None
@@ -47,7 +47,7 @@ class Risk:
     total: Any = None
 
     def names(self) -> tuple[str, ...]:
-        """The risks that are there."""
+        """Return the names of the risks that are not None."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     def map(self, function: Callable[[Any], Any]) -> Risk:
@@ -62,7 +62,7 @@ class Risk:
     def __getitem__(self, name: str) -> Any:
         if not isinstance(name, str):
             raise TypeError(
-                f"a Risk has names, no rows: {self._advice()}; risk.map(lambda t: t[rows]) takes rows of each"
+                f"a Risk is indexed by name, not by row: {self._advice()}; risk.map(lambda t: t[rows]) takes rows of each"
             )
         if name not in (known := [field.name for field in fields(self)]):
             raise KeyError(f"{name!r} is no risk; there are {', '.join(known)}")
@@ -71,7 +71,7 @@ class Risk:
     def __iter__(self) -> Iterator[str]:
         return iter(map(_Name, self.names()))
 
-    # ---- what takes it for one tensor
+    # ---- errors for code that treats a Risk as a single tensor
     def _advice(self) -> str:
         names = self.names()
         return f"it holds {', '.join(names) or 'nothing'}; {_advice('total' if 'total' in names or not names else names[0])}"
@@ -106,7 +106,8 @@ class Risk:
         return f"Risk({', '.join(f'{name}={brief(getattr(self, name))}' for name in self.names())})"
 
 
-# so that torch.vmap and torch.export take it for a tree of tensors
+# torch.vmap and torch.export then handle a Risk as a tree of tensors
+
 register_pytree_node(
     Risk,
     lambda risk: ([risk[name] for name in risk.names()], list(risk.names())),

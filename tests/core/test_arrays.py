@@ -95,9 +95,7 @@ def test_what_a_mask_leaves_out_is_missing_not_a_number() -> None:
 def test_rows_that_the_index_says_do_not_belong_together_are_refused(pair: Any) -> None:
     readers = [lambda: fit(linear(), pair), lambda: calibrate(linear(), pair), lambda: Data.from_arrays(*pair)]
     for read in readers:
-        with pytest.raises(
-            ValueError, match=r"row 0 is that of index .*give y\.loc\[x\.index\]; or, .* y\.to_numpy\(\)"
-        ):
+        with pytest.raises(ValueError, match=r"row 0 has index .*give y\.loc\[x\.index\]; or, .* y\.to_numpy\(\)"):
             read()
 
 
@@ -190,7 +188,7 @@ def test_metrics_pair_rows_by_their_place_only_where_the_index_agrees() -> None:
     assert float(metrics.accuracy(shares, labels)) == pytest.approx(
         float((shares.to_numpy().argmax(1) == labels).mean())
     )
-    says = r"row 0 is that of index 0 in \w+ and of \d+ in target, .*target\.loc\[\w+\.index\]"
+    says = r"row 0 has index 0 in \w+ and \d+ in target, .*target\.loc\[\w+\.index\]"
     for score in (
         lambda: metrics.rmse(prediction, SHUFFLED["y"]),
         lambda: metrics.nll(prediction, prediction.abs() + 1, SHUFFLED["y"]),

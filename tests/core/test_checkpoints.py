@@ -106,7 +106,7 @@ def test_a_plain_state_that_does_not_fit_changes_nothing(name: str) -> None:
         with pytest.raises(RuntimeError, match=re.escape(says)):
             wrapped.load_state_dict(wrong)
         assert facts(wrapped) == before
-    with pytest.raises(RuntimeError, match="strict=False takes what fits"):
+    with pytest.raises(RuntimeError, match="strict=False loads what fits"):
         wrapped.load_state_dict(short)
 
 

@@ -128,7 +128,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     model = net(3)
     for length in [*range(0, len(whole), len(whole) // 40), len(whole) - 1]:
         path.write_bytes(whole[:length])
-        refused(path, model, "no safetensors file")
+        refused(path, model, "not a safetensors file")
     path.write_bytes(whole + b"\0" * 8)
     refused(path, model)
 

@@ -282,7 +282,7 @@ class WithLoss(nn.Module):
 
 def test_a_loss_of_the_models_own_is_that_of_each_voter_and_said_to_be() -> None:
     wrapped, x = vote.Wrapper(3)(WithLoss()), torch.randn(6, 3)
-    with pytest.warns(WorkbenchWarning, match=r"output\['loss'\].*mean of what each of them gives") as told:
+    with pytest.warns(WorkbenchWarning, match=r"output\['loss'\].*that number is the mean over voters") as told:
         loss = wrapped(x)["loss"]
     assert "loss is now" not in str(told[0].message)
     torch.testing.assert_close(loss, torch.stack([voter(x)["loss"] for voter in wrapped.voters()]).mean())

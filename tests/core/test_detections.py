@@ -379,7 +379,7 @@ def test_the_meaning_travels(pictures, tmp_path):
         ([image((BOX, 2.5, 1))], "sigmoid"),
         ([image((BOX, math.nan, 1))], "NaN"),
         ([{"boxes": torch.rand(3, 5), "scores": torch.rand(3), "labels": torch.ones(3)}], r"boxes \[k, 4\]"),
-        ([{"boxes": torch.rand(3, 4), "scores": torch.rand(3), "classes": torch.ones(3)}], "gives no '0.labels'"),
+        ([{"boxes": torch.rand(3, 4), "scores": torch.rand(3), "classes": torch.ones(3)}], "returns no '0.labels'"),
         ([image((BOX, 0.5, 1)) | {"ids": torch.ones(1, dtype=torch.int64)}], "ids"),
         ([image((BOX, 0.5, 1)) | {"features": torch.rand(3, 8)}], "Values"),
     ],

@@ -213,7 +213,7 @@ def test_a_wrapped_part_and_another_method_are_found_again(tmp_path: Path) -> No
         assert_same(other[0], parts[0])
     with pytest.raises(ValueError, match=r"0 of torch.*Sequential is wrapped, in this model the whole"):
         load(tmp_path / "part", vote.Wrapper(3)(whole(3)))
-    with pytest.raises(ValueError, match="this Linear cannot be wrapped alike"):
+    with pytest.raises(ValueError, match="this Linear cannot be wrapped in the same way"):
         load(tmp_path / "part", nn.Linear(2, 2))
     encoder: Any = vote.Wrapper(3)(Encoder(), method="encode").eval()
     save(encoder, tmp_path / "method")
@@ -275,11 +275,11 @@ def test_files_that_are_not_ours_are_named(tmp_path: Path) -> None:
     (tmp_path / "newer").write_bytes(text.replace(rb"{\"version\": 2", rb"{\"version\": 9"))
     (tmp_path / "torn").write_bytes(text[: len(text) // 2])
     for name, error, says in [
-        ("nothing", FileNotFoundError, "nothing is not there"),
+        ("nothing", FileNotFoundError, "nothing does not exist"),
         (".", FileNotFoundError, "folder"),
         ("state.pt", ValueError, "torch.save.*torch.load"),
-        ("empty", ValueError, "no safetensors file"),
-        ("torn", ValueError, "no safetensors file"),
+        ("empty", ValueError, "not a safetensors file"),
+        ("torn", ValueError, "not a safetensors file"),
         ("plain", ValueError, "plain model.*load_state_dict"),
         ("newer", ValueError, "newer workbench.*format 9"),
     ]:
@@ -292,10 +292,12 @@ def test_a_model_that_does_not_fit_is_told_its_first_tensors_and_stays(name: str
     save(wrapped_net(name), tmp_path / "model")
     wide = net(3, 5)
     before = facts(wide)
-    with pytest.raises(ValueError, match=r"Net and does not fit this Net: first\.weight \(4, 3\) there, \(5, 3\) here"):
+    with pytest.raises(
+        ValueError, match=r"Net and does not fit this Net: first\.weight \(4, 3\) in the file, \(5, 3\) in the model"
+    ):
         load(tmp_path / "model", wide)
     other = nn.Sequential(nn.Linear(3, 1))
-    with pytest.raises(ValueError, match=r"Net and does not fit this Sequential: 0\.weight only here; .*Build"):
+    with pytest.raises(ValueError, match=r"Net and does not fit this Sequential: 0\.weight only in the model; .*Build"):
         load(tmp_path / "model", other)
     assert facts(wide) == before
     assert not is_wrapped(wide)
@@ -319,7 +321,9 @@ def test_a_wrapped_model_of_other_settings_is_told_and_stays(tmp_path: Path) -> 
         load(tmp_path / "model", wrapped_net("vote"), wrapper=vote.Wrapper(3))
     small = nn.Linear(3, 1)
     save(vote.Wrapper(2, share=3)(net(1)), tmp_path / "last")
-    with pytest.raises(ValueError, match=r"saved from .*Net, and this Linear cannot be wrapped alike: share=3"):
+    with pytest.raises(
+        ValueError, match=r"saved from .*Net, and this Linear cannot be wrapped in the same way: share=3"
+    ):
         load(tmp_path / "last", small)
 
 

@@ -277,9 +277,12 @@ def test_what_cannot_be_dealt_is_the_mean_and_is_told(case: str) -> None:
 
     wrapped: Any = vote.Wrapper(3)({"mixed": Mixed, "changed": Changed}.get(case, Net)()).train()
     batch = graph(5) if case == "one" else Batch.from_data_list(graphs(2 if case == "few" else 9))
-    said = {"one": "one graph", "few": "2 graphs", "mixed": "depend on each other", "changed": "changes an object"}[
-        case
-    ]
+    said = {
+        "one": "a single graph",
+        "few": "2 graphs",
+        "mixed": "depend on each other",
+        "changed": "changes an object",
+    }[case]
     plain = torch.stack([voter(copy.copy(batch)) for voter in wrapped.voters()]).mean(0)
     with pytest.warns(WorkbenchWarning, match=said):
         y = wrapped(batch)

@@ -48,7 +48,7 @@ def test_a_mean_of_states_with_other_settings_is_refused() -> None:
     wrapped = vote.Wrapper(3)(mlp())
     state = wrapped.state_dict()
     state["settings@workbench"] = state["settings@workbench"] + 0.5
-    with pytest.raises(ValueError, match="holds no settings"):
+    with pytest.raises(ValueError, match="holds no valid wrapper settings"):
         wrapped.load_state_dict(state)
 
 

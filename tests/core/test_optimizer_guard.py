@@ -386,11 +386,11 @@ def test_unrelated_optimizers_are_forgotten_with_their_parameters() -> None:
 
     wrapped: Any = vote.Wrapper(2)(mlp())
     gc.collect()
-    sizes = len(guard._histories), len(guard._served), len(guard._wrapped)
+    sizes = len(guard._histories), len(guard._stepped), len(guard._wrapped)
     for _ in range(5):
         part: Any = vote.Wrapper(2)(mlp())
         steps(part, adam(part.parameters()))
     del part
     gc.collect()
-    assert (len(guard._histories), len(guard._served), len(guard._wrapped)) == sizes
+    assert (len(guard._histories), len(guard._stepped), len(guard._wrapped)) == sizes
     assert wrapped is not None

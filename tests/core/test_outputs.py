@@ -61,7 +61,7 @@ def test_anything_else_is_refused_when_the_wrapper_is_made(said: Any) -> None:
 
 
 def test_options_of_meanings_are_checked() -> None:
-    with pytest.raises(ValueError, match="dim is the dimension of the classes"):
+    with pytest.raises(ValueError, match="dim must be the dimension of the classes"):
         Logits(dim="channels")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="True or False"):
         Binary(logits=1)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_wrappers_of_one_model_say_the_same() -> None:
             [r"output=Logits\(dim=1\)   # maps", "2 classes", r"output=Logits\(dim=-1\)"],
         ),
         ("logits", lambda h: h[:, 0], [r"scores \[n, classes\]", r"output=Binary\(\)"]),
-        ("logits", lambda h: h[:, :1], ["one class has probability 1", r"output=Binary\(\)"]),
+        ("logits", lambda h: h[:, :1], ["a single class always has probability 1", r"output=Binary\(\)"]),
         ("probs", lambda h: h[:, :1].sigmoid(), [r"output=Binary\(logits=False\)"]),
         ("probs", lambda h: h.sigmoid(), ["sum to", r"output=Binary\(logits=False\)"]),
         ("probs", lambda h: h + 3, [r"outside \[0, 1\]", 'output="logits"']),
@@ -101,9 +101,9 @@ def test_wrappers_of_one_model_say_the_same() -> None:
         (
             {"logit": "logits"},
             lambda h: {"logits": h},
-            ["names 'logit', which the model does not give", r"'logits': \[8, 4\]"],
+            ["names 'logit', which the model does not return", r"'logits': \[8, 4\]"],
         ),
-        ({"logits": "logits"}, lambda h: h, ["meaning is said without a name"]),
+        ({"logits": "logits"}, lambda h: h, ["meaning is given without a name"]),
         ({"a": "logits"}, lambda h: {"a": h.reshape(8, 2, 2)}, [r"output=\{'a': Logits\(dim=1\)\}"]),
         (Logits(dim=3), lambda h: h, [r"dim=3.*2 dimensions"]),
         ("logits", lambda h: torch.view_as_complex(h.reshape(8, 2, 2)), ["complex"]),
@@ -192,8 +192,8 @@ def test_losses_by_meaning_are_torchs() -> None:
         ("logits", torch.zeros(8, 4), "the output is class scores"),
         ("logits", torch.full((8, 2), 1), "class numbers are"),
         (Logits(dim=-1), torch.full((8,), 7), "class numbers go from 7 to 7"),
-        ("binary", torch.full((8, 4), 2), "yes or no is 1 or 0"),
-        ("binary", torch.ones(8, 3), "yes or no of shape"),
+        ("binary", torch.full((8, 4), 2), r"binary targets must lie in \[0, 1\]"),
+        ("binary", torch.ones(8, 3), "binary targets have shape"),
         ({"a": "values", "b": "logits"}, torch.zeros(8, 4), "give a dict of targets"),
         ({"a": "values", "b": "logits"}, {"a": X, "c": X}, "there are targets for 'c'"),
     ],
@@ -298,6 +298,6 @@ def test_a_state_of_the_same_meaning_loads_and_one_that_says_none_fits_all(outpu
 def test_a_yes_or_no_without_a_label_is_refused_with_what_to_write(void: int) -> None:
     target = torch.tensor([[0, 1, void, 1]])
     with pytest.raises(
-        ValueError, match=rf"If {void} marks what has no label(?s:.*)scores\[y != {void}\](?s:.*)Logits\(dim=1\)"
+        ValueError, match=rf"If {void} marks missing labels(?s:.*)scores\[y != {void}\](?s:.*)Logits\(dim=1\)"
     ):
         Binary().labels(target, torch.zeros(1, 4))

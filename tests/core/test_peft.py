@@ -85,7 +85,7 @@ def test_each_voter_can_be_merged_and_the_wrapped_model_cannot(plain: Any) -> No
             answer = voter(**INPUTS).logits
             torch.testing.assert_close(voter.merge_and_unload()(**INPUTS).logits, answer)
         for name in ("merge_adapter", "merge_and_unload", "unload"):
-            with pytest.raises(TypeError, match=rf"{name} of this wrapped .* of the first branch only"):
+            with pytest.raises(TypeError, match=rf"{name} of this wrapped .* of the first branch"):
                 getattr(wrapped, name)()
         with pytest.raises(TypeError, match=r"unwrap\(\)"):
             wrapped.delete_adapter("default")
@@ -94,7 +94,7 @@ def test_each_voter_can_be_merged_and_the_wrapped_model_cannot(plain: Any) -> No
 
 def test_adapters_for_a_model_that_is_wrapped_are_refused_by_name(plain: Any) -> None:
     wrapped = vote.Wrapper(2, output={"logits": Logits()})(copy.deepcopy(plain).unload())
-    with pytest.raises(TypeError, match=r"classifier\.weight.*get_peft_model of peft, is for the plain model"):
+    with pytest.raises(TypeError, match=r"classifier\.weight.*get_peft_model of peft, to the plain model"):
         peft.get_peft_model(wrapped, peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
 
 

@@ -21,11 +21,11 @@ class InUnits(nn.Module):
         return self.layer(x) * self.unit
 
 
-@pytest.mark.parametrize(("unit", "says"), [(1e-22, "0 or coarse"), (1e22, "infinite")])
+@pytest.mark.parametrize(("unit", "says"), [(1e-22, "0 or inaccurate"), (1e22, "infinite")])
 def test_a_spread_that_would_be_none_or_infinite_is_told_and_right_in_float64(unit: float, says: str) -> None:
     wrapped = vote.Wrapper(3)(InUnits(unit)).eval()
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), pytest.warns(WorkbenchWarning, match=f"whose squares float32 can't hold, .* as {says}"):
+    with torch.no_grad(), pytest.warns(WorkbenchWarning, match=f"whose squares float32 can't hold, .* become {says}"):
         wrapped(x, return_risk=True)
     wrapped.double()
     with torch.no_grad(), warnings.catch_warnings():

@@ -110,7 +110,7 @@ def test_what_has_no_moments_is_refused_by_name() -> None:
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             vote.Wrapper(2)(Other(said)).eval()(X, return_risk=True)
-    with pytest.raises(ValueError, match="risk head would say it again"):
+    with pytest.raises(ValueError, match="risk head would predict"):
         sculpt.Wrapper()(Said("Normal")).eval()(X, return_risk=True)
 
 

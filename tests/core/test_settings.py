@@ -80,7 +80,7 @@ def test_settings_cannot_be_changed() -> None:
     assert (wrapper.strategy, wrapper.chunk) == ("auto", None)
     with pytest.raises(ValueError, match="strategy must be one of auto"):
         wrapper.with_options(strategy="fast")
-    with pytest.raises(TypeError, match="n_voters is no option of all wrappers"):
+    with pytest.raises(TypeError, match="n_voters is not a common option of wrappers"):
         wrapper.with_options(n_voters=3)
 
 
@@ -190,7 +190,7 @@ def test_a_registered_wrapper_is_read_from_texts_and_files(tilted: Any, tmp_path
     assert torch.equal(other(torch.ones(3, 2)), wrapped(torch.ones(3, 2)))
     unregister("tilted")
     try:
-        with pytest.raises(ValueError, match="saved with tilted, which is not one of workbench's own"):
+        with pytest.raises(ValueError, match="saved with tilted, which is not part of workbench"):
             load(tmp_path / "model", nn.Linear(2, 1))
     finally:
         register(name="tilted")(tilted)

@@ -125,7 +125,7 @@ def test_a_loss_inside_a_criterion_of_ones_own_is_told(name: str) -> None:
     for output, line in (("probs", 'output="logits"'), ("binary", 'output="logits"')):
         wrapped = vote.Wrapper(2, output=output)(Gives(lambda h: h.softmax(-1)))
         said = messages(lambda model=wrapped: model.loss(criterion, X, LABELS))
-        assert any(line in message and "was told output=" in message for message in said), said
+        assert any(line in message and "are computed by output=" in message for message in said), said
         assert messages(lambda model=wrapped: model.loss(criterion, X, LABELS)) == []
     right = vote.Wrapper(2, output="logits")(Gives(lambda h: 3 * h))
     assert messages(lambda: right.loss(criterion, X, LABELS)) == []

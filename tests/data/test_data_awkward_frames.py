@@ -136,7 +136,7 @@ def test_plots_of_rows_pair_them_as_trainings_do() -> None:
     from workbench import plots, vote
 
     model = vote.Wrapper(2)(torch.nn.Linear(2, 1))
-    with pytest.raises(ValueError, match=r"row 0 is that of index .*give y\.loc\[x\.index\]"):
+    with pytest.raises(ValueError, match=r"row 0 has index .*give y\.loc\[x\.index\]"):
         plots.matrix({"vote": model}, (SHUFFLED[["a", "b"]], FRAME[["y"]]))
     plots.matrix({"vote": model}, (SHUFFLED[["a", "b"]], SHUFFLED[["y"]]))
 

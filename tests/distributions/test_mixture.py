@@ -146,7 +146,7 @@ def test_of_a_wrapped_model() -> None:
             vote.Wrapper(2, output="logits")(torch.nn.Linear(2, 3)),
             "class probabilities, which are the predictive distribution",
         ),
-        (sculpt.Wrapper(sculpt.NormalInverseGamma)(torch.nn.Linear(2, 1)), "no member says a distribution"),
+        (sculpt.Wrapper(sculpt.NormalInverseGamma)(torch.nn.Linear(2, 1)), "no member predicts a distribution"),
     ],
 )
 def test_models_without_a_distribution(model: torch.nn.Module, words: str) -> None:

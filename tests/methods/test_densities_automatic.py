@@ -145,7 +145,7 @@ def test_without_outliers_it_is_the_mean_of_eight_scores() -> None:
 
 def test_what_has_no_class_scores_of_rows_is_refused() -> None:
     for output in (None, "logits"):
-        with pytest.raises(ValueError, match=r"density=Automatic.*no output \[rows, classes\]|one score a row"):
+        with pytest.raises(ValueError, match=r"density=Automatic.*no output \[rows, classes\]|one score per row"):
             neo.Wrapper(density="auto", output=output)(nn.Linear(5, 1)).fit(X)
     with pytest.raises(ValueError, match="Automatic works on logits"):
         neo.Wrapper(density="auto", output="probs")(net(nn.Softmax(1)))

@@ -68,7 +68,7 @@ def test_several_outputs_alone_are_no_classes() -> None:
     # no class numbers of three classes: counts, say
     assert not knows_classes(neo.Wrapper()(net).fit(pairs(GROUPS + 1)))
     assert not knows_classes(neo.Wrapper(output="logits", classes=False)(net).fit(X))
-    with pytest.raises(ValueError, match="one score a row"):
+    with pytest.raises(ValueError, match="one score per row"):
         neo.Wrapper(output="logits")(nn.Linear(5, 1)).fit(X)
     trained = neo.Wrapper()(nn.Linear(5, 3))
     workbench.fit(trained, (X, X[:, :3]), epochs=1, progress=False)

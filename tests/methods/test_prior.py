@@ -323,7 +323,7 @@ class _Constant(nn.Module):
         (lambda: vote.Wrapper(prior=1, output="probs"), nn.Linear(2, 3), "holds probabilities"),
         (lambda: vote.Wrapper(prior=1, output=Binary(logits=False)), nn.Linear(2, 3), "holds probabilities"),
         (lambda: vote.Wrapper(prior=1, output={"a": "probs"}), nn.Linear(2, 3), "holds probabilities"),
-        (lambda: vote.Wrapper(prior=1, state="1"), nn.GRU(2, 3), "hands on a state"),
+        (lambda: vote.Wrapper(prior=1, state="1"), nn.GRU(2, 3), "passes from call to call"),
         (lambda: vote.Wrapper(prior=1, finetune=True), nn.Linear(2, 3), "finetune"),
         (lambda: compose(vote.Wrapper(prior=1), laplace.Wrapper()), nn.Linear(2, 3), "laplace"),
         (lambda: vote.Wrapper(prior=1), _Constant(), "would differ between untrained models"),
@@ -405,5 +405,5 @@ class _Zeroed(nn.Module):
 
 def test_priors_that_are_all_the_same_are_told() -> None:
     wrapped = vote.Wrapper(prior=1)(_Zeroed()).eval()
-    with pytest.warns(WorkbenchWarning, match="in all untrained models of prior= the output is the same"):
+    with pytest.warns(WorkbenchWarning, match="the output is the same in all untrained models of prior="):
         wrapped(_x())

@@ -219,7 +219,7 @@ def test_a_wrong_baseline_is_refused(project: pytest.Pytester) -> None:
     result = pytest_in(project, "--notebooks", "--continue-on-collection-errors", "notebooks")
     result.assert_outcomes(errors=3)
     for name in ("negative", "study", "cut"):
-        assert f"{Path('baselines', name, 'smoke.json')} is no baseline" in result.stdout.str()
+        assert f"{Path('baselines', name, 'smoke.json')} is not a valid baseline" in result.stdout.str()
 
 
 def test_checks_are_read_back(tmp_path: Path, jupyter_home: Path) -> None:

@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Any, nn.Module, Tensor, Tensor, Any, Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:the targets are class numbers, and the wrapper was not told so")
+@pytest.mark.filterwarnings("ignore:the targets are class numbers, but the wrapper has no output=")
 @pytest.mark.parametrize("n_voters", [0, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_that_of_torchs_weighted_loss(name: str, n_voters: int) -> None:

@@ -178,7 +178,7 @@ def test_masks_say_which_nodes_are_trained_on() -> None:
     fit(numbers, by_number, epochs=2, optimizer=sgd, validation=0, progress=False)
     assert all(torch.equal(scores.state_dict()[name], value) for name, value in numbers.state_dict().items())
     binary: Any = vote.Wrapper(2, output="binary")(Net(True))
-    with pytest.raises(ValueError, match="-100 marks what has no label"):
+    with pytest.raises(ValueError, match="-100 marks missing labels"):
         fit(binary, by_bool, epochs=1, validation=0, progress=False)
     with pytest.raises(ValueError, match=r"train_mask, val_mask.* -100 for all nodes that do not count"):
         calibrate(wrapped, one)

@@ -138,5 +138,5 @@ def test_soft_labels_that_are_none_are_refused() -> None:
         LogitNormal.loss_function(torch.ones(2, 3), scores, risk)
     with pytest.raises(TypeError, match="integer class labels"):
         LogitNormal.loss_function(torch.ones(2), scores, risk)
-    with pytest.raises(ValueError, match=r"yes or no is 1 or 0, and there is 0 to 7"):
+    with pytest.raises(ValueError, match=r"binary targets must lie in \[0, 1\], not from 0 to 7"):
         sculpt.Wrapper(output="binary")(dense(3)).loss(None, torch.zeros(2, 4), torch.tensor([[0.0, 1, 7], [0, 0, 0]]))

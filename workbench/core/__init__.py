@@ -1,1 +1,4 @@
-"""The wrapped object: wrappers, what they put on a model, and how it predicts, copies, saves and loads. It knows no method by name."""
+"""Wrapped objects: how wrappers attach methods to a model, and how the result predicts, copies, saves and loads.
+
+Nothing here depends on a particular method.
+"""

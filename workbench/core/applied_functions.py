@@ -1,4 +1,4 @@
-"""Functions that `wrapped.apply` calls with each module: what they write into weights, they write into those of every voter."""
+"""`apply` of wrapped objects: functions that write into weights, such as initialisations, write into those of every voter."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from .parameters import stacked_names
 def apply_to_voters(
     root: Any, apply: Callable[[Callable[[nn.Module], None]], Any], fn: Callable[[nn.Module], None]
 ) -> Any:
-    """Apply a function once, and where that wrote into weights of the first voter, as initialisations do, to the others one after another.
+    """Apply a function to every module; if it wrote into weights of the first voter, apply it again for every other voter.
 
     Args:
         root: the wrapped object.
-        apply: its own `nn.Module.apply`.
-        fn: what is called with each module.
+        apply: `nn.Module.apply` bound to it.
+        fn: function called with each module.
+
+    Returns:
+        Result of the first `apply`.
     """
     table = table_of(root)
-    given = {name: view.detach().clone() for name, view in table.views.items()}
+    old_values = {name: view.detach().clone() for name, view in table.views.items()}
     result = apply(fn)
-    if all(view.is_meta or torch.equal(view, given[name]) for name, view in table.views.items()):
+    if all(view.is_meta or torch.equal(view, old_values[name]) for name, view in table.views.items()):
         return result
-    rules = [table.record.rules[name] for name in given]
-    voters = {rule.axis: len(table.get(rule.name)) for rule in map(_own, rules) if isinstance(rule, Stacked)}
+    rules = [table.record.rules[name] for name in old_values]
+    voters = {rule.axis: len(table.get(rule.name)) for rule in map(_model_rule, rules) if isinstance(rule, Stacked)}
     stacks = stacked_names(rules)
     tensors = [*nn.Module.named_parameters(root), *nn.Module.named_buffers(root)]
     shared = [(tensor, tensor.detach().clone()) for name, tensor in tensors if name not in stacks]
@@ -40,14 +43,14 @@ def apply_to_voters(
     finally:
         table.show()
         with torch.no_grad():
-            for tensor, value in shared:  # written once
+            for tensor, value in shared:  # shared tensors keep the result of the first application
                 tensor.copy_(value)
     return result
 
 
-def _own(rule: Rule) -> Rule:
-    """That of the model's own layers, beside risk heads."""
-    return _own(rule.options[0]) if isinstance(rule, Split) else rule
+def _model_rule(rule: Rule) -> Rule:
+    """Return the rule for the model's own layers, without those for risk heads."""
+    return _model_rule(rule.options[0]) if isinstance(rule, Split) else rule
 
 
 __all__ = ["apply_to_voters"]

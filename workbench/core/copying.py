@@ -1,4 +1,4 @@
-"""Moving, copying, pickling and loading of wrapped objects, as of any module of torch."""
+"""Moving, copying, pickling and loading of wrapped objects with the interfaces of any torch module."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .saving.state_dict import SETTINGS, Loading, described
 
 
 class Persistent(Freezable):
-    """What `Wrapped` answers to torch, copy and pickle; its engine and its views are made anew in every copy."""
+    """Mix-in of `Wrapped` with the protocols of torch, copy and pickle; engine and views are rebuilt in every copy."""
 
     _workbench: Record
     _plain_class: type[nn.Module]
-    _theirs: frozenset[str]
-    _blank: staticmethod[..., Any]  # an object of a class that wraps, which a pickle fills
+    _overridden: frozenset[str]
+    _blank: staticmethod[..., Any]  # creates an uninitialised wrapped object for unpickling
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         refuse_change(self, "moving or casting")
-        precise = _statistics(self)
+        float32_ids = _statistics(self)
 
         def each(tensor: Tensor) -> Tensor:
             try:
@@ -37,8 +37,9 @@ class Persistent(Freezable):
             except RuntimeError:
                 if tensor.dim() < 5:
                     raise
-                return torch.stack([fn(voter) for voter in tensor])  # a memory format is one of single weights
-            if id(tensor) in precise and moved.is_floating_point() and moved.dtype.itemsize < 4:
+                # a memory format such as channels_last applies to single weights
+                return torch.stack([fn(voter) for voter in tensor])
+            if id(tensor) in float32_ids and moved.is_floating_point() and moved.dtype.itemsize < 4:
                 return tensor.to(moved.device, torch.float32)
             return moved
 
@@ -49,10 +50,10 @@ class Persistent(Freezable):
         return result
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; a function that writes into the weights, as initialisations do, writes into those of each voter, one after another.
+        """Apply a function to every module, like `nn.Module.apply`; initialisations are applied to the weights of each voter in turn.
 
         Args:
-            args, kwargs: the function, which is called with each module.
+            args, kwargs: the function, called with each module.
         """
         apply = super().apply
         if "_workbench" not in self.__dict__ or self._plain_class.apply is not nn.Module.apply:
@@ -65,15 +66,15 @@ class Persistent(Freezable):
             destination[prefix + SETTINGS] = described(self)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; the state may be that of this wrapping, or of the plain model, which every voter then takes.
+        """Load a state, like `nn.Module.load_state_dict`; a state of the plain model is loaded into every voter.
 
         Args:
-            state_dict: names and tensors; those of torch.compile and (Distributed)DataParallel are known, too.
-            args, kwargs: strict (True) and assign (False), as for any module.
+            state_dict: name -> tensor; prefixes of torch.compile and (Distributed)DataParallel are supported.
+            args, kwargs: strict (default True) and assign (default False), as for any module.
 
         Raises:
             ValueError: if the state was saved with other wrapper settings.
-            RuntimeError: if names or shapes do not fit. Whatever is raised, Ctrl-C included, nothing is changed.
+            RuntimeError: if names or shapes do not match. After any error, including Ctrl-C, nothing is changed.
         """
         if "_workbench" not in self.__dict__:
             return super().load_state_dict(state_dict, *args, **kwargs)
@@ -89,7 +90,7 @@ class Persistent(Freezable):
         if "_workbench" in self.__dict__:
             refuse_change(self, "load_state_dict()")
             runtime = self.__dict__["_engine"]
-            # torch's own `strict` is always True here
+            # the `strict` that torch passes here is always True
             runtime.loading = Loading(
                 self, runtime.table, lambda: plain_clone(self)[0], state_dict, prefix, runtime.strict, *args[2:]
             )
@@ -106,7 +107,8 @@ class Persistent(Freezable):
         stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
         for container, key, _ in places(new):
             tensor = container[key]
-            if id(tensor) not in stand_ins:  # what an earlier call left behind may hang on its graph, which has no copy
+            # torch cannot deep-copy tensors that an earlier call left attached to its autograd graph
+            if id(tensor) not in stand_ins:
                 container[key] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
         return restore(new, table_of(self).given)
 
@@ -118,7 +120,7 @@ class Persistent(Freezable):
         slots = {name: value for name, value in attributes(self) if name not in self.__dict__}
         return (
             self._blank,
-            (type(self)._plain_class, type(self)._theirs, self._workbench.method),
+            (type(self)._plain_class, type(self)._overridden, self._workbench.method),
             {**self.__dict__, f"slots{MARK}": slots},
         )
 
@@ -133,18 +135,18 @@ class Persistent(Freezable):
 
     def _replicate_for_data_parallel(self) -> Any:
         raise TypeError(
-            "nn.DataParallel makes replicas that share the branches of one device: use DistributedDataParallel(wrapped), with one process for "
-            "each device"
+            "nn.DataParallel makes replicas that share the branches of one device: use DistributedDataParallel(wrapped), with one process per "
+            "device"
         )
 
     def __prepare_scriptable__(self) -> Any:
         raise TypeError(
-            "a wrapped model cannot be scripted: torch.jit cannot see its branches. Deploy it by torch.export.export(wrapped, (x,))"
+            "a wrapped model cannot be scripted: torch.jit cannot see its branches. Deploy it with torch.export.export(wrapped, (x,))"
         )
 
 
 def load_state(model: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load the state of a model that may be wrapped; where that fails, a part of it may be loaded already."""
+    """Load the state of a model, wrapped or not; if loading fails, a part of the state may already have been loaded."""
     runtime = model.__dict__.get("_engine")
     if runtime is None or not isinstance(model, Persistent):
         return model.load_state_dict(state, *args, **kwargs)
@@ -160,7 +162,7 @@ def _same(wrapped: Any) -> Any:
 
 
 def _statistics(wrapped: Any) -> set[int]:
-    """The ids of buffers that half precision could not hold."""
+    """Return the ids of buffers that must keep at least float32 precision."""
     methods = wrapped.__dict__["_workbench"].methods if "_workbench" in wrapped.__dict__ else ()
     marks = {mark for method in methods for mark in method.statistics}
     return {id(b) for name, b in wrapped.named_buffers() if name.rpartition(MARK)[2] in marks} if marks else set()

@@ -1,4 +1,4 @@
-"""Weights and noise of voters as cross-fitting finds them: how far each is trusted, and how wide the noise really is."""
+"""Weights and noise scales of voters, as estimated by cross-fitting."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ NAME = "committee"
 
 
 class Committee(nn.Module):
-    """Voters that count differently, with noise of another scale and with heavier tails than their heads say.
+    """Weights of voters, and corrections of the scale and tails of their noise.
 
     Args:
         weights: [voters], >= 0, summing to one.
-        factor: [voters], > 0; what the aleatoric standard deviation of each voter is multiplied by. Without risk heads it is the standard
-            deviation of the noise itself, the same everywhere, in the units of the prediction.
-        df: degrees of freedom of Student's t distribution, above 2; infinity keeps the distribution that is there.
-        fold: int64 [voters], the fold of the training rows that each voter has not seen.
+        factor: [voters], > 0; multiplies the aleatoric standard deviation of each voter. Without risk heads it is the standard deviation of the
+            noise itself, constant, in units of the prediction.
+        df: degrees of freedom of Student's t distribution, above 2; infinity keeps the voters' distribution.
+        fold: int64 [voters], the fold of training rows held out from each voter.
 
     Attributes:
-        axis: the axis of the voters, said by `seat`.
+        axis: name of the axis of the voters, set by `seat`.
     """
 
     weights: Tensor
@@ -41,15 +41,15 @@ class Committee(nn.Module):
             self.register_buffer(name, value.detach().clone())
 
     def widened(self, risk: Tensor, dim: int) -> Tensor:
-        """The noise's standard deviation in its true scale; the voters stand at `dim`."""
+        """Return the standard deviation of the noise multiplied by `factor`; `dim` is the dimension of the voters."""
         return risk * _along(self.factor, risk, dim)
 
     def weighed(self, values: Tensor, dim: int) -> Tensor:
-        """The values times their voters' weights, so that their plain mean is the weighted one."""
+        """Multiply values by n_voters * weights, so that their mean over voters is the weighted mean."""
         return values * _along(len(self.weights) * self.weights, values, dim)
 
     def spread(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        """`method.spread` for voters that count differently."""
+        """Return the weighted mean and variance over voters, like `method.spread`."""
         y = parts["y"]
         out = {name: self.weighed(value, dim).mean(dim) for name, value in parts.items()}
         squares = (y - out["y"].unsqueeze(dim)).abs().square()
@@ -62,17 +62,17 @@ def _along(values: Tensor, like: Tensor, dim: int) -> Tensor:
 
 
 def committee_of(wrapped: Any) -> Committee | None:
-    """What cross-fitting has found out about the voters of a wrapped object, None if it was not cross-fitted."""
+    """Return the cross-fitting weights of a wrapped object; None if it was not cross-fitted."""
     return extra(wrapped, NAME)
 
 
 def members_axis(methods: Iterable[Method]) -> str:
-    """The axis of members that are trained at once, each with tensors of its own; "" if there is none."""
+    """Return the name of the axis of members that are trained jointly, each with its own tensors; "" if there is none."""
     return next((method.name for method in methods if method.member_marks), "")
 
 
 def seat(wrapped: Any, committee: Committee | None) -> None:
-    """Give a wrapped object a committee, or take it away."""
+    """Set the committee of a wrapped object; None removes it."""
     if committee is None:
         remove_extra(wrapped, NAME)
     else:

@@ -1,4 +1,4 @@
-"""Classes whose instances wrap themselves once they are built, or once a classmethod such as `from_pretrained` has loaded their weights."""
+"""Decorated classes, whose instances are wrapped after construction, or after a classmethod such as `from_pretrained` has loaded weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from .wrapped import is_wrapped
 _LOADS = re.compile(r"(from|load|restore)(_|$)")
 
 
-class _Past:
-    """What `super(Net, self).name` finds in the methods of a decorated class Net: by then the name Net means the class that `decorated` gave,
-    and what comes next after that is the user's class itself, which must be passed over.
+class _SkipOriginal:
+    """Descriptor for `super(Net, self).name` in methods of a decorated class Net, which skips the user's class.
+
+    After decoration the name Net refers to the class made by `decorated`, whose next class in the MRO is the user's class itself; without this,
+    such a method would call itself.
     """
 
     def __init__(self, cls: type, name: str) -> None:
@@ -35,20 +37,20 @@ class _Past:
 
 
 class _Depth(threading.local):
-    """How many loading classmethods of a class are under way."""
+    """Number of loading classmethods of a class in progress, per thread."""
 
     depth = 0
 
 
 def decorated(cls: type[nn.Module], wrap: Callable[[nn.Module], None]) -> type[nn.Module]:
-    """The class whose instances, and those of its subclasses, wrap themselves once they are built.
+    """Return a class whose instances, and those of its subclasses, are wrapped after construction.
 
-    Inside classmethods that load (`from_...`, `load...`, `restore...`) they stay plain, so that weights find their names, and are wrapped with
-    these weights in every voter when the classmethod returns.
+    Inside classmethods that load (`from_...`, `load...`, `restore...`) instances stay plain, so that names of weights match; they are wrapped
+    when the classmethod returns, with these weights in every voter.
 
     Args:
         cls: the user's class.
-        wrap: wraps an instance in place.
+        wrap: function that wraps an instance in place.
     """
     meta: Any = type(cls)
     loading = _Depth()
@@ -56,7 +58,7 @@ def decorated(cls: type[nn.Module], wrap: Callable[[nn.Module], None]) -> type[n
     class Built(meta):
         @property
         def __signature__(self) -> inspect.Signature:
-            """Of the constructor, which __call__ would hide."""
+            """The signature of the constructor, which that of __call__ would hide."""
             parameters = list(inspect.signature(self.__init__).parameters.values())  # type: ignore[misc]
             return inspect.Signature(parameters[1:])
 
@@ -69,9 +71,11 @@ def decorated(cls: type[nn.Module], wrap: Callable[[nn.Module], None]) -> type[n
     namespace = {
         name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__", "__slots__")
     }
-    past: dict[str, Any] = {name: _Past(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")}
-    # the user's class may ask for arguments here that only its own subclasses know
-    past["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
+    skipped: dict[str, Any] = {
+        name: _SkipOriginal(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")
+    }
+    # the user's class may require keyword arguments here that only its own subclasses give
+    skipped["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
     namespace.pop("__init_subclass__", None)
     loaders = [name for name in dir(cls) if _LOADS.match(name)]
     for name in loaders:
@@ -81,16 +85,16 @@ def decorated(cls: type[nn.Module], wrap: Callable[[nn.Module], None]) -> type[n
 
     def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         if loading.depth and not _holds_wrapped(self) and any(MARK in key for key in state_dict):
-            wrap(self)  # it is the state of a wrapped instance
+            wrap(self)  # the state was saved from a wrapped instance
             return self.load_state_dict(state_dict, *args, **kwargs)
         return cls.load_state_dict(self, state_dict, *args, **kwargs)
 
     namespace["load_state_dict"] = functools.wraps(cls.load_state_dict)(load_state_dict)
-    return Built(cls.__name__, (type("Past", (), past), cls), namespace)
+    return Built(cls.__name__, (type("Past", (), skipped), cls), namespace)
 
 
 def _loader(static: Any, loading: _Depth, wrap: Callable[[nn.Module], None]) -> Callable[..., Any]:
-    """A classmethod's function that loads plain instances, and wraps those that it returns."""
+    """Return the function of a classmethod that loads plain instances and wraps those that it returns."""
 
     @functools.wraps(static.__func__)
     def load(cls: type[nn.Module], *args: Any, **kwargs: Any) -> Any:
@@ -113,8 +117,8 @@ def _holds_wrapped(instance: nn.Module) -> bool:
 
 
 def _wrap_with_weights(instance: Any, wrap: Callable[[nn.Module], None], saved: dict[str, Tensor]) -> None:
-    """Wrap an instance that has loaded its weights; every voter starts at them, unless the files know those of each."""
-    # past methods of the user's that leave some out
+    """Wrap an instance with loaded weights, from which every voter starts unless `saved` has the weights of each voter."""
+    # not `instance.state_dict`, since an override of the user's may leave out some tensors
     state = nn.Module.state_dict(instance)
     wrap(instance)
     nn.Module.load_state_dict(instance, state)
@@ -124,7 +128,7 @@ def _wrap_with_weights(instance: Any, wrap: Callable[[nn.Module], None], saved: 
 
 
 def _saved(folder: Any) -> dict[str, Tensor]:
-    """The tensors of a folder that `save_pretrained` of a wrapped model has written; none if it is another."""
+    """Return the tensors of a folder written by `save_pretrained` of a wrapped model; {} for any other folder."""
     files = _files(folder)
     if not files:
         return {}

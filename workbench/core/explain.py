@@ -1,4 +1,4 @@
-"""How a wrapped model runs, and why, as text and as a table."""
+"""Explanation of how a wrapped model runs, and why, as text and as a table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ COLUMNS = ("call", "branches", "runs on", "cost", "why")
 
 
 class Explanation(str):
-    """A text that is a table in a notebook.
+    """String that is displayed as a table in notebooks.
 
     Args:
         head: lines above the table.
-        rows: one for each kind of call so far, with as many cells as `COLUMNS`.
+        rows: one row per kind of call so far, with the cells of `COLUMNS`.
     """
 
     head: list[str]
@@ -40,7 +40,7 @@ class Explanation(str):
 
 
 def explained(wrapped: Any) -> Explanation:
-    """What wrapping added, and for each kind of call so far the rung of the ladder, its cost against a plain pass, and the reason."""
+    """Describe what wrapping added, and for each kind of call so far the rung of the ladder, its cost in passes of the model, and the reason."""
     record = wrapped._workbench
     added, base = (list(p) for p in (type(wrapped).risk_parameters(wrapped), type(wrapped).base_parameters(wrapped)))
     head = [
@@ -55,8 +55,8 @@ def explained(wrapped: Any) -> Explanation:
         head.append(f"forward changes {', '.join(names[:6])}: {_PURITY[record.purity]}")
     if replays := wrapped.__dict__["_engine"].recorded.replays:
         head.append(f"{replays:,} {'call was' if replays == 1 else 'calls were'} answered by a graph of all branches")
-    moving = sum(p.numel() for p in added)
-    share = moving / max(moving + sum(p.numel() for p in base), 1)
+    n_added = sum(p.numel() for p in added)
+    share = n_added / max(n_added + sum(p.numel() for p in base), 1)
     decisions = engine.ladder.decisions.items()
     if not decisions:
         head.append("not called yet: how it runs is decided at the first call of each kind")

@@ -1,4 +1,4 @@
-"""Models of other frameworks, and the adapters that wrap them, which are imported only once their framework is."""
+"""Dispatch to the adapters for models of other frameworks (Keras), which are imported only if needed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from ..introspect.objects import is_keras
 
 
 def wrap_foreign(wrapper: Any, target: Any, method: str, at: str | None) -> Any:
-    """The wrapped object or class of a model of Keras, None for anything else.
+    """Wrap a Keras model or a class of Keras models; return None for anything else.
 
     Args:
         wrapper: the wrapper that was called.
-        target: what it was called with.
-        method, at: as given there.
+        target, method, at: its arguments.
 
     Raises:
         TypeError: if Keras does not run on torch, or if the model cannot be wrapped.
@@ -29,19 +28,19 @@ def wrap_foreign(wrapper: Any, target: Any, method: str, at: str | None) -> Any:
     keras_models.check_backend(target)
     if method != "forward" or at is not None:
         raise ValueError(
-            f"{'at' if at is not None else 'method'}= of a Keras model: it answers with risk where it is called. Wrap the whole model; or the "
-            "part as a model of its own, and build the rest around what it gives"
+            f"{'at' if at is not None else 'method'}= is not supported for a Keras model, which answers with risk when it is called. Wrap the "
+            "whole model; or make the part a model, wrap that, and build the rest on its outputs"
         )
     return keras_models.wrap(wrapper, target)
 
 
 def wrap_foreign_function(wrapper: Any, function: Callable[..., Any], modules: list[Any]) -> Any:
-    """The wrapped form of a function that uses Keras models, None for one that uses none.
+    """Wrap a function that uses Keras models; return None if it uses none.
 
     Args:
         wrapper: the wrapper that was called.
         function: the function.
-        modules: those that it uses.
+        modules: modules that the function uses.
     """
     if not any(map(is_keras, modules)):
         return None
@@ -51,15 +50,15 @@ def wrap_foreign_function(wrapper: Any, function: Callable[..., Any], modules: l
 
 
 def save_foreign(outer: list[Any], wrapped: Any, path: Path) -> bool:
-    """Write a file of another framework; False for any other file.
+    """Write a file in the format of another framework (.keras); return False for any other path.
 
     Args:
-        outer: what stands around the model, the outermost first.
-        wrapped: the model.
-        path: the file.
+        outer: modules around the model, such as a calibration, outermost first.
+        wrapped: the wrapped model.
+        path: path of the file.
 
     Raises:
-        ValueError: if the model is not of the framework that the file is of.
+        ValueError: if the model is not of that framework.
     """
     if path.suffix != ".keras":
         return False
@@ -70,8 +69,8 @@ def save_foreign(outer: list[Any], wrapped: Any, path: Path) -> bool:
         model = keras_models.model_of(wrapped)
     if model is None:
         raise ValueError(
-            f"{path} would be a file of Keras, and {type(wrapped).__name__} is no wrapped Keras model, nor the as_torch() of one: give a path "
-            "that ends otherwise, such as .safetensors"
+            f"{path} would be a Keras file, and {type(wrapped).__name__} is neither a wrapped Keras model nor the as_torch() of one: give a "
+            "path with another ending, such as .safetensors"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     model._write(path, outer)
@@ -79,11 +78,11 @@ def save_foreign(outer: list[Any], wrapped: Any, path: Path) -> bool:
 
 
 def load_foreign(path: Path, model: Any, wrapper: Any) -> Any:
-    """The wrapped model of a file of another framework, None for any other file.
+    """Load a wrapped model from a file of another framework (.keras); return None for any other path.
 
     Args:
-        path: the file.
-        model, wrapper: None: such a file builds the model and the wrappers itself.
+        path: path of the file.
+        model, wrapper: must be None, since the file contains both.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -95,7 +94,7 @@ def load_foreign(path: Path, model: Any, wrapper: Any) -> Any:
     if model is not None or wrapper is not None:
         raise TypeError(f"{path} builds its model and wrappers itself: load(path)")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there")
+        raise FileNotFoundError(f"{path} does not exist")
     keras = require("keras", "keras")
     from . import keras_models
 

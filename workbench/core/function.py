@@ -1,4 +1,4 @@
-"""A function of tensors as a module: the modules that it uses are found, and it runs with others in their place."""
+"""Functions of tensors as modules: the modules that a function uses are found, and replaced by others when it runs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ..introspect.source_lines import is_installed
 
 
 class Function(nn.Module):
-    """A function and the modules that it uses, so that it can be wrapped like any module.
+    """Module made of a function and the modules that it uses, so that it can be wrapped like any module.
 
-    The modules are found wherever the function names them: in its closure, among the globals of its file, as default arguments, in lists,
-    dicts and objects there, and in the helpers that it calls.
+    Modules are found wherever the function refers to them: in its closure, its globals, its default arguments, in lists, dicts and objects
+    there, and in the helper functions that it calls.
 
     Args:
         function: a function, a bound method of an object that holds modules, a partial function, or a callable object.
 
     Raises:
-        TypeError: if no module is found, if the function is a method of a module, or if it trains.
+        TypeError: if no module is found, if the function is a method of a module, or if it trains a model.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -44,7 +44,7 @@ class Function(nn.Module):
             raise TypeError(
                 f"{name} is a method of a module: wrap the module itself, with method={core.__name__!r} if it is not forward"
             )
-        self._places: dict[str, str] = {}  # where the function refers to a module -> name of the sub-module
+        self._places: dict[str, str] = {}  # place in which the function refers to a module -> name of the sub-module
         names: dict[int, str] = {}
         for place, label, value in walk(function):
             if isinstance(value, nn.Module):
@@ -54,7 +54,7 @@ class Function(nn.Module):
                 self._places[place] = names[id(value)]
             _refuse_training(name, value)
         if not names:
-            raise TypeError(_nothing_found(core, name))
+            raise TypeError(_not_found_message(core, name))
         functools.update_wrapper(self, core, updated=())
         self._held = _Held(function)
 
@@ -65,7 +65,7 @@ class Function(nn.Module):
         return name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # found anew each time: a global may be another module by now
+        # searched at every call, since a global may refer to another module by now
         swap = {
             id(value): self.get_submodule(self._places[place])
             for place, _, value in walk(self._held.function)
@@ -74,14 +74,14 @@ class Function(nn.Module):
         swapping = _Swapping(swap)
         function = swapping.of(self._held.function, frozenset())
         try:
-            with _no_others(self):
+            with _refuse_unknown_modules(self):
                 return function(*args, **kwargs)
         finally:
-            swapping.keep()
+            swapping.write_back()
 
 
 class _Held:
-    """The user's own function: copies of the module share it, each with modules of its own in the places of those that it refers to."""
+    """The user's function; copies of the module share it, although each runs it with its own modules."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.checked = function, False
@@ -103,7 +103,7 @@ def _refuse_training(name: str, value: Any) -> None:
         )
 
 
-def _nothing_found(core: Any, name: str) -> str:
+def _not_found_message(core: Any, name: str) -> str:
     parts = name.split(".")
     if isinstance(core, types.FunctionType) and len(parts) > 1 and parts[-2] != "<locals>":
         of_keras = f" (of Keras models, which answer as a whole, Wrapper()({parts[-2]}))" if parts[-1] == "call" else ""
@@ -118,7 +118,7 @@ def _nothing_found(core: Any, name: str) -> str:
 
 
 class _Overlay(dict):
-    """Globals of a function with some names replaced; all others are looked up where the function was defined."""
+    """Globals of a function with some names replaced; all other names are looked up in the original globals."""
 
     def __init__(self, original: dict[str, Any]) -> None:
         super().__init__()
@@ -130,16 +130,17 @@ class _Overlay(dict):
 
 
 class _Swapping:
-    """Makes copies of functions and of what they refer to, with modules replaced; what leads to no module stays as it is.
+    """Copies functions and the objects they refer to with modules replaced; objects that lead to no module are not copied.
 
     Args:
-        swap: id of a module -> what stands in its place.
+        swap: id of a module -> its replacement.
     """
 
     def __init__(self, swap: dict[int, nn.Module]) -> None:
         self.swap = swap
-        self.done: dict[int, tuple[Any, Any]] = {}  # id -> the value, kept alive, and what replaces it
-        self.made: list[tuple[Any, Any, dict[str, Any]]] = []  # an object, its copy, and what that held at first
+        # id -> (value, referenced so that its id stays unique; its replacement)
+        self.done: dict[int, tuple[Any, Any]] = {}
+        self.made: list[tuple[Any, Any, dict[str, Any]]] = []  # (object, its copy, initial attributes of the copy)
 
     def of(self, value: Any, names: frozenset[str]) -> Any:
         if isinstance(value, nn.Module):
@@ -157,7 +158,7 @@ class _Swapping:
         followed = () if is_installed(code.co_filename) else globals_of(function)
         changing = {name for name, item in followed if reaches_module(item, names)}
         namespace: Any = _Overlay(original) if changing else original
-        # a cell whose content stays is shared, since others may read what the function writes there
+        # cells whose content does not change are shared, since other functions may read what this one writes there
         cells = tuple(
             types.CellType() if is_set(cell) and reaches_module(cell.cell_contents, names) else cell
             for cell in function.__closure__ or ()
@@ -168,9 +169,9 @@ class _Swapping:
         new.__dict__.update(function.__dict__)
         new.__defaults__ = self.of(function.__defaults__, names)
         new.__kwdefaults__ = self.of(function.__kwdefaults__, names)
-        for mine, theirs in zip(cells, function.__closure__ or (), strict=True):
-            if mine is not theirs:
-                mine.cell_contents = self.of(theirs.cell_contents, names)
+        for new_cell, cell in zip(cells, function.__closure__ or (), strict=True):
+            if new_cell is not cell:
+                new_cell.cell_contents = self.of(cell.cell_contents, names)
         for name in changing:
             dict.__setitem__(namespace, name, self.of(original[name], names))
         return new
@@ -206,22 +207,22 @@ class _Swapping:
             self.made.append((value, new, dict(vars(new))))
         return new
 
-    def keep(self) -> None:
-        """What the functions assigned to globals and to attributes of objects."""
+    def write_back(self) -> None:
+        """Apply to the originals what the functions assigned to globals and to attributes of objects."""
         for function, new in self.done.values():
             if isinstance(function, types.FunctionType) and isinstance(new.__globals__, _Overlay):
                 for name, _ in globals_assigned(new.__code__):
                     if dict.__contains__(new.__globals__, name):
                         function.__globals__[name] = dict.__getitem__(new.__globals__, name)
-        for value, new, before in self.made:
+        for value, new, initial in self.made:
             for name, item in vars(new).items():
-                if name not in before or before[name] is not item:
+                if name not in initial or initial[name] is not item:
                     setattr(value, name, item)
 
 
 @contextmanager
-def _no_others(module: Function) -> Iterator[None]:
-    """In the first call: raise if the function calls a module that was not found, so that nothing was swapped there."""
+def _refuse_unknown_modules(module: Function) -> Iterator[None]:
+    """Raise RuntimeError if the function, in its first call, calls a module that was not found and so would not be replaced."""
     if module._held.checked:
         yield
         return

@@ -1,4 +1,4 @@
-"""One call of a loss for all models, where the mean of their losses is the loss of all their rows together."""
+"""One call of the criterion for all models, if the mean of their losses equals the loss of all their rows together."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ _MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 def joined(
     record: Any, models: Sequence[int], leaves: Sequence[Any], criterion: Any, y: Any, pair: Any
 ) -> tuple[Tensor, Tensor] | None:
-    """The rows of all models one after another, and as many targets; None where each model's loss has to be asked for by itself.
+    """Return the concatenated rows of all models and their targets; None if the criterion must be called for each model separately.
 
-    A criterion is called by itself for each model unless it is known to be a mean. Gradients are the same to the last bit: the number of
-    targets is a power of two, so that dividing by it is exact, whether it comes before or after dividing by the number of models.
+    Only criteria known to be means are called jointly. Gradients are bitwise equal to those of separate calls: the number of targets must be a
+    power of two, so that dividing by it is exact, before or after dividing by the number of models.
 
     Args:
-        record: of the wrapped object.
-        models: how many there are along each axis.
-        leaves: of the output, [*models, rows, ...], with a pair [*models, 2, rows, ...].
+        record: record of the wrapped object.
+        models: number of models along each axis.
+        leaves: output leaves, [*models, rows, ...], or with a pair [*models, 2, rows, ...].
         criterion, y, pair: as for `loss_of_model`.
+
+    Returns:
+        Pair (rows of all models [models * rows, ...], targets [models * rows, ...]), or None.
     """
     n_models, depth = math.prod(models), len(models) + (pair is not None)
-    # a graph of all calls is as fast, and Dynamo cannot follow what is looked at here
+    # compiled separate calls are as fast, and Dynamo cannot trace the checks below
     if torch.compiler.is_compiling():
         return None
     if n_models < 2 or len(leaves) != 1 or not is_float(leaf := leaves[0]) or leaf.layout is not torch.strided:
@@ -47,9 +50,9 @@ def joined(
     values = record.output is None or isinstance(meaning_of(record.output), Values)
     if pair is not None and not (pair.likelihood_of_rows and values):
         return None
-    one, n_targets = leaf.shape[depth:], y.numel()
-    fits = y.shape == one or (of_classes and len(one) > 1 and y.shape == (one[0], *one[2:]))
-    if not fits or not one or n_targets == 0 or n_targets & (n_targets - 1):
+    shape, n_targets = leaf.shape[depth:], y.numel()
+    fits = y.shape == shape or (of_classes and len(shape) > 1 and y.shape == (shape[0], *shape[2:]))
+    if not fits or not shape or n_targets == 0 or n_targets & (n_targets - 1):
         return None
     stacked = leaf.reshape(n_models, *leaf.shape[len(models) :])
     rows = stacked.flatten(0, 1) if pair is None else stacked.movedim(0, 1).flatten(1, 2)
@@ -57,7 +60,7 @@ def joined(
 
 
 def _is_mean(criterion: Any, functions: Sequence[Any], modules: Sequence[type[nn.Module]]) -> bool:
-    """Whether a criterion is one of these as torch has it, with its default reduction."""
+    """Return whether a criterion is one of these torch losses with the default reduction, unmodified."""
     if not isinstance(criterion, nn.Module):
         return any(criterion is function for function in functions)
     if type(criterion) not in modules or criterion.reduction != "mean":

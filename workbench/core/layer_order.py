@@ -1,4 +1,4 @@
-"""Which layers are the last: what an example shows, and a look at the first call where there was none."""
+"""The order in which layers run: traced with an example, or checked at the first call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from .ownership import engine_of, table_of
 
 
 def watched(wrapped: Any, args: tuple, kwargs: dict[str, Any], output: Any = None) -> Execution | None:
-    """What one pass of a wrapped object's first branch shows; None if the pass fails. `output` is what a wrapper to come says of it."""
+    """Trace the order of layers in one pass of the first branch.
+
+    Args:
+        wrapped: the wrapped object.
+        args, kwargs: inputs of the model.
+        output: meaning of the outputs from a wrapper that is not attached yet; None for that of the record.
+
+    Returns:
+        The traced execution; None if the pass fails.
+    """
     record, table = wrapped._workbench, table_of(wrapped)
     owners = {
         f"{path}.{attribute}" if path else attribute: slot.owners[0][0]
@@ -28,16 +37,16 @@ def watched(wrapped: Any, args: tuple, kwargs: dict[str, Any], output: Any = Non
     watch = Watch(owners, contractions=table.has_matrices(), choices=not has_detections(output or record.output))
     try:
         engine_of(wrapped).look(Plan((), record.rules, Bank(table.get), (watch,), keep_state=False), args, kwargs)
-    except Exception:  # what is wrong with it shows where the model is called
+    except Exception:  # the user's call of the model raises the error again
         return None
     return watch.execution
 
 
 def check_tails(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """At the first call: do the layers that were taken for the last ones, by the order of registration, run last?
+    """Check at the first call that the layers assumed to be the last ones, by order of registration, do run last; warn otherwise.
 
     Raises:
-        ValueError: if a main output depends on none of them, so that it would have no risk of its own.
+        ValueError: if a main output depends on none of them, so that it would have no risk.
     """
     record = wrapped._workbench
     if not record.tails or record.ordered or torch.compiler.is_compiling() or values_unavailable():
@@ -46,26 +55,26 @@ def check_tails(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     if execution is None:
         record.ordered = True
         return
-    # the weight of a language model's head is that of its embedding, too, and so lies in the trunk
+    # tied weights, such as those of a language model's head and embedding, belong to the trunk
     tied = {slot.owners[0][0] for slot in record.slots.values() if len({path for path, _ in slot.owners}) > 1}
     for argument, n in record.tails.items():
         chosen = [path or "its own" for path in layers[-n:]]
         for name, output in zip(execution.names, execution.outputs, strict=True):
             ran = [path or "its own" for path in output if path in layers and path not in tied]
             after = next((i for i, path in enumerate(reversed(ran)) if path in chosen), len(ran))
-            if not after:  # what lies between them may be shared
+            if not after:  # the last layer is among those chosen; layers between them may be shared
                 continue
-            says = (
+            problem = (
                 f"{argument}={n} took {', '.join(chosen)} for the last layers of {type(wrapped)._plain_class.__name__}, by the order in which "
                 f"they are registered, and {name} "
             )
-            remedy = "Wrap with example=x, inputs that the model takes: then the order counts in which layers run, for each output"
+            remedy = "Wrap with example=x, inputs of the model: the last layers of each output are then found by the order in which layers run"
             if after == len(ran):
                 raise ValueError(
-                    f"{says}does not depend on them, so that it would have no risk of its own: it ends in {ran[-1]}. {remedy}"
+                    f"{problem}does not depend on them, so that it would have no risk of its own: it ends in {ran[-1]}. {remedy}"
                 )
             warnings.warn(
-                f"{says}comes from others after them: {', '.join(ran[-after:])}. {remedy}",
+                f"{problem}comes from others after them: {', '.join(ran[-after:])}. {remedy}",
                 WorkbenchWarning,
                 stacklevel=user_stacklevel(),
             )

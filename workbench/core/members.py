@@ -1,4 +1,4 @@
-"""Members one by one: losses and predictions, each on rows of its own (cross-fitting) or all on the same (the predictive distribution)."""
+"""Losses and predictions of individual members, each on its own rows (cross-fitting) or all on the same rows (predictive distribution)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from .standardize import Scaling
 def loss(
     wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, args: tuple, y: Any, rows: Tensor, whole: bool
 ) -> Tensor:
-    """The sum of the voters' training losses, each on rows of its own.
+    """Return the sum of the voters' training losses, each on its own rows.
 
     Args:
-        wrapped: with voters.
+        wrapped: wrapped object with voters.
         criterion: `criterion(prediction, target)`; None for the likelihood of the risk heads alone.
-        args, y: the rows of all voters, one after another, in the model's own units.
-        rows: for each voter the numbers of its rows, [voters, n].
-        whole: whether the losses are means over as many rows each, so that one call does for all voters.
+        args, y: rows of all voters, concatenated, in the model's units.
+        rows: int64 [voters, n], row numbers of each voter.
+        whole: whether each loss is a mean over the same number of rows, so that one call of the criterion covers all voters.
 
     Returns:
-        A scalar.
+        A scalar tensor.
     """
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True, loss=True), rows), args, {})
     record, pair = wrapped._workbench, pair_of(wrapped._workbench, branched.axes)
@@ -52,10 +52,11 @@ def loss(
     criterion = listening(wrapped, criterion, y)
     groups = [None] if whole else list(rows)
     total: Any = 0
-    for at in _models(branched, pair is not None):
+    for model_leaves in _models(branched, pair is not None):
         for group in groups:
             leaves = [
-                leaf if group is None or not isinstance(leaf, Tensor) else _take(leaf, group, pair) for leaf in at
+                leaf if group is None or not isinstance(leaf, Tensor) else _take(leaf, group, pair)
+                for leaf in model_leaves
             ]
             target = y if group is None else y.index_select(0, group.to(y.device))
             total = total + loss_of_model(record, branched.rebuild, leaves, criterion, target, pair)
@@ -72,7 +73,7 @@ def _count(branched: Branched, paired: bool) -> int:
 
 
 def _models(branched: Branched, paired: bool) -> list[list[Any]]:
-    """The leaves of each combination of samples, with the pair's axis in front where there is one."""
+    """Return the output leaves of each combination of samples; with `paired`, the axis of the pair comes first."""
     depth = len(branched.axes) - paired
     return [
         [leaf.reshape(-1, *leaf.shape[depth:])[k] if isinstance(leaf, Tensor) else leaf for leaf in branched.leaves]
@@ -85,12 +86,15 @@ def _take(leaf: Tensor, rows: Tensor, pair: Any) -> Tensor:
 
 
 def answers(wrapped: Any, args: tuple, rows: Tensor) -> tuple[Any, Risk]:
-    """What each voter says about rows of its own: predictions and risks, in the places of the rows and in original units.
+    """Return predictions and risks of each voter on its own rows, in the order of the rows and in original units.
 
     Args:
-        wrapped: with voters; their factors are not applied.
-        args: the inputs of all voters, one after another, in original units.
-        rows: for each voter the numbers of its rows, [voters, n].
+        wrapped: wrapped object with voters; factors of cross-fitting are not applied.
+        args: inputs of all voters, concatenated, in original units.
+        rows: int64 [voters, n], row numbers of each voter.
+
+    Returns:
+        Pair (predictions, risks).
     """
     scaling = extra(wrapped, "scaling")
     if scaling is not None:
@@ -101,9 +105,9 @@ def answers(wrapped: Any, args: tuple, rows: Tensor) -> tuple[Any, Risk]:
 
 
 def family(wrapped: Any) -> Distribution:
-    """The distribution of each member's targets: sculpt's, or Student's t where cross-fitting found heavier tails.
+    """Return the distribution family of each member's targets: that of sculpt, or Student's t if cross-fitting found heavier tails.
 
-    Normal without sculpt, and where it says no density of one risk (evidence, quantiles).
+    Normal without sculpt, or if sculpt's distribution has no density given a single risk (evidence, quantiles).
     """
     committee = committee_of(wrapped)
     if committee is not None and bool(committee.df.isfinite()):
@@ -113,7 +117,7 @@ def family(wrapped: Any) -> Distribution:
 
 
 def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """See `Wrapped.predictive`."""
+    """Return the predictive distribution; see `Wrapped.predictive`."""
     record, scaling, committee = wrapped._workbench, extra(wrapped, "scaling"), committee_of(wrapped)
     if form_of(record.output) == "detections":
         raise ValueError(
@@ -129,18 +133,18 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     pair = pair_of(record, branched.axes)
     output = branched.rebuild(branched.leaves)
     if isinstance(output, TorchDistribution):
-        with_moments(branched, pair)  # refuses what has none
+        with_moments(branched, pair)  # raises for distributions without moments
         if scaling is not None and scaling.y_mean is not None:
             raise ValueError(
-                "the model says distributions of standardised targets: train with targets in their own units"
+                "the model returns distributions of standardised targets: train with targets in original units"
             )
         return mixture(output, len(branched.axes))
     if committee is None and (
         pair is None or (not isinstance(pair.distribution, Parametric) and not pair.distribution.by_risk)
     ):
         raise ValueError(
-            "no member says a distribution of its targets: compose with sculpt.Wrapper() and train with its likelihood, or cross-fit with "
-            "workbench.fit(..., folds=5); for intervals around any prediction there is workbench.calibrate"
+            "no member predicts a distribution of its targets: compose with sculpt.Wrapper() and train with its likelihood, or cross-fit with "
+            "workbench.fit(..., folds=5); for intervals around any prediction use workbench.calibrate"
         )
     meanings = meanings_of(record, branched)
     mixtures = [
@@ -149,7 +153,7 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     ]
     if all(mixture is None for mixture in mixtures):
         raise ValueError(
-            "no output holds values: of class scores the prediction is the predictive distribution, wrapped(x)"
+            "no output holds values: for class scores the prediction itself is the predictive distribution, wrapped(x)"
         )
     return branched.rebuild(mixtures)
 
@@ -157,24 +161,26 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 def _mixture(
     wrapped: Any, axes: tuple[str, ...], leaf: Tensor, pair: Any, scaling: Scaling | None, committee: Committee | None
 ) -> Mixture:
-    """What all members say of one output."""
+    """Return the mixture of the distributions of all members for one output."""
     models = [axis for axis in axes if pair is None or axis != pair.name]
     if pair is None and leaf[(0,) * (len(models) + 1)].numel() > 1:
         raise ValueError(
-            "cross-fitting without risk heads finds one noise for all outputs, and the model has several: compose with sculpt.Wrapper()"
+            "cross-fitting without risk heads estimates one noise for all outputs, and the model has several: compose with sculpt.Wrapper()"
         )
-    said = None if pair is None else pair.distribution
+    distribution = None if pair is None else pair.distribution
     if pair is None:
         loc, risk = leaf, torch.ones_like(leaf)
-    elif isinstance(said, Parametric):
+    elif isinstance(distribution, Parametric):
         loc, auxiliary = split_heads(leaf, axes.index(pair.name))
         risk = pair.risk_of(auxiliary)
-        loc, risk = (loc, risk) if scaling is None or scaling.y_mean is None else said.rescaled(loc, risk, scaling)
+        loc, risk = (
+            (loc, risk) if scaling is None or scaling.y_mean is None else distribution.rescaled(loc, risk, scaling)
+        )
     else:
         parts = pair.reduce({"y": leaf}, axes.index(pair.name))
         risk = parts["aleatoric"].sqrt()
         loc = parts["y"].to(risk.dtype)
-    if scaling is not None and not isinstance(said, Parametric):
+    if scaling is not None and not isinstance(distribution, Parametric):
         loc, risk = scaling.prediction(loc), risk if pair is None else scaling.risk(risk)
     weights = torch.ones((), dtype=risk.dtype, device=risk.device)
     for i, axis in enumerate(models):
@@ -185,23 +191,23 @@ def _mixture(
         weights = weights[..., None] * counts
     shape = loc.shape[len(models) :]
     loc = loc.reshape(-1, *shape)
-    if isinstance(said, Parametric):
-        return Mixture(said, loc, risk.reshape(len(risk), len(loc), *shape), weights.reshape(-1))
+    if isinstance(distribution, Parametric):
+        return Mixture(distribution, loc, risk.reshape(len(risk), len(loc), *shape), weights.reshape(-1))
     return Mixture(family(wrapped), loc, risk.reshape(-1, *shape), weights.reshape(-1))
 
 
 def next_token_probabilities(
     wrapped: Any, args: tuple, kwargs: dict[str, Any], state: Sequence[Path]
 ) -> tuple[Any, Tensor]:
-    """What each member says about the token after the last one, in one pass.
+    """Return each member's probabilities of the next token, in one pass.
 
     Args:
-        wrapped: a language model whose only class scores are those of tokens, [rows, tokens, vocabulary].
+        wrapped: language model whose only class scores are those of tokens, [rows, tokens, vocabulary].
         args, kwargs: its inputs.
-        state: the paths at which its output holds what it hands on from step to step.
+        state: paths in its output that hold state passed from step to step.
 
     Returns:
-        The model's output with the scores of the members' mean at the last position alone, [rows, 1, vocabulary], and the probabilities
+        The model's output with the scores of the members' mean at the last position only, [rows, 1, vocabulary], and the probabilities
         [members, rows, vocabulary].
 
     Raises:
@@ -214,7 +220,7 @@ def next_token_probabilities(
     places = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Classes)]
     if len(places) != 1:
         raise ValueError(
-            f"the model gives {len(places)} outputs of class scores, and the scores of the next token are one: wrap it with "
+            f"the model returns {len(places)} outputs of class scores, and there must be exactly one, the scores of tokens: wrap it with "
             "output={'logits': Logits(dim=-1)}, from workbench.outputs import Logits"
         )
     [place] = places
@@ -222,7 +228,7 @@ def next_token_probabilities(
     leaf, axes, pair = branched.leaves[place], branched.axes, pair_of(record, branched.axes)
     if leaf.dim() != len(axes) + 3 or getattr(meaning, "dim", None) != -1:
         raise ValueError(
-            f"scores of tokens are [rows, tokens, vocabulary], the vocabulary last, and the output is {meaning} of shape "
+            f"scores of tokens must be [rows, tokens, vocabulary], and the output is {meaning} of shape "
             f"{list(leaf.shape[len(axes) :])}: wrap the model with output={{'logits': Logits(dim=-1)}}, from workbench.outputs import Logits"
         )
     leaf = leaf[..., -1:, :]

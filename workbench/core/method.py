@@ -1,4 +1,4 @@
-"""The protocol of a method: what one wrapper does to a model, in one small class."""
+"""The protocol of a method: one class that defines what a wrapper does to a model."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ from .settings import settings_of
 if TYPE_CHECKING:
     from .ownership import Table
 
-PIECE = 2**17  # numbers of a branch, of which the variance is computed at a time
-LARGE = 2**20  # numbers of all branches, from which on their variance is summed branch by branch
+PIECE = 2**17  # number of elements per branch of which the variance is computed at a time
+LARGE = 2**20  # number of elements over all branches above which the variance on a CPU is summed branch by branch
 
 
 class Method:
-    """One method on one wrapped object: settings only, since all tensors are registered in the wrapped modules.
+    """Base class of methods. A method attached to a wrapped object holds only settings: its tensors are registered in the wrapped modules.
 
-    A subclass names itself, says what it registers (`attach`), along which axis its branches lie (`axis`), what happens inside a branch
+    A subclass defines its name, the tensors that it registers (`attach`), the axis of its branches (`axis`), what happens inside a branch
     (`intervention`), and how its axis is reduced to a prediction and variances (`reduce`).
 
     Args:
-        wrapper: the wrapper that puts it on the model: its settings.
+        wrapper: the wrapper that attaches the method, with its settings.
     """
 
-    name: str  # also the name of its axis, and the mark of its tensors
-    kind: str  # the risk it measures: aleatoric, epistemic or vacuitic
-    order: int  # methods are sorted by it, outermost axis first, whatever the order of wrapping
+    name: str  # also the name of its axis and the mark of its tensors
+    kind: str  # the risk that it measures: aleatoric, epistemic or vacuitic
+    order: int  # sort key of methods: outermost axis first, independent of the order of wrapping
     distribution: Any = None
-    needs_fit = False  # whether `fit` must see the training inputs before there is a risk
-    # whether its risk comes from a pass of its own (`measure`): one number a row, never part of the total
+    needs_fit = False  # whether `fit` must see the training inputs before risk can be computed
+    # whether its risk comes from a separate pass (`measure`): one number per row, never part of the total
     own_pass = False
-    refines = False  # whether it makes other risks of those of the branches (`refine`)
-    collects = False  # whether training gathers weights along its way, so that its end counts and not its best epoch
-    # the marks of buffers that stay in float32 at least where the model is cast to half precision
+    refines = False  # whether it replaces the risks computed from the branches (`refine`)
+    # whether it collects weights during training, so that the final state is kept instead of the best epoch
+    collects = False
+    # marks of buffers that stay at least float32 when the model is cast to half precision
     statistics: tuple[str, ...] = ()
-    detections: str = ""  # why boxes cannot be matched over its branches, "" if they can
-    channels_first = False  # whether it takes inputs for images [rows, channels, height, width]
-    beside_layers: tuple[str, ...] = ()  # names of what it holds beside the layers and computes with where it `repeats`
-    members = False  # whether its branches are whole models, which `voters()` gives one by one
-    # the marks of tensors by which members replace or factor the model's parameters; those of the first are [members, ...]
+    detections: str = ""  # why boxes cannot be matched across its branches, "" if they can
+    channels_first = False  # whether it treats inputs as images [rows, channels, height, width]
+    beside_layers: tuple[str, ...] = ()  # names of the extra modules that it computes with if it `repeats`
+    members = False  # whether its branches are complete models, returned by `voters()`
+    # marks of the tensors by which members replace or factor the model's parameters; those with the first mark are [members, ...]
     member_marks: tuple[str, ...] = ()
-    # with member_marks: whether the members were equal when their training began; None if nobody has looked yet
+    # with member_marks: whether all members were equal when training began; None if not checked yet
     alike: bool | None = None
 
     wrapper: Any = None
@@ -58,7 +59,7 @@ class Method:
         self.wrapper = None if wrapper is None else wrapper.alone()
 
     def settings(self) -> dict[str, Any]:
-        """The settings that must be equal for a state_dict to fit: by default those that the wrapper says are `saved`."""
+        """Return the settings that must match for a state_dict to load: by default those that the wrapper declares as `saved`."""
         return {
             described.name: getattr(self.wrapper, described.name)
             for described in settings_of(type(self.wrapper))
@@ -66,134 +67,137 @@ class Method:
         }
 
     def arguments(self, wrapped: Any) -> dict[str, Any]:
-        """What the wrapper would have to be made with to give this method, as it is now."""
+        """Return the arguments with which the wrapper would create this method in its current state."""
         return self.wrapper.own()
 
     def notes(self) -> dict[str, Any]:
-        """What it has found out and holds in no tensor, as JSON takes it: kept in a state beside the settings."""
+        """Return what was learned but is not held in tensors, as JSON values; saved in a state along with the settings."""
         return {}
 
     def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
-        """A state is about to be loaded.
+        """Prepare for a state that is about to be loaded.
 
         Args:
-            wrapped: the object.
-            notes: what `notes` said when it was saved, empty if the state knows nothing of this method.
-            stored: what the state holds that belongs to no single layer, by name below `extras`.
-            moved: tells whether the state changes weights.
+            wrapped: the wrapped object.
+            notes: return value of `notes` when the state was saved; empty if the state does not contain this method.
+            stored: tensors of the state that belong to no single layer, by name relative to `extras`.
+            moved: function that returns whether the state changes weights.
         """
 
     def adapt(self, table: Table, names: set[str]) -> None:
-        """A state with tensors of these names is about to be loaded: register what it has of this method, and drop what it has not."""
+        """Register the tensors of this method that a state to be loaded has, and drop those that it lacks; `names` are those in the state."""
 
     def untie(self, table: Table) -> None:
-        """For an axis with `own_first`: its heads have got a trunk of their own."""
+        """For an axis with `own_first`: called after its heads were given a separate trunk."""
 
     def attach(self, table: Table) -> None:
-        """Check everything, then register tensors and set rules."""
+        """Check the model, then register tensors and set rules."""
 
     def extend(self, table: Table, slots: list[str]) -> None:
-        """Another method has registered tensors of its own in these slots after this one was attached."""
+        """Called after another method, attached later, has registered tensors in these slots."""
 
     def axis(self, call: Call) -> Axis | None:
-        """The axis along which branches differ in this call, or None."""
+        """Return the axis along which branches differ in this call, or None."""
         return None
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
-        """What happens inside every branch of this call beside replaced tensors, or None."""
+        """Return what happens inside every branch of this call besides replaced tensors, or None."""
         return None
 
     def deals(self, training: bool, asked: bool = False) -> int:
-        """To how many branches the rows of a batch are dealt out, each row to one; 0 for none.
+        """Return the number of branches to which the rows of a batch are dealt, each row to one branch; 0 to not deal.
 
         Args:
             training: whether the object is in training mode.
-            asked: whether the caller wants it (`tile_and_reduce=False`).
+            asked: whether the caller requested it (`tile_and_reduce=False`).
         """
         return 0
 
     def repeats(self, training: bool) -> bool:
-        """Whether each training step, or each prediction, does the same operations on tensors, and nothing else: a graph may stand for it.
+        """Return whether every training step (or prediction) runs the same tensor operations and nothing else, so that a graph can replay it.
 
-        It is asked of classes that say so themselves; a subclass of theirs says so again.
+        Only an override in the class itself counts; subclasses must override it again.
         """
         return False
 
     def reduce(self, parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-        """Remove the method's axis; its branches are taken for equally likely models, see `spread`.
+        """Reduce the method's axis; by default its branches are equally likely models, see `spread`.
 
         Args:
             parts: "y" and the variances so far ("aleatoric", "epistemic"), each with the axis at `dim`.
-            dim: where the axis stands.
+            dim: dimension of the axis.
 
         Returns:
-            The same without the axis, with the method's own variance added.
+            The same without the axis, with the variance of this method added.
         """
         return spread(parts, dim)
 
     def average(self, y: Tensor, dim: int) -> Tensor:
-        """Remove the method's axis from a prediction of which no risk is wanted: what `reduce` would make of "y"."""
+        """Reduce the method's axis of a prediction without risk, to the "y" that `reduce` would return."""
         return y.mean(dim) if type(self).reduce is Method.reduce else self.reduce({"y": y}, dim)["y"]
 
     @property
     def likelihood_of_rows(self) -> bool:
-        """Whether `likelihood` is a mean over rows that have nothing to do with each other, and draws nothing."""
+        """Whether `likelihood` is a mean over independent rows and draws no random numbers."""
         return False
 
     def likelihood(self, target: Any, prediction: Any, auxiliary: Any, meaning: Meaning | None = None) -> Tensor:
-        """For an axis with `own_first`: what training adds to the loss, given what the branch beside the model's own gave.
+        """For an axis with `own_first`: return the term that training adds to the loss.
 
-        Of several branches beside it, what they gave is stacked in front: each leaf is [branches, ...]. With a meaning, it is that of one
-        output and not of a tree.
+        Args:
+            target: targets.
+            prediction: output of the model's own branch.
+            auxiliary: output of the other branch; if there are several, each leaf is stacked to [branches, ...].
+            meaning: meaning of the output if the others are single tensors; None for trees of tensors.
         """
-        raise NotImplementedError(f"{self.name} has an axis with own_first and says no likelihood")
+        raise NotImplementedError(f"{self.name} has an axis with own_first and defines no likelihood")
 
     def probs(self, scores: Tensor, auxiliary: Tensor, meaning: Classes) -> Tensor:
-        """For an axis with `own_first`: class probabilities [..., classes], given the model's scores and what the branch beside it gave."""
-        raise ValueError(f'{self.name} cannot be asked for class outputs; use output="values"')
+        """For an axis with `own_first`: return class probabilities [..., classes] from the model's scores and the output of the other branch."""
+        raise ValueError(f'{self.name} does not support class outputs; use output="values"')
 
     def prediction(self, primary: Tensor, auxiliary: Tensor) -> Tensor:
-        """For an axis with `own_first`: the prediction that training judges, of the model's own output and what the branch beside it gave."""
+        """For an axis with `own_first`: return the prediction for the training loss, from the outputs of the model and the other branch."""
         return primary
 
     def quantiles(self, prediction: Tensor, auxiliary: Tensor) -> Tensor | None:
-        """For an axis with `own_first`: the quantiles [levels, ...] that the branches beside the model's own say, if they do."""
+        """For an axis with `own_first`: return the quantiles [levels, ...] that the other branches predict, or None."""
         return None
 
     def check_ready(self, wrapped: Any) -> None:
-        """Raise if there is no risk to ask for yet."""
+        """Raise an error if risk cannot be computed yet."""
 
     def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
-        """With `own_pass`: the prediction, and one risk [rows]."""
-        raise NotImplementedError(f"{self.name} has a pass of its own and measures nothing in it")
+        """With `own_pass`: return the prediction and the risk [rows]."""
+        raise NotImplementedError(f"{self.name} has own_pass and defines no measure")
 
     def refine(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
     ) -> dict[str, Any]:
-        """With `refines`: the risks by name, given those of all axes; in evaluation mode only, of inputs as the model takes them."""
+        """With `refines`: return new risks by name, given those of all axes; only in evaluation mode, with inputs in the model's units."""
         return risks
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
-        """With `needs_fit`: learn what is learned in closed form from the training inputs, as `Wrapped.fit` takes them."""
+        """With `needs_fit`: fit in closed form to the training inputs, in the forms that `Wrapped.fit` accepts."""
 
     def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raise where a call with these inputs shows that `fit` would refuse the model: asked before a training, and of an example."""
+        """Raise an error if a call with these inputs shows that `fit` would refuse the model; run before training and for an example."""
 
     def tune(self, wrapped: Any, held_out: Any) -> None:
-        """With `needs_fit`: what `workbench.fit` lets be chosen by its validation rows, pairs (input, target), after `fit`."""
+        """With `needs_fit`: choose settings on validation batches, pairs (input, target); `workbench.fit` calls it after `fit`."""
 
     def pace(self, at: float, epochs: int) -> float:
-        """With `collects`: the learning rate of `workbench.fit` as a share of its peak, after `at` of so many epochs."""
-        raise NotImplementedError(f"{self.name} collects weights and says no learning rate")
+        """With `collects`: return the learning rate of `workbench.fit` relative to its peak, after `at` of `epochs` epochs."""
+        raise NotImplementedError(f"{self.name} collects weights and defines no learning rate (pace)")
 
     def collect(self, wrapped: Any, epoch: int, epochs: int) -> None:
-        """With `collects`: what `workbench.fit` does after each epoch, counted from 1."""
+        """With `collects`: called by `workbench.fit` after each epoch, counted from 1."""
 
     def forget(self, table: Table) -> None:
-        """The weights are others now, read from a state that knows nothing of this method: what was learned about the old ones is void."""
+        """Discard what was learned about the old weights; called after loading new ones from a state that does not contain this method."""
 
     def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
-        """A term that training adds to the loss, or None."""
+        """Return a regularisation term that training adds to the loss, or None."""
         return None
 
     def __repr__(self) -> str:
@@ -202,10 +206,10 @@ class Method:
 
 
 def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
-    """The mean over an axis of equally likely models, and their variance as epistemic (law of total variance).
+    """Return the mean over an axis of equally likely models, with the variance of their predictions added to the epistemic variance.
 
-    Var[y] = E[Var[y | model]] + Var[E[y | model]]: variances that are there already take their mean, the variance of the predictions (of the
-    population, not the unbiased estimate: one model alone has none) is added to the epistemic one.
+    Law of total variance: Var[y] = E[Var[y | model]] + Var[E[y | model]]. Variances already in `parts` are averaged. The variance of the
+    predictions is that of the population, not the unbiased estimate, so that a single model has none.
     """
     y = parts["y"]
     out = {name: value.mean(dim) for name, value in parts.items()}
@@ -215,15 +219,15 @@ def spread(parts: dict[str, Tensor], dim: int) -> dict[str, Tensor]:
 
 
 def _variance(y: Tensor, mean: Tensor, dim: int) -> Tensor:
-    """Of the population; about the mean that is known."""
+    """Return the population variance along a dimension, given the mean."""
     if not y.numel():
-        return mean.real  # torch warns about an empty batch
-    # torch.export would take the comparison for a promise about rows
+        return mean.real  # torch.var warns about an empty batch
+    # torch.export would turn the comparison of `numel` into a constraint on the number of rows
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return torch.var(y, dim, correction=0)
     if y.device.type != "cpu" or y.dtype not in (torch.float32, torch.float64) or y.numel() <= LARGE:
         return torch.var(y, dim, correction=0)
-    # branch by branch, since torch.var over an outer dimension takes some twenty times as long on a CPU; in pieces that stay in its cache
+    # branch by branch, about 20 times as fast as torch.var over an outer dimension on a CPU; in pieces that fit its cache
     variance = torch.empty_like(mean, memory_format=torch.contiguous_format)
     parts = [mean.contiguous(), variance, *y.unbind(dim)]
     for means, squares, *branches in zip(*(part.reshape(-1).split(PIECE) for part in parts), strict=True):
@@ -236,26 +240,33 @@ def _variance(y: Tensor, mean: Tensor, dim: int) -> Tensor:
 
 
 def split_heads(answers: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Of an axis with `own_first`: the model's own answer, and that of the branch beside it; of several, theirs stacked in front."""
+    """Split an axis with `own_first` into the output of the model's own branch and that of the other branch (of several: stacked in front)."""
     primary, *auxiliary = answers.unbind(dim)
-    if not auxiliary:  # a family without a number beside the model's own
+    if not auxiliary:  # a distribution without parameters besides the model's own output
         return primary, answers.narrow(dim, 0, 0).movedim(dim, 0)
     return primary, auxiliary[0] if len(auxiliary) == 1 else torch.stack(auxiliary)
 
 
-class evaluating(Reverted):  # called as a function is
-    """The model in evaluation mode, whatever mode it is in; what wrapping added keeps its own, unless the whole is meant."""
+class evaluating(Reverted):  # lower case, since it is used like a function
+    """Context manager that puts a model in evaluation mode and restores the mode afterwards.
+
+    Args:
+        model: the model.
+        whole: whether to include modules that wrapping added, which otherwise keep their mode.
+    """
 
     def __init__(self, model: Any, whole: bool = False) -> None:
-        seen, waiting = {model}, [model]  # `named_modules` writes every path
+        seen, waiting = {model}, [model]  # faster than `named_modules`, which builds the path of every module
         self._modules = []
         while waiting:
             module = waiting.pop()
             if module.training:
                 self._modules.append(module)
-            below = {part for name, part in module._modules.items() if part is not None and (whole or "@" not in name)}
-            waiting += below - seen
-            seen |= below
+            children = {
+                part for name, part in module._modules.items() if part is not None and (whole or "@" not in name)
+            }
+            waiting += children - seen
+            seen |= children
 
     def begin(self) -> None:
         for module in self._modules:
@@ -267,7 +278,7 @@ class evaluating(Reverted):  # called as a function is
 
 
 def sqrt(variance: Tensor) -> Tensor:
-    """The square root with a gradient of zero, not NaN, where the variance is zero."""
+    """Return the square root, with a gradient of zero instead of NaN where the variance is zero."""
     if not torch.is_grad_enabled():  # under vmap no tensor says that it requires gradients
         clamped = variance.clamp_min(0)
         return clamped.sqrt_() if clamped.is_floating_point() else clamped.sqrt()

@@ -1,4 +1,8 @@
-"""Detection of optimizers that do not train what they seem to: made before wrapping, of parts, of voters alike, of heads in no loss."""
+"""Detection of training mistakes at optimizer steps.
+
+Checked are optimizers made before wrapping or of a part of the model, voters that stay equal, risk heads that are in no loss, weight decay of
+stacked biases, and optimizers whose steps depend on whole tensors.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +27,32 @@ from .crossfit import members_axis
 from .method import Call
 from .parameters import split_for_decay, stacked_names
 
-_wrapped: dict[int, weakref.ref[nn.Module]] = {}  # id -> every wrapped object that lives
-_histories: dict[int, _History] = {}  # id -> every optimizer that has stepped and lives
-_served: dict[int, weakref.ref[Tensor]] = {}  # id -> every parameter that an optimizer held while it stepped
-_reached: dict[int, weakref.ref[Tensor]] = {}  # id -> every risk head that had a gradient at some look
-LATE = 8  # steps without a gradient after which risk heads count as forgotten: they may enter a loss late
-# optimizers, by the names of their classes, whose steps are not number by number
+_wrapped: dict[int, weakref.ref[nn.Module]] = {}  # id -> living wrapped objects
+_histories: dict[int, _History] = {}  # id -> living optimizers that have stepped
+_stepped: dict[int, weakref.ref[Tensor]] = {}  # id -> parameters held by an optimizer that has stepped
+_reached: dict[int, weakref.ref[Tensor]] = {}  # id -> risk heads that had a gradient at some inspection
+MIN_STEPS = 8  # steps without a gradient before a warning about risk heads, which may enter the loss late
+# class names of optimizers whose steps are not elementwise
 _BY_TENSOR = re.compile("adafactor|shampoo|muon|novograd|prodigy|dadapt|^(lamb|lars|soap|came|sm3|adamp|sgdp)$")
-_changes = 0  # how many objects were wrapped: after each, every optimizer is looked at again
+_changes = 0  # number of objects wrapped so far; whenever it changes, every optimizer is inspected again
 
 
 class _History:
-    """What is remembered of an optimizer."""
+    """Past inspections of an optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         key = id(optimizer)
         self.ref = weakref.ref(optimizer, lambda _: _histories.pop(key, None))
-        self.stage = (-1, 0)  # of the whole process and of this optimizer, when counting began
+        self.stage = (-1, 0)  # number of wrapped objects and of parameter groups when counting of steps began
         self.steps = self.next = 0
         self.warned = False
-        self.versions: dict[int, int] = {}  # of risk heads at the first look: who steps on them writes into them
-        self.sums: dict[int, Any] = {}  # of the last look: the gradients that may be left over from another training
+        # versions of risk heads at the first inspection; steps that train them change these
+        self.versions: dict[int, int] = {}
+        # sums of gradients at the last inspection, to detect gradients left over from an earlier training
+        self.sums: dict[int, Any] = {}
 
     def due(self, groups: int) -> bool:
-        """Whether to look, at the first, second, fourth, eighth ... step: risk may enter a loss late."""
+        """Return whether to inspect at this step: at steps 1, 2, 4, 8, ..., since risk may enter the loss late."""
         if self.stage != (_changes, groups):
             self.stage, self.steps, self.next = (_changes, groups), 0, 1
         self.steps += 1
@@ -57,10 +63,10 @@ class _History:
 
 
 def watch(wrapped: nn.Module) -> None:
-    """From now on look at every optimizer that steps: does it train this object, or does it only seem to?
+    """Check from now on whether optimizers that step really train this wrapped object.
 
-    A step raises `OptimizerMismatchError` if its optimizer was made from the given model, whose parameters the wrapped one has replaced. It
-    warns once if it trains a part of the wrapped model while other parameters have gradients and no optimizer.
+    A step raises `OptimizerMismatchError` if its optimizer holds parameters of the given model that the wrapped one has replaced. It warns once
+    if the optimizer trains only a part of the wrapped model while other parameters have gradients but no optimizer.
     """
     global _changes
     key = id(wrapped)
@@ -85,7 +91,7 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> t
     first = True
 
     def inspected_closure() -> Any:
-        """The gradients are there after the first call of the closure, and nothing is changed yet."""
+        """Inspect after the first call of the closure, when gradients exist and no parameter has changed yet."""
         nonlocal first
         loss = closure()
         if first:
@@ -98,9 +104,9 @@ def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> t
     return (args[0], inspected_closure, *args[2:]), kwargs
 
 
-@_disable_dynamo  # a compiled step would depend on which objects were collected while it was traced
+@_disable_dynamo  # a compiled step would depend on which objects existed when it was traced
 def _inspect(optimizer: Optimizer, history: _History) -> None:
-    """Report parameters of living wrapped objects that have gradients and no optimizer, where this one seems to train them."""
+    """Report mistakes in training living wrapped objects with this optimizer, such as parameters with gradients but no optimizer."""
     trained = {id(p): p for p in _parameters(optimizer)}
     for wrapped in [ref() for ref in list(_wrapped.values())]:
         if wrapped is None:
@@ -122,7 +128,7 @@ def _inspect(optimizer: Optimizer, history: _History) -> None:
         if missed:
             _report(optimizer, wrapped, list(missed), stale, history)
     for key, parameter in trained.items():
-        _served[key] = weakref.ref(parameter, lambda _, key=key: _served.pop(key, None))  # type: ignore[misc]
+        _stepped[key] = weakref.ref(parameter, lambda _, key=key: _stepped.pop(key, None))  # type: ignore[misc]
 
 
 def _has_gradient(parameter: Tensor) -> bool:
@@ -130,7 +136,7 @@ def _has_gradient(parameter: Tensor) -> bool:
 
 
 def _stale(wrapped: nn.Module, trained: dict[int, Tensor], missed: Mapping[str, Tensor]) -> list[str]:
-    """Names of what the optimizer holds in vain: the wrapped object has replaced it by parameters that the optimizer misses."""
+    """Return the names of parameters in the optimizer that the wrapped object has replaced by some of the missed parameters."""
     return [
         name
         for name, original, replacements in wrapped.__dict__["_engine"].table.replaced()
@@ -142,7 +148,7 @@ def _stale(wrapped: nn.Module, trained: dict[int, Tensor], missed: Mapping[str, 
 
 
 def _held_by_any_optimizer() -> set[int]:
-    """Ids of the parameters of every optimizer; one that has not stepped yet is found by a slow search, seldom needed."""
+    """Return the ids of the parameters of all living optimizers, found by a slow search of all objects that is rarely needed."""
     optimizers = [o for o in gc.get_objects() if issubclass(type(o), Optimizer) and "param_groups" in o.__dict__]
     return {id(p) for optimizer in optimizers for p in _parameters(optimizer)}
 
@@ -152,26 +158,26 @@ def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
 
 
 def _is_fresh(parameter: Tensor, history: _History) -> bool:
-    """Whether a gradient is of the training that goes on: one of a parameter that was trained before must change between two looks."""
-    if id(parameter) not in _served:
+    """Return whether a gradient belongs to the current training; for a parameter trained before, it must change between two inspections."""
+    if id(parameter) not in _stepped:
         return True
     gradient: Any = parameter.grad
-    before, now = history.sums.get(id(parameter)), gradient.sum().item()
-    history.sums[id(parameter)] = now
-    return before is not None and before != now
+    previous_sum, current_sum = history.sums.get(id(parameter)), gradient.sum().item()
+    history.sums[id(parameter)] = current_sum
+    return previous_sum is not None and previous_sum != current_sum
 
 
 def _report(optimizer: Optimizer, wrapped: Any, missed: list[str], stale: list[str], history: _History) -> None:
     name, model = type(optimizer).__name__, wrapped._workbench_name()
     if stale:
-        history.next = 0  # to refuse the next step as well
+        history.next = 0  # refuse the next step as well
         raise OptimizerMismatchError(
             f"this {name} was made from the parameters of a model before it was wrapped: {_some(stale)} have no gradient, because {model} uses "
-            f"{_some(missed)} in their place, which no optimizer holds. Make it of the wrapped model: {name}(wrapped.parameters())"
+            f"{_some(missed)} in their place, which no optimizer holds. Create it from the wrapped model: {name}(wrapped.parameters())"
         )
     history.warned = True
     warnings.warn(
-        f"this {name} trains a part of {model} only: {_some(missed)} have gradients and no optimizer. Make it of the whole, "
+        f"this {name} trains a part of {model} only: {_some(missed)} have gradients and no optimizer. Create it from all parameters, "
         f"{name}(wrapped.parameters()), or freeze them with requires_grad_(False)",
         WorkbenchWarning,
         stacklevel=user_stacklevel(),
@@ -179,12 +185,12 @@ def _report(optimizer: Optimizer, wrapped: Any, missed: list[str], stale: list[s
 
 
 def _report_decay(optimizer: Optimizer, wrapped: Any) -> None:
-    """Tell once where groups leave biases and norms out of weight decay, but take those of voters, with one dimension more, for weights."""
+    """Warn once if parameter groups exempt biases and norms from weight decay but miss those of voters, which have one dimension more."""
     groups = [
         (bool(group.get("weight_decay", 0) > 0), {id(p) for p in group["params"]}) for group in optimizer.param_groups
     ]
     if {decays for decays, _ in groups} != {True, False}:
-        return  # nothing is decayed, or everything as it is meant
+        return  # none or all parameters are decayed, which is deliberate
     decayed, spared = ({key for decays, keys in groups if decays is which for key in keys} for which in (True, False))
     weights, others = split_for_decay(wrapped)
     wrong = [name for name, p in others.items() if id(p) in decayed and p.dim() > 1]
@@ -193,13 +199,13 @@ def _report_decay(optimizer: Optimizer, wrapped: Any) -> None:
             wrapped,
             "decay",
             f"this {type(optimizer).__name__} spares some parameters weight decay, but not {_some(wrong)}: these are biases, norms or factors "
-            "of voters, with one dimension more than in the plain model, and the usual rule leaves them out. Make it of "
+            "of voters, with one dimension more than in the plain model, and usually have no weight decay. Create it from "
             "wrapped.parameter_groups(weight_decay)",
         )
 
 
 def _report_sizes(optimizer: Optimizer, wrapped: Any, trained: Mapping[int, Tensor]) -> None:
-    """Tell once where steps depend on the size or the rows of a whole tensor, which holds the weights of all voters."""
+    """Warn once if steps depend on whole tensors (their norm, rows or columns), which hold the weights of all voters."""
     if not _BY_TENSOR.search(type(optimizer).__name__.lower()):
         return
     parameters = dict(nn.Module.named_parameters(wrapped))
@@ -209,14 +215,14 @@ def _report_sizes(optimizer: Optimizer, wrapped: Any, trained: Mapping[int, Tens
             wrapped,
             "sizes",
             f"a step of {type(optimizer).__name__} depends on the size or the rows and columns of a whole tensor; here one holds the weights "
-            f"of all voters ({_some(shared)}): voters do not move as plain models would, each with an optimizer of its own. Take one that works "
-            "number by number, such as AdamW, Lion or SGD",
+            f"of all voters ({_some(shared)}), so voters do not train like plain models that each have their own optimizer. Use an elementwise "
+            "optimizer, such as AdamW, Lion or SGD",
         )
 
 
 @torch.no_grad()
 def _report_alike(wrapped: Any, trained: Mapping[int, Tensor]) -> None:
-    """Tell once where voters that are alike have the same gradient, so that they stay alike."""
+    """Warn once if voters with equal weights have equal gradients, so that they stay equal."""
     axis = members_axis(wrapped._workbench.methods)
     if not axis or "alike" in wrapped._workbench.told:
         return
@@ -240,9 +246,9 @@ def _report_alike(wrapped: Any, trained: Mapping[int, Tensor]) -> None:
 
 
 def _report_heads(wrapped: Any, trained: Mapping[int, Tensor], history: _History) -> None:
-    """Tell once where risk heads have never had a gradient beside the model that is trained, so that they stay as they were drawn.
+    """Warn once if risk heads never had a gradient while the model is trained, so that they keep their initial values.
 
-    A loop may train them in turn with something else, in some of its steps or by another optimizer: they have changed then since the first look.
+    Heads that are trained only in some steps, or by another optimizer, have changed since the first inspection and do not count.
     """
     axes = (method.axis(Call(training=True, return_risk=True)) for method in wrapped._workbench.methods)
     axis = next((axis for axis in axes if axis is not None and axis.own_first), None)
@@ -255,34 +261,34 @@ def _report_heads(wrapped: Any, trained: Mapping[int, Tensor], history: _History
     for slot, rule in rules.items():
         of_rule = {name for i in range(1, axis.size) for name in rule.names({axis.name: i})} - models
         heads |= of_rule
-        # a layer whose own parameters have no gradient either is not used by the output, or its output is in no loss
+        # if the layer's own parameters have no gradient either, the loss does not use this layer at all
         used = any(_has_gradient(present[name]) for name in (slot, *rule.names({})) if name in present)
         idle = [name for name in of_rule & present.keys() if not _is_reached(present[name], history)]
-        forgotten += [name for name in idle if used and id(present[name]) in _served]
-    if history.steps < LATE or not forgotten:
+        forgotten += [name for name in idle if used and id(present[name]) in _stepped]
+    if history.steps < MIN_STEPS or not forgotten:
         return
     if any(_has_gradient(p) and id(p) in trained for name, p in present.items() if name not in heads):
         tell(
             wrapped,
             "heads",
             f"{axis.name}: the loss does not reach the risk heads ({_some(sorted(forgotten))} have no gradient), so they stay as they were "
-            "drawn and their risk means nothing. Train by workbench.fit or wrapped.loss(criterion, x, y), which adds their likelihood, or put "
-            "the risk of wrapped(x, return_risk=True) into your loss; if their turn comes later, call requires_grad_(False) on them until then",
+            "drawn and their risk means nothing. Train with workbench.fit or wrapped.loss(criterion, x, y), which adds their likelihood, or use "
+            "the risk of wrapped(x, return_risk=True) in your loss; if you train them later, call requires_grad_(False) on them until then",
         )
 
 
 def _is_reached(head: Tensor, history: _History) -> bool:
-    """Whether a head has or had a gradient at any look, or has been written into since the first look of an optimizer."""
+    """Return whether a head had a gradient at any inspection, or has changed since the optimizer's first inspection."""
     key = id(head)
     if head.grad is not None:
         _reached[key] = weakref.ref(head, lambda _: _reached.pop(key, None))
     if head.is_inference():
-        return True  # nothing trains it, and it counts no versions
+        return True  # inference tensors are never trained and have no version counter
     return key in _reached or history.versions.setdefault(key, head._version) != head._version
 
 
 def _same_for_all(gradient: Tensor) -> bool:
-    """Whether the rows are equal but for rounding."""
+    """Return whether the rows are equal up to rounding errors."""
     return bool((gradient - gradient[:1]).abs().max() <= 1e-4 * gradient.abs().max())
 
 

@@ -1,4 +1,8 @@
-"""Ownership of the tensors of a wrapped module: shared with the given model, or taken over by a method."""
+"""Ownership of the tensors of a wrapped module: shared with the given model, or taken over by a method.
+
+A *slot* is one parameter or buffer of the given model under all its names. A method that takes over a slot releases it: its tensors are
+registered under marked names such as `fc.weight@vote`, and a *rule* says which of them each branch uses in place of the slot.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +26,33 @@ if TYPE_CHECKING:
     from ..engine.execution import Execution
     from ..engine.run import Engine
 
-MARK = "@"  # in the name of everything that wrapping adds: fc.weight@vote; no name of a user's attribute can hold it
-EXTRAS = f"extras{MARK}workbench"  # the sub-module that holds what belongs to no single layer
+MARK = "@"  # part of the name of everything that wrapping adds, as in fc.weight@vote; attribute names of users cannot contain it
+EXTRAS = f"extras{MARK}workbench"  # name of the sub-module for what belongs to no single layer
 
 
 def table_of(wrapped: Any) -> Table:
-    """The table of tensors of a wrapped object."""
+    """Return the ownership table of a wrapped object."""
     return wrapped.__dict__["_engine"].table
 
 
 def engine_of(wrapped: Any) -> Engine:
-    """The engine of a wrapped object."""
+    """Return the engine of a wrapped object."""
     return wrapped.__dict__["_engine"].engine
 
 
 def marks_of(wrapped: Any) -> Any:
-    """The marks of what a wrapped object has averaged."""
+    """Return the marks of outputs that a wrapped object has averaged over branches."""
     return wrapped.__dict__["_engine"].marks
 
 
 def extra(root: nn.Module, name: str) -> Any:
-    """What wrapping holds beside the layers under a name ("scaling", "density"), None if there is none."""
+    """Return an extra module of a wrapped object by name, such as "scaling" or "density"; None if there is none."""
     container: Any = root._modules.get(EXTRAS)
     return None if container is None else container._modules.get(name)
 
 
 def add_extra(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Let wrapping hold a module beside the layers, in the mode that the model is in."""
+    """Add an extra module to a wrapped object, set to the model's training mode."""
     if root._modules.get(EXTRAS) is None:
         root._modules[EXTRAS] = nn.Module().train(root.training)
     container: Any = root._modules[EXTRAS]
@@ -56,7 +60,7 @@ def add_extra(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def remove_extra(root: nn.Module, name: str) -> Any:
-    """Take away what wrapping holds beside the layers under a name, and return it; None if there is none."""
+    """Remove an extra module by name and return it; None if there is none."""
     container: Any = root._modules.get(EXTRAS)
     return None if container is None else container._modules.pop(name, None)
 
@@ -67,11 +71,11 @@ def _name(path: str, attribute: str) -> str:
 
 @dataclass
 class Slot:
-    """One parameter or buffer of the model under all its names.
+    """One parameter or buffer of the model, with all its names.
 
     Args:
-        name: the first of them, `fc.weight`.
-        owners: (path of the module, attribute) of each.
+        name: the first of its names, such as `fc.weight`.
+        owners: (path of the module, attribute) of each name.
         buffer: whether it is a buffer.
     """
 
@@ -82,42 +86,44 @@ class Slot:
 
 @dataclass
 class Record:
-    """All that a wrapped object knows about its wrapping; it is pickled and copied with it."""
+    """Metadata of a wrapped object, pickled and copied along with it."""
 
     slots: dict[str, Slot]
-    # by module path: names of its parameters and buffers, as first registered
+    # module path -> names of its parameters and of its buffers, in the original order of registration
     order: dict[str, tuple[list[str], list[str]]]
-    method: str = "forward"  # of the user's class: the one that answers with risk
-    methods: list[Any] = field(default_factory=list)  # each a `Method`, in canonical order
-    rules: dict[str, Rule] = field(default_factory=dict)
-    released: list[str] = field(default_factory=list)  # slots that a method has taken over altogether
-    output: Any = None  # what the outputs mean, as `outputs.read` gives it; None, values, if nobody said
-    state: Any = None  # paths of the outputs that are state, as `state.state_paths` gives them; None if nobody said
+    method: str = "forward"  # method of the user's class that answers with risk
+    methods: list[Any] = field(default_factory=list)  # attached `Method`s, in canonical order
+    rules: dict[str, Rule] = field(default_factory=dict)  # slot -> which tensor each branch uses in its place
+    released: list[str] = field(default_factory=list)  # slots taken over completely by a method
+    # meaning of the outputs, as returned by `outputs.options.read`; None (not given) stands for values
+    output: Any = None
+    state: Any = None  # paths of outputs that are state, as returned by `outputs.state_paths`; None if not given
     strategy: str = "auto"
-    purity: str = "once"  # what is made of attributes that forward changes
-    chunk: int | None = None  # how many branches run at once under vmap
+    purity: str = "once"  # how attributes that forward changes are treated
+    chunk: int | None = None  # maximum number of branches run at once under vmap
     verbose: int = 0
-    rows: int | None = None  # number of training rows, which the regularising terms need
-    trainings: tuple[dict[str, Any], ...] = ()  # what is known of the rows of each, see `saving.training_data`
-    data: str | None = None  # what the user says of them
-    dealable: bool | None = None  # whether rows answer by themselves; unknown before the first dealt call
-    dealt: bool = False  # whether a call with dealt rows has gone well
-    told: set[str] = field(default_factory=set)  # warnings that were given
+    rows: int | None = None  # number of training rows, needed by regularisation terms
+    trainings: tuple[dict[str, Any], ...] = ()  # facts about the rows of each training, see `saving.training_data`
+    data: str | None = None  # the user's description of these rows
+    # whether rows are independent, so that they can be dealt; None before the first dealt call
+    dealable: bool | None = None
+    dealt: bool = False  # whether a call with dealt rows has succeeded
+    told: set[str] = field(default_factory=set)  # keys of the warnings that were issued
     alone: Alone = field(default_factory=Alone)
-    execution: Execution | None = None  # what an example has shown
-    # by argument: how many layers were taken for the last, by the order of registration
+    execution: Execution | None = None  # the order of layers, as traced with an example
+    # argument name -> number of layers assumed to be the last ones by order of registration
     tails: dict[str, int] | None = None
-    ordered: bool = False  # whether a call has shown these to be the last
-    # while changed rows are trained on: inputs and targets as they were, which tell the rows apart in every epoch
+    ordered: bool = False  # whether a call has confirmed `tails`
+    # set while training on augmented rows: the original inputs and targets, which identify the rows in every epoch
     source: tuple[Any, Any] | None = None
-    # while a validation asks for them: the number of models along each axis, and the loss of each, one pair for each call
+    # set while validation collects losses: for each call the number of models along each axis, and the loss of each model
     losses: list[tuple[dict[str, int], Tensor]] | None = None
-    says_distributions: bool = False  # whether a call has shown that the model gives distributions of torch
-    token: str = ""  # says which object it is, copies included; none in those pickled by an earlier version
+    says_distributions: bool = False  # whether a call has returned torch distributions
+    token: str = ""  # identifies the object and its copies; empty in objects pickled by an earlier version
 
     @classmethod
     def of(cls, root: nn.Module, method: str = "forward") -> Record:
-        """Of a plain module; slots are the tensors that the method uses."""
+        """Create the record of a plain module; its slots are the tensors that the method uses."""
         slots: dict[int, Slot] = {}
         order: dict[str, tuple[list[str], list[str]]] = {}
         for path, module in root.named_modules(remove_duplicate=False):
@@ -141,13 +147,13 @@ class Record:
 
 
 class Table:
-    """Reads and changes the ownership of tensors in a wrapped module.
+    """Table that reads and changes the ownership of tensors in a wrapped module.
 
     Args:
         root: the wrapped module.
-        record: its record.
-        views: slot -> what stands in its place in the wrapped tree: the first branch's row.
-        originals: slot -> the tensor of the given model, for as long as that lives.
+        record: record of the module.
+        views: released slot -> tensor shown in its place in the module tree, that of the first branch.
+        originals: slot -> weak reference to the tensor of the given model.
     """
 
     def __init__(
@@ -156,16 +162,16 @@ class Table:
         self.root, self.record, self.views, self.given = root, record, views, originals
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
         self._trunks: dict[tuple[str, ...], bool] = {}
-        self._held: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # those that were seen to hold numbers, and when
+        self._held: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # tensors known to be nonzero, with their versions
 
     # ---- looking
     def module(self, path: str) -> nn.Module:
-        """The sub-module at a path, "" for the root."""
+        """Return the sub-module at a path; "" for the root."""
         return self.root.get_submodule(path) if path else self.root
 
     def get(self, name: str) -> Tensor:
-        """The registered tensor of a name such as `fc.weight` or `fc.weight@vote`."""
-        tracing = torch.compiler.is_dynamo_compiling()  # what is kept here would make it trace again
+        """Return the registered tensor of a name such as `fc.weight` or `fc.weight@vote`."""
+        tracing = torch.compiler.is_dynamo_compiling()  # filling the cache while tracing would trigger recompilation
         home = None if tracing else self._homes.get(name)
         if home is None or home[1] not in home[0]:
             path, _, attribute = name.rpartition(".")
@@ -182,17 +188,17 @@ class Table:
         return home[0][home[1]]  # type: ignore[return-value]
 
     def holds(self, name: str) -> bool:
-        """Whether a registered tensor holds anything but zeros; looked at once until it is written into, for a GPU makes each look wait."""
+        """Return whether a registered tensor has nonzero entries; cached until it is written to, since each check synchronises with a GPU."""
         tensor = self.get(name)
-        seen = self._held.get(name)
-        if seen is None or seen[0]() is not tensor or seen[1] != version(tensor):
+        cached = self._held.get(name)
+        if cached is None or cached[0]() is not tensor or cached[1] != version(tensor):
             if not tensor.is_meta and not bool(tensor.any()):
                 return False
             self._held[name] = weakref.ref(tensor), version(tensor)
         return True
 
     def homes(self) -> dict[str, list[tuple[dict[str, Any], str]]]:
-        """The dict entries that hold each slot."""
+        """Return for each slot the (dict, key) entries that hold its tensor in the module tree."""
         out: dict[str, list[tuple[dict[str, Any], str]]] = {}
         for name, slot in self.record.slots.items():
             out[name] = []
@@ -205,15 +211,15 @@ class Table:
         return out
 
     def verify(self) -> None:
-        """Raise if somebody has replaced a layer or a parameter that a method has taken over."""
+        """Raise RuntimeError if a layer or parameter that a method has taken over was replaced after wrapping."""
         self._homes.clear()
         self._trunks.clear()
         for name, rule in self.record.rules.items():
-            whole = all(self._holds(other) for other in rule.registered())
+            intact = all(self._is_registered(other) for other in rule.registered())
             for path, attribute in self.record.slots[name].owners if name in self.views else ():
                 module = self._find(path)
-                whole = whole and module is not None and module.__dict__.get(attribute) is self.views[name]
-            if not whole:
+                intact = intact and module is not None and module.__dict__.get(attribute) is self.views[name]
+            if not intact:
                 raise RuntimeError(
                     f"{name} was replaced after wrapping, where {rule.axes()[0] if rule.axes() else 'a method'} works with it: make the change "
                     "in the plain model (workbench.unwrap, or wrapped.voters()), and wrap it again"
@@ -225,13 +231,13 @@ class Table:
             module = None if module is None else module._modules.get(part)
         return module
 
-    def _holds(self, name: str) -> bool:
+    def _is_registered(self, name: str) -> bool:
         path, _, attribute = name.rpartition(".")
         module = self._find(path)
         return module is not None and (attribute in module._parameters or attribute in module._buffers)
 
     def parameters(self) -> list[str]:
-        """Slots of floating parameters, in the order of registration."""
+        """Return the slots of floating-point parameters, in order of registration."""
         return list(self._floating())
 
     def _floating(self) -> Iterator[str]:
@@ -240,61 +246,69 @@ class Table:
                 yield name
 
     def has_matrices(self) -> bool:
-        """Whether a parameter has two or more dimensions, so that the layers multiply by it."""
+        """Return whether any parameter has two or more dimensions, so that layers multiply by matrices."""
         return any(self.value(name).dim() >= 2 for name in self._floating())
 
     def has_trunk(self, axes: tuple[str, ...]) -> bool:
-        """Whether branches along these axes differ in some parameters only, so that what comes before these is the same for all."""
-        tracing = torch.compiler.is_dynamo_compiling()  # what is kept here would make it trace again
+        """Return whether branches along these axes share a trunk: they differ only in some parameters, and layers before these are shared."""
+        tracing = torch.compiler.is_dynamo_compiling()  # filling the cache while tracing would trigger recompilation
         shared = None if tracing else self._trunks.get(axes)
         if shared is None:
             rules = self.record.rules
-            moving = [slot for slot, rule in rules.items() if any(name in axes for name in rule.axes())]
-            factored = any(isinstance(rules[slot], RankOne) for slot in moving)
-            shared = bool(moving) and not factored and any(slot not in moving for slot in self.parameters())
+            varying = [slot for slot, rule in rules.items() if any(name in axes for name in rule.axes())]
+            factored = any(isinstance(rules[slot], RankOne) for slot in varying)
+            shared = bool(varying) and not factored and any(slot not in varying for slot in self.parameters())
             if not tracing:
                 self._trunks[axes] = shared
         return shared
 
     def value(self, name: str) -> Tensor:
-        """The present value of a slot: its own, or what stands in its place."""
+        """Return the current tensor of a slot; for a released slot its view."""
         return self.views[name] if name in self.views else self.get(name)
 
     def replaced(self) -> Iterator[tuple[str, Tensor, list[str]]]:
-        """Every parameter of the given model that this one does not use: (slot, parameter, names of those used instead)."""
+        """Yield (slot, parameter, names of the tensors used instead) for each parameter of the given model that this one does not use."""
         for name, ref in self.given.items():
             original = ref()
             if original is None or self.record.slots[name].buffer:
                 continue
             if name in self.views:
                 yield name, original, self.record.rules[name].registered()
-            elif self._holds(name) and self.get(name) is not original:  # of a deep copy
+            elif self._is_registered(name) and self.get(name) is not original:  # after a deep copy
                 yield name, original, [name]
 
     def layers(self) -> list[str]:
-        """Paths of the modules that own a weight (of two or more dimensions; of any if there is none), in the order of registration."""
+        """Return the paths of modules that own a weight, in order of registration.
+
+        A weight has two or more dimensions; if there is none, any parameter counts.
+        """
         names = self.parameters()
         weights = [name for name in names if self.value(name).dim() >= 2] or names
         return list(dict.fromkeys(self.record.slots[name].owners[0][0] for name in weights))
 
     def orders(self) -> list[list[str]]:
-        """The layers on the way to each main output as an example has shown them, in order of execution; without one all, as registered."""
+        """Return the layers that lead to each main output in order of execution, as traced with the example; without it all, as registered."""
         layers, execution = self.layers(), self.record.execution
         ordered = [[path for path in output if path in layers] for output in execution.outputs] if execution else []
         return [paths for paths in ordered if paths] or [layers]
 
     def last_layers(self) -> set[str]:
-        """The last layer on the way to each main output; none if there are no layers."""
+        """Return the last layer before each main output."""
         return {paths[-1] for paths in self.orders() if paths}
 
     def tail(self, n: int | None, argument: str, default: int | None = None) -> list[str]:
-        """Slots of the last n layers on the way to each output, and of all that lies between and after them (norms, buffers).
+        """Return the slots of the last n layers before each output, and of everything between and after them (norms, buffers).
 
-        In the order of execution, if an example has shown it; else in that of registration, and `check_tails` looks at the first call.
+        The order is that of execution if it was traced with an example, otherwise that of registration, which `check_tails` verifies at the
+        first call.
 
         Args:
-            n: how many; None takes `default`, or as many as there are.
-            argument: what the user calls n, for the message.
+            n: number of layers; None for `default`, or all if there are fewer.
+            argument: name of the user's argument for n, for error messages.
+            default: number of layers if n is None; None for all.
+
+        Raises:
+            ValueError: if n is not a whole number from 1 to the number of layers.
         """
         layers = self.layers()
         if n is None:
@@ -315,26 +329,26 @@ class Table:
             chosen = set(paths[paths.index(layers[-n]) :])
         else:
             chosen = self._ran_last(n, layers)
-        # the bias of a parametrised layer
+        # the bias of a parametrised layer is owned by the layer itself, its weight by a sub-module
         chosen |= {f".{path}".partition(".parametrizations.")[0][1:] for path in chosen}
         return [name for name, slot in self.record.slots.items() if slot.owners[0][0] in chosen]
 
     def _ran_last(self, n: int, layers: list[str]) -> set[str]:
-        """Paths of the modules that ran last, from the n-th last layer on the way to each output on."""
+        """Return the paths of the modules that ran last, starting from the n-th last layer before each output."""
         chosen: set[str] = set()
         for output in self.record.execution.outputs if self.record.execution else ():
             places = [i for i, path in enumerate(output) if path in layers]
             chosen.update(output[places[-n:][0] :] if places else ())
         owners = {slot.owners[0][0] for slot in self.record.slots.values() if not slot.buffer}
-        before = False
-        for path in self.record.order:  # modules with buffers alone go with the one before them
-            before = path in chosen if path in owners else before
-            if before:
+        previous = False
+        for path in self.record.order:  # a module with only buffers goes with the module before it
+            previous = path in chosen if path in owners else previous
+            if previous:
                 chosen.add(path)
         return chosen
 
     def plain_module(self, path: str) -> nn.Module:
-        """A module of its own, equal to the one at `path` but for what wrapping added, with tensors of its own."""
+        """Return an independent plain copy of the module at `path`, with its own tensors and without what wrapping added."""
         new = plain(self.module(path), self.record, path, self.views)
         for module in new.modules():
             if is_scripted(module):
@@ -349,12 +363,16 @@ class Table:
 
     # ---- changing
     def register(self, name: str, tensor: Tensor, like: Tensor | None = None, buffer: bool = False) -> str:
-        """Register a new tensor under a marked name, beside the tensor that it belongs to.
+        """Register a new tensor under a marked name, in the same module as the tensor that it belongs to.
 
         Args:
-            name: such as `fc.weight@vote`.
-            tensor: its value; it becomes a Parameter unless `buffer`.
-            like: whose `requires_grad` it takes.
+            name: marked name, such as `fc.weight@vote`.
+            tensor: value of the tensor.
+            like: tensor from which a parameter takes `requires_grad`; None for True.
+            buffer: whether to register a buffer instead of a parameter.
+
+        Returns:
+            The name.
         """
         path, _, attribute = name.rpartition(".")
         module = self.module(path)
@@ -367,14 +385,14 @@ class Table:
         return name
 
     def drop(self, name: str) -> None:
-        """Forget a registered tensor."""
+        """Unregister a tensor."""
         path, _, attribute = name.rpartition(".")
         module = self.module(path)
         (module._parameters if attribute in module._parameters else module._buffers).pop(attribute)
         self._homes.pop(name, None)
 
     def release(self, name: str) -> None:
-        """Take a slot out of the registered tensors: a method owns it now, under another name."""
+        """Unregister the tensor of a slot, which a method now owns under another name."""
         slot, old = self.record.slots[name], self.get(name)
         self.record.released.append(name)
         for path, _ in slot.owners:
@@ -383,20 +401,25 @@ class Table:
         for path, attribute in slot.owners:
             module = self.module(path)
             (module._buffers if slot.buffer else module._parameters).pop(attribute, None)
-            module.__dict__[attribute] = old  # `show` puts the view here, and into lists such as an LSTM's flat weights
+            # `show` replaces it by a view, here and in lists such as the flat weights of an LSTM
+            module.__dict__[attribute] = old
         self.views[name] = old
         self._homes.pop(name, None)
 
     def show(self, index: Index | None = None) -> None:
-        """Let every released slot show one branch, the first without an index, so that sub-modules can still be called by themselves."""
-        wanted = {id(view): name for name, view in self.views.items()}
-        references = places(self.root, wanted)
+        """Make every released slot show the tensors of one branch, so that sub-modules can still be called directly.
+
+        Args:
+            index: branch to show, by axis; None for the first.
+        """
+        old_views = {id(view): name for name, view in self.views.items()}
+        references = places(self.root, old_views)
         bank = _Lookup(self.get)
         with torch.enable_grad():
             self.views.update({name: self.record.rules[name].pick(bank, index or {}) for name in self.record.released})
         model = getattr(type(self.root), "_plain_class", type(self.root)).__name__
         for name, view in self.views.items():
-            if view.grad_fn is not None:  # torch refuses to copy it, and would not say which layer this is
+            if view.grad_fn is not None:  # torch refuses to deep-copy it with an error that does not name the layer
                 view.__dict__["__deepcopy__"] = functools.partial(_refuse_copy, name, model)
                 if view._base is None or len(view._base) > 1:
                     view.register_hook(TakenByLoss(name, self.record))
@@ -406,26 +429,27 @@ class Table:
 
 def _refuse_copy(name: str, model: str, memo: Any) -> NoReturn:
     raise TypeError(
-        f"a layer of a wrapped {model} is copied by itself, and {name!r} in it is one that each voter has of its own, so that the copy would be "
-        "that of the first. Copy the wrapped model as a whole or one of wrapped.voters(); what changes layers, such as get_peft_model of peft, "
-        "is for the plain model, before it is wrapped"
+        f"a single layer of a wrapped {model} is being copied, but each voter has its own {name!r}, and the copy would only have that of the "
+        "first. Copy the whole wrapped model or one of wrapped.voters(); apply functions that change layers, such as get_peft_model of peft, to "
+        "the plain model before wrapping it"
     )
 
 
 class _Lookup(Bank):
-    """A bank for single looks: one row, not all."""
+    """Bank that reads a single row of a stacked tensor instead of unbinding all rows."""
 
     def row(self, name: str, i: int) -> Tensor:
         return self.get(name)[i]
 
 
 def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]) -> nn.Module:
-    """A structural copy of (a part of) a wrapped module as the user's class had it: nothing that wrapping added, all slots registered.
+    """Return a structural copy of (a part of) a wrapped module without what wrapping added, with all slots registered again.
 
     Args:
-        module: the module, `path` below the wrapped root.
-        record: the record of the root.
-        views: what stands in the places of released slots.
+        module: the module at `path` below the wrapped root.
+        record: record of the root.
+        path: dotted path of the module; "" for the root.
+        views: tensors to register in released slots.
     """
     new = structural_copy(module, keep=lambda name: MARK not in name)
     for part in new.modules():
@@ -437,11 +461,11 @@ def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]
         for owner, attribute in slot.owners:
             if owner != path and path and not owner.startswith(f"{path}."):
                 continue
-            below = owner[len(path) :].lstrip(".") if path else owner
-            at = new.get_submodule(below) if below else new
-            at.__dict__.pop(attribute, None)
+            relative_path = owner[len(path) :].lstrip(".") if path else owner
+            part = new.get_submodule(relative_path) if relative_path else new
+            part.__dict__.pop(attribute, None)
             names = record.order[owner][1 if slot.buffer else 0]
-            registry: dict[str, Any] = at._buffers if slot.buffer else at._parameters
+            registry: dict[str, Any] = part._buffers if slot.buffer else part._parameters
             registry[attribute] = views[slot.name]
             ordered = {name: registry[name] for name in names if name in registry}
             ordered.update(registry)

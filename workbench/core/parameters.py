@@ -1,4 +1,4 @@
-"""Parameters of a wrapped object: iterators over them, and which of them weight decay leaves out."""
+"""Parameters of a wrapped object: iterators over them, and their groups for weight decay."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .ownership import EXTRAS, MARK
 
 
 class ParameterIterator(Iterator[nn.Parameter]):
-    """Parameters one by one, as `nn.Module.parameters` gives them.
+    """Iterator over parameters, like that of `nn.Module.parameters`; also supports the deprecated dict interface.
 
     Args:
-        method: what gives it, "risk_parameters" or "base_parameters".
-        named: names and parameters.
+        method: name of the method that returns it, "risk_parameters" or "base_parameters".
+        named: pairs of name and parameter.
     """
 
     def __init__(self, method: str, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         self._method, self.named = method, dict(named)
-        self._left = iter(self.named.values())
+        self._remaining = iter(self.named.values())
 
     def __next__(self) -> nn.Parameter:
-        return next(self._left)
+        return next(self._remaining)
 
     def _dict(self) -> dict[str, nn.Parameter]:
         warn_deprecated(
@@ -38,19 +38,19 @@ class ParameterIterator(Iterator[nn.Parameter]):
         return self.named
 
     def items(self) -> ItemsView[str, nn.Parameter]:
-        """Deprecated: those of the dict of parameters by name."""
+        """Deprecated: as of a dict from name to parameter."""
         return self._dict().items()
 
     def keys(self) -> KeysView[str]:
-        """Deprecated: those of the dict of parameters by name."""
+        """Deprecated: as of a dict from name to parameter."""
         return self._dict().keys()
 
     def values(self) -> ValuesView[nn.Parameter]:
-        """Deprecated: those of the dict of parameters by name."""
+        """Deprecated: as of a dict from name to parameter."""
         return self._dict().values()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Deprecated: that of the dict of parameters by name."""
+        """Deprecated: as of a dict from name to parameter."""
         return self._dict().get(name, default)
 
     def __getitem__(self, name: str) -> nn.Parameter:
@@ -64,7 +64,7 @@ class ParameterIterator(Iterator[nn.Parameter]):
 
 
 def stacked_names(rules: Iterable[Rule], axis: str = "") -> list[str]:
-    """The registered tensors of which each branch along an axis (along any, without one) has a row of its own."""
+    """Return the names of registered tensors with one row per branch along an axis (along any axis if "")."""
     names: dict[str, None] = {}
     for rule in rules:
         if isinstance(rule, Split):
@@ -76,53 +76,53 @@ def stacked_names(rules: Iterable[Rule], axis: str = "") -> list[str]:
 
 
 def split_for_decay(wrapped: Any) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """The trained parameters by name: those that are decayed by the usual rule, and those that it leaves out.
+    """Return two dicts of trainable parameters by name: those with weight decay by the usual rule, and those without.
 
-    Biases and norms, which have at most one dimension in a plain model, are left out: of what is stacked for voters the first dimension does
-    not count, and rank-one factors have one. So is what belongs to no layer.
+    Biases and norms, which have at most one dimension in the plain model, are not decayed: the first dimension of tensors stacked for voters
+    does not count, and rank-one factors have one dimension. Parameters that belong to no layer are not decayed either.
     """
     stacks = set(stacked_names(wrapped._workbench.rules.values()))
     decayed: dict[str, nn.Parameter] = {}
     left_out: dict[str, nn.Parameter] = {}
     for name, parameter in nn.Module.named_parameters(wrapped):
         if parameter.requires_grad:
-            plain = parameter.dim() - (name in stacks)
-            (left_out if plain <= 1 or name.startswith(EXTRAS) else decayed)[name] = parameter
+            plain_dim = parameter.dim() - (name in stacks)
+            (left_out if plain_dim <= 1 or name.startswith(EXTRAS) else decayed)[name] = parameter
     return decayed, left_out
 
 
 class WrappedParameters:
-    """The part of `Wrapped` that gives its parameters by who made them, and sets them."""
+    """Mix-in of `Wrapped` with access to the parameters that wrapping added and to those shared with the given model."""
 
     named_parameters: Callable[..., Iterator[tuple[str, nn.Parameter]]]
 
     def risk_parameters(self) -> ParameterIterator:
-        """The parameters that wrapping added or took over, one by one."""
+        """Return an iterator over the parameters that wrapping added or took over."""
         return ParameterIterator("risk_parameters", WrappedParameters.named_risk_parameters(self))
 
     def named_risk_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that wrapping added or took over, each with its name."""
+        """Return an iterator over (name, parameter) for the parameters that wrapping added or took over."""
         return ((name, p) for name, p in self.named_parameters() if MARK in name)
 
     def base_parameters(self) -> ParameterIterator:
-        """The parameters shared with the model that was given, one by one."""
+        """Return an iterator over the parameters shared with the given model."""
         return ParameterIterator("base_parameters", WrappedParameters.named_base_parameters(self))
 
     def named_base_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters shared with the model that was given, each with its name."""
+        """Return an iterator over (name, parameter) for the parameters shared with the given model."""
         return ((name, p) for name, p in self.named_parameters() if MARK not in name)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """The parameters to train in two groups for an optimizer, of which weight decay leaves the second out.
+        """Return the trainable parameters in two groups for an optimizer: with and without weight decay.
 
-        The usual rule, that tensors of one dimension (biases, norms) are not decayed, is that of the plain model: the biases of voters, stacked
-        [n_voters, d], are biases, and rank-one factors have one dimension. `p.ndim` would take both for weights.
+        By the usual rule, tensors with one dimension in the plain model (biases, norms) are not decayed. This includes the biases of voters,
+        stacked [n_voters, d], and rank-one factors, which `p.ndim` would mistake for weights.
 
         Args:
-            weight_decay: of the first group.
+            weight_decay: weight decay of the first group.
 
         Returns:
-            `[{"params": weights, "weight_decay": weight_decay}, {"params": biases and norms, "weight_decay": 0.0}]`, each parameter that
+            `[{"params": weights, "weight_decay": weight_decay}, {"params": biases and norms, "weight_decay": 0.0}]`, with each parameter that
             requires a gradient in one of them.
 
         Example:
@@ -140,31 +140,31 @@ class WrappedParameters:
         ]
 
     def set_risk_parameters(self, values: Mapping[str, Tensor]) -> None:
-        """Set the values of the risk parameters, such as those of another object wrapped alike.
+        """Set the values of the risk parameters, such as to those of another object with the same wrappers.
 
         Args:
-            values: as `dict(other.named_risk_parameters())` gives them.
+            values: name -> tensor, such as `dict(other.named_risk_parameters())`.
 
         Raises:
-            ValueError: if a name or a shape does not fit; nothing is changed then.
+            ValueError: if a name or shape does not match; nothing is changed then.
         """
         refuse_change(self, "set_risk_parameters()")
         if isinstance(values, ParameterIterator):
             warn_deprecated("values of risk_parameters()", "dict(other.named_risk_parameters())")
             values = dict(values.named)
-        present = dict(WrappedParameters.named_risk_parameters(self))
-        wrong = sorted(present.keys() ^ values.keys()) or [
-            n for n in present if present[n].shape != values[n].shape and present[n].numel()
+        parameters = dict(WrappedParameters.named_risk_parameters(self))
+        wrong = sorted(parameters.keys() ^ values.keys()) or [
+            n for n in parameters if parameters[n].shape != values[n].shape and parameters[n].numel()
         ]
         if wrong:
             raise ValueError(
                 f"the risk parameters do not fit: {', '.join(wrong[:4])}; wrap with the same wrappers and settings"
             )
         with torch.no_grad():
-            for name, parameter in present.items():
+            for name, parameter in parameters.items():
                 if parameter.shape == values[name].shape:
                     parameter.copy_(values[name])
-                else:  # not materialised yet
+                else:  # an empty parameter that is not materialised yet
                     parameter.data = values[name].detach().clone().to(parameter)
 
 

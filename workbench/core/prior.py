@@ -1,4 +1,4 @@
-"""Prior functions: what untrained models give, added to the output of each voter (Osband et al. 2018, randomised prior functions)."""
+"""Randomised prior functions: outputs of untrained models, added to the output of each voter (Osband et al. 2018)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NAME = "prior"
 
 
 class Prior(nn.Module):
-    """The tensors of untrained models, as buffers, which no optimizer moves.
+    """Tensors of untrained models, as buffers, so that no optimizer trains them.
 
     Args:
-        scale: what their outputs are multiplied by.
-        axis: the method whose branches have one model each.
-        drawn: by slot of the model the tensors of all branches, [branches, ...].
-        shared: by slot the tensors that are the same in all of them.
+        scale: factor of their outputs.
+        axis: name of the axis whose branches have one untrained model each.
+        drawn: slot -> randomly initialised tensors of all branches, [branches, ...].
+        shared: slot -> tensor that is the same in all branches.
     """
 
     def __init__(self, scale: float, axis: str, drawn: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
@@ -43,7 +43,7 @@ class Prior(nn.Module):
             self.register_buffer(_key(slot), value.detach())
 
     def rules(self) -> dict[str, Rule]:
-        """Where each slot of the model finds its tensor."""
+        """Return the rules by which each slot of the model finds its tensor in this prior."""
         name = f"{EXTRAS}.{NAME}."
         return {
             **{slot: Stacked(self.axis, name + _key(slot)) for slot in self.drawn},
@@ -51,22 +51,22 @@ class Prior(nn.Module):
         }
 
     def value(self, slot: str) -> Tensor:
-        """The tensors of a slot, [branches, ...] or those of all."""
+        """Return the tensors of a slot, [branches, ...] or shared by all branches."""
         return self.get_buffer(_key(slot))
 
     def of_branch(self, index: Index) -> Prior:
-        """That of one branch alone, with tensors of its own."""
+        """Return the prior of one branch, with its own copies of the tensors."""
         i = index.get(self.axis, 0)
         values = {slot: self.value(slot)[i].clone() for slot in self.drawn}
         return Prior(self.scale, self.axis, {}, {**values, **{slot: self.value(slot).clone() for slot in self.shared}})
 
 
 def _key(slot: str) -> str:
-    return slot.replace(".", "/")  # names of buffers hold no dots
+    return slot.replace(".", "/")  # buffer names cannot contain dots
 
 
 class Whole(Intervention):
-    """Says that the tensors of a branch are exchanged, so that no layer of it expects factors in the place of a weight."""
+    """Intervention that installs all tensors as they are, so that layers do not expect rank-one factors in place of a weight."""
 
     def __init__(self) -> None:
         self.taps = {}
@@ -76,24 +76,24 @@ class Whole(Intervention):
 
 
 def install(root: Any, prior: Prior) -> None:
-    """Give a wrapped object a prior; the clones that branches run on let every tensor of it be exchanged."""
+    """Add a prior to a wrapped object, with rules for all its slots, so that the clones on which branches run can replace every tensor."""
     add_extra(root, NAME, prior)
     for slot in prior.rules():
         root._workbench.rules.setdefault(slot, Shared(slot))
 
 
 def check_prior(root: nn.Module, record: Any) -> None:
-    """Raise ValueError for a model to whose outputs nothing can be added, as far as that can be told before it is called.
+    """Raise ValueError if prior functions cannot be added to the model's outputs, as far as is known before it is called.
 
     Args:
         root: the model.
-        record: of its wrapping.
+        record: record of its wrapping.
     """
     if has_detections(record.output):
-        raise ValueError("prior: boxes that the model has chosen are no function to add another to; leave prior out")
+        raise ValueError("prior: a prior function cannot be added to detected boxes; leave prior out")
     if record.state:
         raise ValueError(
-            "prior: a model that hands on a state (state=) would hand on one that the prior had no part in; leave prior or state out"
+            "prior: the state that this model passes from call to call (state=) would not include the prior; leave prior or state out"
         )
     outputs = record.output.values() if isinstance(record.output, Mapping) else [record.output]
     for entry in outputs:
@@ -121,19 +121,19 @@ def _check_meaning(meaning: Meaning | None, name: str) -> None:
 def run_with_prior(
     wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
 ) -> tuple[Branched, Sequence[Result]]:
-    """As `Engine.run`, with scale times what the prior gives added to the model's own outputs; those of risk heads have none.
+    """Like `Engine.run`, with `scale` times the prior functions added to the model's outputs, but not to those of risk heads.
 
-    Prior functions are run in evaluation mode, without noise, on copies of the inputs.
+    Prior functions run in evaluation mode, without noise, on copies of the inputs.
 
     Raises:
-        ValueError: where the sum would be no model's answer.
+        ValueError: if the prior cannot be added consistently, such as if the model passes on state or has random outputs.
     """
     prior, engine = extra(wrapped, NAME), engine_of(wrapped)
     if prior is None:
         return engine.run(plan, args, kwargs, strategy)
     if plan.state:
         raise ValueError(
-            "prior: a state that is handed on from call to call would have no part of the prior in it; leave prior out"
+            "prior: the state that is passed from call to call would not include the prior; leave prior out"
         )
     axes = tuple(axis for axis in plan.axes if axis.name == prior.axis)
     untrained = Plan(
@@ -150,31 +150,31 @@ def run_with_prior(
         fixed=plan.fixed,
         chunk=plan.chunk,
     )
-    own_args, own_kwargs = own_inputs(
+    prior_args, prior_kwargs = own_inputs(
         tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     )
-    sources = engine.clones.sources(flatten((own_args, own_kwargs))[0])
-    look = "prior" not in wrapped._workbench.told and not values_unavailable()
-    before = sources.all() if look else None
+    sources = engine.clones.sources(flatten((prior_args, prior_kwargs))[0])
+    check_equal = "prior" not in wrapped._workbench.told and not values_unavailable()
+    before = sources.all() if check_equal else None
     with evaluating(wrapped):
-        fixed, _ = engine.run(untrained, own_args, own_kwargs, "auto" if strategy == "replay" else strategy)
+        fixed, _ = engine.run(untrained, prior_args, prior_kwargs, "auto" if strategy == "replay" else strategy)
     if before is not None and were_drawn([*before], [*sources.all()]):
         raise ValueError(
             f"prior: forward of {type(wrapped)._plain_class.__name__} draws random numbers in evaluation mode, so that an untrained model would "
-            "be no fixed function; draw them outside and hand them in, or leave prior out"
+            "not be a fixed function; draw them outside and pass them in, or leave prior out"
         )
     branched, results = engine.run(plan, args, kwargs, strategy)
-    if not torch.compiler.is_compiling() and (kept := _kept(engine)):
+    if not torch.compiler.is_compiling() and (side_effects := _side_effects(engine)):
         raise ValueError(
-            f"prior: forward of {type(wrapped)._plain_class.__name__} changes {kept}, so that what it gives may depend on earlier calls, in "
-            "which the prior had no part; return what it keeps as an output, or leave prior out"
+            f"prior: forward of {type(wrapped)._plain_class.__name__} changes {side_effects}, so that its outputs may depend on earlier calls, "
+            "which did not include the prior; return what it stores as an output, or leave prior out"
         )
     _add(wrapped, branched, fixed, prior.scale, plan.axes)
     return branched, results
 
 
-def _kept(engine: Any) -> str:
-    """What forward changes beside its output, as far as is known; "" for nothing."""
+def _side_effects(engine: Any) -> str:
+    """Return a description of known side effects of forward; "" if there are none."""
     effects, impure = engine.effects, engine.clones.impure
     if impure:
         names = sorted(f"{path}.{attribute}".strip(".") for path, attribute in impure)
@@ -183,42 +183,42 @@ def _kept(engine: Any) -> str:
 
 
 def _add(wrapped: Any, branched: Branched, fixed: Branched, scale: float, axes: Sequence[Axis]) -> None:
-    """Add the outputs of the prior to those of the branches, in place of these."""
+    """Add the outputs of the prior to those of the branches, in place."""
     meanings = meanings_of(wrapped._workbench, branched)
     tree_names = names(branched.rebuild(branched.leaves))
     own_first = {axis.name for axis in axes if axis.own_first}
     depth = len(branched.axes)
-    look = bool(fixed.axes) and not values_unavailable() and "prior" not in wrapped._workbench.told
-    if look:
+    check_equal = bool(fixed.axes) and not values_unavailable() and "prior" not in wrapped._workbench.told
+    if check_equal:
         wrapped._workbench.told.add("prior")
     if len(fixed.leaves) != len(branched.leaves):
         raise ValueError(
-            "prior: in evaluation mode the model gives other outputs than in training mode; give the same in both"
+            "prior: the model returns different outputs in evaluation and in training mode; return the same in both"
         )
     for i, (leaf, other, meaning, name) in enumerate(
         zip(branched.leaves, fixed.leaves, meanings, tree_names, strict=True)
     ):
         what = f"output {name!r}" if name else "the output"
         if not isinstance(leaf, Tensor):
-            if isinstance(leaf, str | bool | int | float | None) and leaf == other:  # a constant
+            if isinstance(leaf, str | bool | int | float | None) and leaf == other:  # a constant needs no prior
                 continue
             raise ValueError(f"prior: {what} is a {type(leaf).__name__}, to which nothing can be added; return tensors")
         if meaning is None or leaf.dim() == depth:
             kind = "a number without dimensions, such as a loss" if meaning else f"of {leaf.dtype}"
             raise ValueError(
-                f"prior: {what} is {kind}, which the model computes from what it gives without the prior; compute it outside, from the "
-                "outputs of the wrapped model"
+                f"prior: {what} is {kind}, which the model computes from outputs without the prior; compute it outside, from the outputs of "
+                "the wrapped model"
             )
         _check_meaning(meaning, what)
         if not isinstance(meaning, Values | Classes):
             continue
-        if look and len(other) > 1 and other[0].numel() and all(torch.equal(row, other[0]) for row in other[1:]):
+        if check_equal and len(other) > 1 and other[0].numel() and all(torch.equal(row, other[0]) for row in other[1:]):
             tell(
                 wrapped,
                 f"prior {i}",
-                f"in all untrained models of prior= {what} is the same, so that it adds no risk: what differs between them is multiplied by "
-                "zeros, the inputs are zero, or the output is one of them. Give the model layers that draw their weights (reset_parameters), "
-                "leave that output out, or leave prior out",
+                f"{what} is the same in all untrained models of prior=, so that it adds no risk: what differs between them is multiplied by "
+                "zeros, the inputs are zero, or the output is one of them. Use layers that draw their weights (reset_parameters), leave that "
+                "output out, or leave prior out",
             )
         for dim, axis in enumerate(branched.axes):
             if axis not in fixed.axes:

@@ -1,7 +1,8 @@
-"""Quantised layers: weights that are frozen, and more than the numbers in their tensors.
+"""Quantised layers, whose frozen weights consist of more than the values of one tensor.
 
-Those of bitsandbytes keep scales in attributes of the parameter, which the first call moves into the layer (8 bits) or packs anew for the
-processor (4 bits). The branches and the given model share parameters, so that it would happen once for all of them.
+Layers of bitsandbytes keep scales in attributes of the parameter; the first call moves them into the layer (8 bits) or repacks them for the
+processor (4 bits). Since branches and the given model share parameters, this would happen only once for all of them, so each copy of the model
+gets its own parameter objects over the same memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def own_scales(model: nn.Module) -> None:
-    """Give the quantised layers of bitsandbytes in a new tree parameters of their own, over the same memory, made ready for calls."""
+    """Give the bitsandbytes layers of a structural copy their own parameter objects over the same memory, ready for calls."""
     layers: list[Any] = [module for module in model.modules() if _is_of(module, "bitsandbytes")]
     layers = [layer for layer in layers if nn.Parameter in type(layer._parameters.get("weight")).__mro__[1:]]
     weights = {id(layer.weight): layer.weight for layer in layers}
@@ -33,10 +34,10 @@ def own_scales(model: nn.Module) -> None:
         if hasattr(layer, "quant_state"):
             layer.quant_state = layer.weight.quant_state
         if hasattr(layer, "support_avx512bf16_for_cpu"):
-            # a call without gradients would pack the weight for a kernel that has none, and training would go on without
+            # a call without gradients would pack the weight for a kernel without backward pass, and later training would use it
             layer.support_avx512bf16_for_cpu = False
         if getattr(layer.weight, "CB", None) is not None and hasattr(layer, "init_8bit_state"):
-            # as `init_8bit_state` does, but that the scales stay where `load_state_dict` looks for them
+            # like `init_8bit_state`, except that the scales stay where `load_state_dict` looks for them
             layer.state.CB, layer.state.SCB, layer.weight.CB = layer.weight.CB, layer.weight.SCB, None
 
 
@@ -57,60 +58,65 @@ def _is_of(thing: object, package: str) -> bool:
 
 
 def own_copy(parameter: Tensor) -> Tensor:
-    """A parameter of its own with the same numbers, of the same class and with the attributes that make a quantised one."""
+    """Return an independent copy of a parameter, with the class and attributes of a quantised one."""
     if nn.Parameter in type(parameter).__mro__[1:]:
         return copy.deepcopy(parameter)
     return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
 
 
 def is_quantised(weight: Tensor) -> bool:
-    """Whether a weight is no plain tensor of floating-point numbers: one of several parts, as those of torchao, or with scales in attributes."""
+    """Return whether a weight is quantised: a tensor subclass of several parts (torchao), or integers with scales in attributes."""
     scaled = nn.Parameter in type(weight).__mro__[1:] and not weight.is_floating_point() and not weight.is_complex()
     return scaled or is_traceable_wrapper_subclass(weight)
 
 
 @contextmanager
 def left_alone(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While a wrapped model is moved or cast: quantised weights of several parts stay out of it, since torch cannot swap what branches refer to.
+    """Context manager that excludes quantised weights of several parts while a wrapped model is moved or cast.
+
+    Torch cannot swap tensors of these classes while branches refer to them.
 
     Args:
         model: the wrapped model.
-        change: what makes the new tensor of each.
+        change: function that returns the moved or cast tensor.
 
     Raises:
-        RuntimeError: if it would change one of these; nothing is changed then.
+        RuntimeError: if `change` would change one of these weights; nothing is changed then.
     """
     weights = {
         id(p): (name, p)
         for name, p in model.named_parameters()
-        if is_traceable_wrapper_subclass(p) and not _is_of(p, "torch")  # whose own are shards
+        if is_traceable_wrapper_subclass(p) and not _is_of(p, "torch")  # tensor subclasses of torch itself are shards
     }
     for name, weight in weights.values():
         error = None
         try:
             new = change(weight)
-        except Exception as refused:  # by the class of the weight
-            error, new = refused, None
+        except Exception as raised:  # not every quantised class supports moves and casts
+            error, new = raised, None
         if new is None or (new.device, new.dtype) != (weight.device, weight.dtype):
             raise RuntimeError(
                 f"{name!r} of {type(model).__name__} is quantised ({type(weight).__name__}), and cannot be moved or cast once branches share "
                 "it: move the plain model, and wrap it then"
             ) from error
-    found = list(places(model, {key: str(key) for key in weights})) if weights else []
+    references = list(places(model, {key: str(key) for key in weights})) if weights else []
     try:
-        for container, key, _ in found:
+        for container, key, _ in references:
             container[key] = None
         yield
     finally:
-        for container, key, name in found:
+        for container, key, name in references:
             container[key] = weights[int(name)][1]
 
 
 def refuse_quantised(table: Table, slots: Iterable[str], action: str, remedy: str) -> None:
-    """Refuse to work on the numbers of quantised weights.
+    """Raise TypeError if one of the slots holds a quantised weight.
 
-    Raises:
-        TypeError: if one of the slots holds such a weight.
+    Args:
+        table: ownership table of the model.
+        slots: slots to check.
+        action: why that is a problem, for the message.
+        remedy: what to do instead, for the message.
     """
     for slot in slots:
         weight = table.value(slot)

@@ -1,4 +1,4 @@
-"""What is refused before a model is wrapped: models, methods and sub-modules that cannot be."""
+"""Checks before wrapping: models, methods and sub-modules that cannot be wrapped."""
 
 from __future__ import annotations
 
@@ -20,42 +20,43 @@ from .wrapped import Wrapped, is_wrapped
 
 
 def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> None:
-    """Refuse a model that cannot be wrapped, before anything is changed.
+    """Raise an error if a model cannot be wrapped, before anything is changed.
 
     Args:
-        model: it may be wrapped already.
+        model: the model, which may already be wrapped.
         method: name of the method that is to answer with risk.
-        additions: the methods that it is to carry.
+        additions: the methods to attach.
 
     Raises:
-        TypeError: if it is scripted or sharded.
-        ValueError: if it has uninitialised lazy parameters, none at all, carries a method already, or has no such method.
+        TypeError: if the model is scripted, sharded or offloaded, or has Keras layers.
+        ValueError: if it has uninitialised lazy parameters or no floating-point parameters, already carries a method or has a wrapped
+            sub-module, or has no such method.
     """
     _check_method(model, method)
     names = [name for name, p in model.named_parameters() if is_lazy(p)]
     if names:
         raise ValueError(
             f"{type(model).__name__} has parameters without a shape yet ({', '.join(names[:3])}): call the model once with real inputs "
-            "before wrapping it, or give inputs to the wrapper, example=x, which then wraps a copy"
+            "before wrapping it, or give the wrapper example inputs, example=x; it then wraps a copy"
         )
     scripted = [name or "the model itself" for name, module in model.named_modules() if is_scripted(module)]
     if scripted:
         raise TypeError(
             f"{type(model).__name__} is scripted (torch.jit) in: {scripted[0]}. Scripted code cannot be run with other parameters: wrap the "
-            "model as it was before scripting, and deploy the wrapped one by torch.export.export"
+            "model as it was before scripting, and deploy the wrapped model with torch.export.export"
         )
     sharded = [name for name, p in model.named_parameters() if type(p).__name__ == "DTensor"]
     if sharded:
         raise TypeError(
-            f"{type(model).__name__} is sharded ({sharded[0]} is a DTensor), and a shard says nothing about the whole: wrap the model "
-            "first, then shard the wrapped one"
+            f"{type(model).__name__} is sharded ({sharded[0]} is a DTensor), and a shard cannot be wrapped: wrap the model first, then shard "
+            "the wrapped one"
         )
     refuse_offloaded(model)
     foreign = [name for name, module in model.named_modules() if is_keras(module)]
     if foreign:
         raise TypeError(
             f"the sub-module {foreign[0]!r} of {type(model).__name__} is a Keras layer, which does not read its weights from the module: wrap "
-            "the Keras model by itself, or write the whole in one of the two"
+            "the Keras model separately, or write the whole model in one of the two frameworks"
         )
     inside = [name for name, module in model.named_modules() if module is not model and is_wrapped(module)]
     if inside:
@@ -68,19 +69,23 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
     if not any(p.is_floating_point() or p.is_complex() for p in tensors) and additions:
         what = f"{type(model).__name__} has" if used is None else f"{type(model).__name__}.{method} uses"
         raise ValueError(f"{what} no floating-point parameters, so there is nothing to wrap")
-    present = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr]
+    attached = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr]
     for new in additions:
-        if new.name in present:
+        if new.name in attached:
             raise ValueError(
-                f"the model carries {new.name} already; wrap the plain model (`workbench.unwrap(model)`), or choose other settings there"
+                f"the model carries {new.name} already; to change its settings, wrap the plain model (`workbench.unwrap(model)`)"
             )
-        present.add(new.name)
+        attached.add(new.name)
     if not is_wrapped(model):
         warn_unregistered(model)
 
 
 def part_at(model: nn.Module, at: str | None) -> nn.Module:
-    """The sub-module of a dotted name, the model itself without one."""
+    """Return the sub-module of a dotted name; the model itself for None.
+
+    Raises:
+        ValueError: if there is no such sub-module, or it lies inside a wrapped one.
+    """
     if at is None:
         return model
     model = part = eager(model)
@@ -88,7 +93,7 @@ def part_at(model: nn.Module, at: str | None) -> nn.Module:
     for i, step in enumerate(steps):
         if is_wrapped(part):
             raise ValueError(
-                f"at={at!r} lies inside {'.'.join(steps[:i]) or 'the model itself'}, which is wrapped already; wrap the whole once, with "
+                f"at={at!r} lies inside {'.'.join(steps[:i]) or 'the model itself'}, which is wrapped already; wrap the whole model once, with "
                 "compose(...), or wrap the plain model (workbench.unwrap)"
             )
         inner = part._modules.get(step) if not is_scripted(part) else None
@@ -117,11 +122,11 @@ def _check_method(model: nn.Module, method: str) -> None:
     if method in model._modules:
         raise ValueError(f"method: {method!r} is a sub-module of {name}; give at={method!r}")
     attribute = model.__dict__.get(method, inspect.getattr_static(type(model), method, None))
-    torchs = attribute is not None and attribute is inspect.getattr_static(nn.Module, method, None)
-    if isinstance(attribute, property | staticmethod | classmethod) or not callable(attribute) or torchs:
+    is_inherited = attribute is not None and attribute is inspect.getattr_static(nn.Module, method, None)
+    if isinstance(attribute, property | staticmethod | classmethod) or not callable(attribute) or is_inherited:
         names = [n for n in dir(type(model)) if not hasattr(nn.Module, n) and not hasattr(Wrapped, n)]
         known = [n for n in names if inspect.isfunction(inspect.getattr_static(type(model), n))]
-        raise ValueError(f"method: {name} has no method {method!r} of its own that works on it{_near(method, known)}")
+        raise ValueError(f"method: {name} defines no instance method {method!r}{_near(method, known)}")
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Methods of peft and transformers that would change the first branch of a wrapped model alone are refused."""
+"""Refusal of methods of peft and transformers that would only affect the first branch of a wrapped model."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable
 from typing import Any
 
 _MERGED = (
-    "the adapters of the first branch only, into weights that all share. Merge those of each voter, "
-    "[voter.merge_and_unload() for voter in wrapped.voters()], or of the plain model before wrapping it"
+    "only the adapters of the first branch, into weights that all branches share. Merge the adapters of each voter, "
+    "[voter.merge_and_unload() for voter in wrapped.voters()], or those of the plain model before wrapping it"
 )
-_TAKEN = "an adapter of the first branch only. Do that to the plain model (wrapped.unwrap()), and wrap it again"
+_REMOVED = "an adapter of the first branch only. Do that to the plain model (wrapped.unwrap()), and wrap it again"
 _ADDED = "one set of adapters, which all branches would share. Do that to the plain model (wrapped.unwrap()), and wrap it again"
 _REFUSED = {
     "merge_adapter": f"would merge {_MERGED}",
     "merge_and_unload": f"would merge {_MERGED}",
-    "unload": f"would take away {_TAKEN}",
-    "delete_adapter": f"would take away {_TAKEN}",
+    "unload": f"would remove {_REMOVED}",
+    "delete_adapter": f"would remove {_REMOVED}",
     "add_adapter": f"would add {_ADDED}",
     "add_weighted_adapter": f"would add {_ADDED}",
-    "generate": "would ask the first branch only, since peft gives the call to the model inside. Wrap that one: "
-    "wrapper(model.get_base_model()) holds the adapters as well",
+    "generate": "would use the first branch only, since peft passes the call on to the inner model. Wrap the inner model instead: "
+    "wrapper(model.get_base_model()) includes the adapters",
 }
 
 
 def refusals_of(cls: Any) -> dict[str, Callable[..., Any]]:
-    """Methods of a class of peft or transformers that its wrapped objects refuse, by name; none for other classes."""
+    """Return name -> refusing method for the methods of a peft or transformers class that its wrapped objects refuse; {} for other classes."""
     name = "resize_token_embeddings"
     methods = {name: _resizing(getattr(cls, name))} if hasattr(cls, name) else {}
     if any(base.__module__.partition(".")[0] == "peft" for base in cls.__mro__):
-        methods.update((name, _refusing(cls, name, words)) for name, words in _REFUSED.items())
+        methods.update((name, _refusing(cls, name, reason)) for name, reason in _REFUSED.items())
     return methods
 
 
@@ -49,11 +49,11 @@ def _resizing(resize: Callable[..., Any]) -> Callable[..., Any]:
     return resize_token_embeddings
 
 
-def _refusing(cls: Any, name: str, words: str) -> Callable[..., Any]:
+def _refusing(cls: Any, name: str, reason: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "_workbench" in self.__dict__:
-            raise TypeError(f"{name} of this wrapped {cls.__name__} {words}")
-        inherited = getattr(cls, name, None)  # most are looked up in the model inside
+            raise TypeError(f"{name} of this wrapped {cls.__name__} {reason}")
+        inherited = getattr(cls, name, None)  # most methods are found in the inner model, by __getattr__
         return inherited(self, *args, **kwargs) if inherited else cls.__getattr__(self, name)(*args, **kwargs)
 
     method.__name__ = name

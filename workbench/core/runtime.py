@@ -1,4 +1,4 @@
-"""Ownership table and engine of a wrapped object, which are made anew in every copy of it."""
+"""Runtime state of a wrapped object (ownership table, engine, caches), rebuilt in every copy of it."""
 
 from __future__ import annotations
 
@@ -32,21 +32,27 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-BRANCHES = f"branches{MARK}"  # in a copy that is under way: what attributes are in each branch
+BRANCHES = f"branches{MARK}"  # key under which a copy in progress carries the attributes of each branch
 
 
 class Runtime:
-    """What a wrapped object needs to run and can make anew: its table of tensors and its engine; and of a load what it has to remember."""
+    """State that a wrapped object needs to run and that can be rebuilt: its ownership table, its engine, and a load in progress.
 
-    strict: bool | None = None
+    Args:
+        root: the wrapped object.
+        views: released slot -> tensor shown in its place.
+        originals: slot -> weak reference to the tensor of the given model.
+    """
+
+    strict: bool | None = None  # argument of the load in progress
     loading: Loading | None = None
-    frozen: Frozen | None = None  # inside of a block in which nobody may change the object
-    observe: Callable[[Branched], None] | None = None  # is shown what the branches of a call have given
+    frozen: Frozen | None = None  # set inside `with wrapped.frozen():`
+    observe: Callable[[Branched], None] | None = None  # callback that receives the outputs of all branches of a call
 
     def __init__(self, root: Any, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]) -> None:
-        # by thread: whether its last call asked for the risk, where something surrounds the calls
+        # thread id -> whether its last call requested risk; only used if hooks or functions are set around calls
         self.asked: dict[int, bool] = {}
-        # by the kind of labels: how they become targets of risk heads, or why that cannot be told
+        # kind of labels -> how they become targets of risk heads, or why that is unknown
         self.pairings: dict[Any, Any] = {}
         self.marks = Marks(root._workbench.token)
         self.recorded = RecordedCalls(root)
@@ -68,12 +74,12 @@ class Runtime:
 
 
 def plain_forward(root: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the method that answers with risk as the user's class has it."""
+    """Call the user's implementation of the method that answers with risk."""
     return getattr(type(root)._plain_class, root._workbench.method)(root, *args, **kwargs)
 
 
 def finish_load(module: nn.Module, incompatible: Any) -> None:
-    """Hook after load_state_dict: complete its report, and show the first branch again."""
+    """Hook after load_state_dict that completes its report of keys and shows the first branch again."""
     if "_workbench" in module.__dict__:
         runtime = module.__dict__["_engine"]
         if runtime.loading is not None:
@@ -82,19 +88,23 @@ def finish_load(module: nn.Module, incompatible: Any) -> None:
         runtime.table.show()
 
 
-show = finish_load  # its name in objects that were pickled by the version before
+show = finish_load  # name of the hook in objects pickled by the previous version
 
 
 def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
-    """A clone for the engine: the plain structure, and which of its tensors the branches replace."""
+    """Return a clone for the engine to run branches on.
+
+    Returns:
+        The plain clone, id of each tensor that branches replace -> slot, the slots that are buffers, and the name of the method.
+    """
     record, table = root._workbench, table_of(root)
     refuse_offloaded(root)
     table.verify()
     sharded = [path for path, module in root.named_modules() if path and type(module).__name__.startswith("FSDP")]
     if sharded:
         raise RuntimeError(
-            f"{sharded[0]} is sharded by itself (fully_shard), and branches run on copies that cannot gather its shards; call fully_shard on "
-            "the wrapped model only"
+            f"the sub-module {sharded[0]} is sharded (fully_shard), and branches run on copies that cannot gather its shards; call fully_shard "
+            "only on the whole wrapped model"
         )
     new = plain(root, record, "", table.views)
     del new.__dict__["_workbench"]
@@ -103,7 +113,7 @@ def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
         new.__dict__[key] = new.__dict__.pop(key + MARK, OrderedDict())
     hooks = new._load_state_dict_post_hooks
     new._load_state_dict_post_hooks = OrderedDict((key, hook) for key, hook in hooks.items() if hook is not finish_load)
-    new.__dict__.pop(record.method, None)  # set on the wrapped object: it surrounds a call, and is in no branch
+    new.__dict__.pop(record.method, None)  # a function set on the wrapped object runs around a call, not in branches
     if record.method + MARK in new.__dict__:
         new.__dict__[record.method] = new.__dict__.pop(record.method + MARK)
     slots = {id(table.value(name)): name for name in record.slots if name in record.rules or record.slots[name].buffer}
@@ -111,7 +121,7 @@ def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
 
 
 def portable(wrapped: Any) -> Any:
-    """A structural copy that can be copied and pickled: no engine, and small stand-ins for the views."""
+    """Return a structural copy that can be copied and pickled: without engine, and with empty tensors in place of views."""
     views = table_of(wrapped).views
     if branches := engine_of(wrapped).clones.remembered():
         wrapped.__dict__[BRANCHES] = branches
@@ -127,12 +137,15 @@ def portable(wrapped: Any) -> Any:
 
 
 def restore(wrapped: Any, originals: dict[str, weakref.ref[Tensor]] | None = None, views: Any = None) -> Any:
-    """Make engine and views anew, after copying, unpickling or moving.
+    """Rebuild engine and views after copying, unpickling or moving.
 
     Args:
-        wrapped: the object.
-        originals: the tensors of the given model; by default those that the object knows.
-        views: what it holds in the places of released slots; by default what it, or its stand-ins, say.
+        wrapped: the wrapped object, changed in place.
+        originals: slot -> weak reference to the tensor of the given model; None for those that the object already has.
+        views: released slot -> tensor in its place; None for the current views or stand-ins.
+
+    Returns:
+        The object itself.
     """
     old = wrapped.__dict__.get("_engine")
     stand_ins = wrapped.__dict__.pop("_portable", None)
@@ -149,7 +162,12 @@ def restore(wrapped: Any, originals: dict[str, weakref.ref[Tensor]] | None = Non
 
 
 def copy_rest(model: nn.Module, known: set[int]) -> None:
-    """Give a plain clone tensors of its own where no method reaches: what a wrapped method other than forward does not use."""
+    """Copy the tensors of a plain clone that are not slots (those that a wrapped method other than forward does not use).
+
+    Args:
+        model: the clone, changed in place.
+        known: ids of the tensors of slots.
+    """
     rest = {id(t): t for t in (*model.parameters(), *model.buffers()) if id(t) not in known}
     for key, tensor in rest.items():
         rest[key] = own_copy(tensor) if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
@@ -158,19 +176,19 @@ def copy_rest(model: nn.Module, known: set[int]) -> None:
 
 
 def untie(wrapped: Any, axis: str) -> None:
-    """Give the heads along an axis a trunk of their own, equal to the model's, so that both can be taken from different times of a training.
+    """Give the heads along an axis a separate copy of the trunk, so that model and heads can be taken from different epochs of a training.
 
     Args:
-        wrapped: the object; its voters share nothing that is trained.
-        axis: name of the method with heads beside the model's own.
+        wrapped: the wrapped object; its voters share no trained parameters.
+        axis: name of the method with the heads.
     """
     record, table = wrapped._workbench, table_of(wrapped)
     heads = next(len(rule.options) for rule in record.rules.values() if isinstance(rule, Split) and rule.axis == axis)
     for slot, rule in list(record.rules.items()):
         if isinstance(rule, Stacked):
-            present = table.get(rule.name)
+            current = table.get(rule.name)
             new = table.register(
-                f"{slot}@{axis}@{rule.axis}", present.clone(), like=present, buffer=record.slots[slot].buffer
+                f"{slot}@{axis}@{rule.axis}", current.clone(), like=current, buffer=record.slots[slot].buffer
             )
             record.rules[slot] = Split(axis, (rule, *[Stacked(rule.axis, new)] * (heads - 1)))
     next(method for method in record.methods if method.name == axis).untie(table)

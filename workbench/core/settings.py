@@ -1,4 +1,4 @@
-"""Settings of wrappers: frozen dataclasses whose fields say their type, range and help, checked when one is made."""
+"""Settings of wrappers: frozen dataclasses whose fields declare type, range and help text, validated on construction."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, dataclass_transform
 
-_METADATA = "workbench"  # the key of a setting in the metadata of its field
+_METADATA = "workbench"  # key of a setting in the metadata of its dataclass field
 
-MOST = 2**20  # of a setting that counts something
+MAX_COUNT = 2**20  # upper limit of integer settings
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a class: what its value may be, read from the type and from `setting`.
+    """Description of one setting: its allowed values, derived from the type annotation and the arguments of `setting`.
 
     Args:
-        name: of the setting.
-        default: its default.
-        help: what it does, in words.
-        least, above, below: bounds of numbers: at least, above, below.
-        wording: what an error says instead of the bounds, such as "must not be negative".
-        classes: classes of which it takes an instance, or the class itself for one with defaults; what texts and files call by name.
-        saved: whether a saved state says it, and only fits an object with an equal one.
-        read: read(value) gives the value as it is kept, or raises ValueError; instead of all other checks.
-        choices: the fixed values: None, those of a `Literal`, True and False.
-        number: int or float where numbers are taken.
-        text: whether any text is taken.
-        several: whether several texts are.
-        base: of instances that are taken, of users' own classes as well.
-        anything: whether values of any other kind are taken.
+        name: name of the setting.
+        default: default value.
+        help: description for users.
+        least, above, below: bounds of numbers: minimum (inclusive), exclusive lower bound, exclusive upper bound.
+        wording: text of the error in place of the bounds, such as "must not be negative".
+        classes: classes whose instances are allowed, or the class itself for an instance with defaults; strings and files name these classes.
+        saved: whether it is saved in a state, which then only loads into an object with an equal value.
+        read: function that returns the value to store or raises ValueError; replaces all other checks.
+        choices: allowed constants: None, those of a `Literal`, True and False.
+        number: int or float if numbers are allowed.
+        text: whether any string is allowed.
+        several: whether a sequence of strings is allowed.
+        base: base class of allowed instances, including those of users' subclasses.
+        anything: whether values of any other type are allowed.
     """
 
     name: str = ""
@@ -58,11 +58,11 @@ class Setting:
     anything: bool = False
 
     def check(self, value: Any) -> Any:
-        """The value as it is kept: a class as an instance of it, texts as a tuple, numbers as their type.
+        """Validate a value and return it as stored: a class as an instance, strings as a tuple, numbers converted to the declared type.
 
         Raises:
-            ValueError: if it is none of those that are taken.
-            TypeError: if it should be an instance of a class and is not.
+            ValueError: if the value is not allowed.
+            TypeError: if the value is not an instance of the required class.
         """
         if self.read is not None:
             return self.read(value)
@@ -80,19 +80,19 @@ class Setting:
         if self.several and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
         kind = TypeError if self.base is not None and not self.choices else ValueError
-        raise kind(f"{self.name} {self.wording or f'must be {self._taken()}'}, not {value!r}")
+        raise kind(f"{self.name} {self.wording or f'must be {self._expected()}'}, not {value!r}")
 
     def _number(self, value: Any) -> Any:
-        """A number within the bounds; None for anything else."""
+        """Return the value as a number if it is within the bounds; None otherwise."""
         kind: Any = int if self.number is int else numbers.Real
         try:
             if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
                 return None
-        except OverflowError:  # a whole number that no float is large enough for
+        except OverflowError:  # an integer beyond the range of float
             return None
-        if self.number is int and value > MOST:
+        if self.number is int and value > MAX_COUNT:
             raise ValueError(
-                f"{self.name} must be at most {MOST:,}, not {value}: no machine would come to the end of it"
+                f"{self.name} must be at most {MAX_COUNT:,}, not {value}: larger values are not computable in practice"
             )
         inside = (
             (self.least is None or value >= self.least)
@@ -101,8 +101,8 @@ class Setting:
         )
         return (value if self.number is int else float(value)) if inside else None
 
-    def _taken(self) -> str:
-        """What is taken, in words."""
+    def _expected(self) -> str:
+        """Return a description of the allowed values for error messages."""
         words = [choice for choice in self.choices if isinstance(choice, str)]
         if words and words == list(self.choices) and self.base is None and self.number is None:
             return f"one of {', '.join(words)}"
@@ -124,18 +124,18 @@ class Setting:
 
     @property
     def menu(self) -> tuple[Any, ...]:
-        """What to choose from: the fixed values, else the classes."""
+        """The values to choose from: the constants if there are any, otherwise the classes."""
         return self.choices or self.classes
 
     def for_task(self, task: str | None) -> Setting:
-        """The same without output distributions that are of no use for "regression", or for "classification" and "labels"."""
+        """Return a copy without output distributions that do not suit the task: "regression", "classification" or "labels"; None for any."""
         classes = tuple(cls for cls in self.classes if _fits(cls, task))
         default = self.default if not isinstance(self.default, type) or self.default in classes else classes[0]
         return dataclasses.replace(self, classes=classes, default=default)
 
 
 def _fits(cls: type, task: str | None) -> bool:
-    """Whether an output distribution is of use for a task: those of class labels say probabilities."""
+    """Return whether an output distribution suits a task; those for class labels have `probs`."""
     return (
         task is None
         or not hasattr(cls, "loss_function")
@@ -150,7 +150,7 @@ def _same(value: Any, other: Any) -> bool:
         )
     try:
         return value is other or (type(value) is type(other) and bool(value == other))
-    except (RuntimeError, TypeError, ValueError):  # of tensors with several elements
+    except (RuntimeError, TypeError, ValueError):  # comparison of tensors with several elements
         return False
 
 
@@ -166,7 +166,7 @@ def setting(
     saved: bool = False,
     read: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """A field of a class of settings; see `Setting`.
+    """Declare a field of a `Settings` class; see `Setting` for the arguments.
 
     Example:
         >>> class Noise(Settings):
@@ -183,12 +183,12 @@ def setting(
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(setting,))
 class Settings:
-    """Settings that are written once: every subclass is a frozen dataclass of its annotated fields, which `setting` describes.
+    """Base class of validated settings: every subclass becomes a frozen dataclass of its annotated fields, described by `setting`.
 
-    The types that a value is checked by: bool, int, float, str, None, `Literal`, `Sequence[str]`, and a class with its `type[...]` where both
-    the class and instances are taken; and unions of them. Values of other types are kept as they are.
+    Values are checked against these types: bool, int, float, str, None, `Literal`, `Sequence[str]`, a class together with its `type[...]` if
+    both the class and its instances are allowed, and unions of these. Values of other types are not checked.
 
-    A subclass with an `__init__` of its own is left as it is.
+    A subclass that defines `__init__` is not made a dataclass.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -203,7 +203,7 @@ class Settings:
             object.__setattr__(self, described.name, described.check(getattr(self, described.name)))
 
     def changed(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, by name."""
+        """Return the settings that differ from their defaults, by name."""
         values = ((described, getattr(self, described.name)) for described in settings_of(self.__class__))
         return {
             described.name: value
@@ -216,7 +216,7 @@ class Settings:
 
 
 def settings_of(cls: Any) -> tuple[Setting, ...]:
-    """The settings of a dataclass, in their order.
+    """Return the settings of a dataclass, positional ones first.
 
     Example:
         >>> from workbench import vote
@@ -239,7 +239,7 @@ def _settings_of(cls: Any) -> tuple[Setting, ...]:
 
 
 def _typed(described: Setting, field: dataclasses.Field[Any], hint: Any) -> Setting:
-    """A setting with what its type says."""
+    """Return a setting completed with what its type annotation says."""
     choices: list[Any] = []
     kinds: dict[str, Any] = {"name": field.name, "default": field.default}
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
@@ -265,7 +265,7 @@ def _typed(described: Setting, field: dataclasses.Field[Any], hint: Any) -> Sett
 
 
 def _documented(cls: Any) -> str:
-    """The docstring with a line on each setting, so that it need not be written again."""
+    """Return the docstring of a class with an Args section generated from the help of its settings."""
     text = inspect.cleandoc(cls.__doc__ or f"Settings of {cls.__name__}.")
     annotations = vars(cls).get("__annotations__", {})
     lines = [
@@ -275,14 +275,14 @@ def _documented(cls: Any) -> str:
     ]
     common = [field.name for field in dataclasses.fields(cls) if field.kw_only and field.name not in annotations]
     if lines and common:
-        lines.append(f"    {', '.join(common)}: those of all wrappers, by name; see `workbench.Wrapper`.")
+        lines.append(f"    {', '.join(common)}: keyword-only options common to all wrappers; see `workbench.Wrapper`.")
     head, mark, example = text.partition("\nExample:")
     wrapped = [textwrap.fill(line, 140, subsequent_indent=" " * 8, break_on_hyphens=False) for line in lines]
     return "\n".join([head.rstrip(), "", "Args:", *wrapped, ""]) + f"{mark}{example}" if lines else text
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """What a wrong word may have meant, and what there is.
+    """Return suggestions for a misspelled name, and the list of known names.
 
     Example:
         >>> hint("voter", ["sculpt", "vote"])

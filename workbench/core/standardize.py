@@ -1,4 +1,4 @@
-"""Standardisation between the user's units and the model's."""
+"""Standardisation between the user's units and the model's units."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from torch import Tensor, nn
 from ..engine.tree import is_float, tensors, tree_map
 from .batches.arrays import is_frame
 
-Key = int | str | None  # an input: the first argument (None), or one of several by position or name
+Key = int | str | None  # identifies an input: the first argument (None), or one of several by position or name
 Moments = Tensor | tuple[Tensor | None, ...] | Mapping[str, Tensor | None] | None
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Scaling(nn.Module):
-    """Standardises inputs and undoes it for predictions and risks.
+    """Module that standardises inputs, (x - x_mean) / x_scale, and converts predictions and risks back to original units.
 
     Args:
-        x_mean, x_scale: what is subtracted from the first argument, and what it is divided by; of several inputs a tuple by position or a dict
-            by name (of keyword arguments, or of the items of one dict), in which None leaves one alone. None leaves all inputs alone.
-        y_mean, y_scale: the same for targets; None leaves outputs alone.
-        x_dtype: like `x_mean`, of inputs that are bytes or truth values, and that the model is given as floating-point numbers: torch.uint8 or
-            torch.bool.
-        names: of the positional parameters of the model, by which they may be given as well.
+        x_mean, x_scale: mean and standard deviation of the first argument. For several inputs a tuple by position or a dict by name (of keyword
+            arguments, or of the items of a single dict), in which None leaves an input unchanged. None leaves all inputs unchanged.
+        y_mean, y_scale: the same for targets; None leaves outputs unchanged.
+        x_dtype: like `x_mean`, torch.uint8 or torch.bool for inputs of these dtypes, which are converted to floating point for the model.
+        names: names of the model's positional parameters, so that inputs given by position can also be passed by keyword.
     """
 
     NAMES = ("x_mean", "x_scale", "y_mean", "y_scale")
@@ -54,14 +53,14 @@ class Scaling(nn.Module):
                 if tensor is not None:
                     self.register_buffer(_buffer(name, key), torch.as_tensor(tensor).detach().clone())
         for key, dtype in items_of(x_dtype):
-            if dtype is not None:  # an empty tensor keeps its dtype in a file, and where the model is cast
+            if dtype is not None:  # an empty tensor stores the dtype, in files as well as when the model is cast
                 self.register_buffer(_buffer("x_like", key), torch.empty(0, dtype=dtype))
         self._check()
         self._note_keys()
 
     @classmethod
     def of_state(cls, stored: Mapping[str, Tensor], names: Iterable[str] = ()) -> Scaling:
-        """One with the buffers of a state."""
+        """Create a scaling from the buffers of a state."""
         new = cls(names=names)
         for name, value in stored.items():
             new.register_buffer(name, value.detach().clone())
@@ -71,7 +70,7 @@ class Scaling(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._note_keys()  # pickles of the version before have none
+        self._note_keys()  # pickles of the previous version do not contain them
 
     def _check(self) -> None:
         buffers = {name: value for name, value in self._buffers.items() if value is not None}
@@ -85,45 +84,45 @@ class Scaling(nn.Module):
                     raise ValueError(f"{name[0]}_mean and {name[0]}_scale go together: give both or neither")
 
     def _note_keys(self) -> None:
-        """Note which inputs are standardised, and the names of the buffers of each."""
+        """Store which inputs are standardised, with the names of the buffers of each."""
         keys = [_key(name) for name, value in self._buffers.items() if name.startswith("x_mean") and value is not None]
         self._named_buffers = {key: [_buffer(name, key) for name in ("x_mean", "x_scale", "x_like")] for key in keys}
 
     # ---- inputs
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool = True) -> Arguments:
-        """Positional and keyword inputs in standardised units.
+        """Return positional and keyword inputs in standardised units.
 
         Args:
-            args, kwargs: as the model is called.
-            exact: whether inputs must be of the kind that the moments were taken of; else bytes may be floating-point numbers by now.
+            args, kwargs: arguments of the model.
+            exact: whether inputs must have the kind of dtype of the training data; otherwise bytes may already be floating-point numbers.
 
         Raises:
-            TypeError: if an input is of another kind (bytes instead of floating-point numbers) than the moments were taken of.
+            TypeError: if the kind of dtype of an input (such as bytes instead of floating point) differs from that of the training data.
         """
         buffers: dict[str, Any] = self._buffers
 
         def standardized(key: Key, leaf: Any) -> Any:
             if isinstance(leaf, np.ndarray) or is_frame(leaf):
                 raise TypeError(
-                    f"{self._named(key)} is {type(leaf).__name__}, and a model takes tensors: "
+                    f"{self._describe(key)} is {type(leaf).__name__}, and a model takes tensors: "
                     "torch.tensor(numpy.asarray(x), dtype=torch.float32)"
                 )
             if not isinstance(leaf, Tensor):
                 return leaf
-            kept: list[Any] = [buffers.get(name) for name in self._named_buffers[key]]
-            mean, scale, like = kept
+            moments: list[Any] = [buffers.get(name) for name in self._named_buffers[key]]
+            mean, scale, like = moments
             if not is_float(leaf) if like is None else leaf.dtype != like.dtype and (exact or not is_float(leaf)):
-                known = "floating-point numbers" if like is None else str(like.dtype)
+                expected = "floating-point numbers" if like is None else str(like.dtype)
                 raise TypeError(
-                    f"{self._named(key)} is {leaf.dtype}, but the model was trained on {known} there, whose mean and scale are not those of "
-                    f"other numbers: give {known}, or train with these (workbench.fit), or call wrapped.unscale()"
+                    f"{self._describe(key)} is {leaf.dtype}, but the model was trained on {expected} there, whose mean and scale do not apply: "
+                    f"give {expected}, or train with {leaf.dtype} (workbench.fit), or call wrapped.unscale()"
                 )
             return ((leaf if is_float(leaf) else leaf.to(mean.dtype)) - mean) / scale
 
         return self._changed(args, kwargs, standardized)
 
     def original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """What `inputs` was given; bytes and truth values as floating-point numbers."""
+        """Invert `inputs`; bytes and booleans stay floating-point numbers."""
         buffers: dict[str, Any] = self._buffers
 
         def restored(key: Key, leaf: Any) -> Any:
@@ -136,53 +135,53 @@ class Scaling(nn.Module):
         positional, named = list(args), dict(kwargs)
         items: Any = None
         for key in self._named_buffers:
-            at = self.names.index(key) if isinstance(key, str) and key in self.names else key or 0
-            name = self.names[at] if isinstance(at, int) and at < len(self.names) else key
+            position = self.names.index(key) if isinstance(key, str) and key in self.names else key or 0
+            name = self.names[position] if isinstance(position, int) and position < len(self.names) else key
             if name in named:
                 named[name] = change(key, named[name])
             elif isinstance(key, str) and args and isinstance(args[0], Mapping) and key in args[0]:
                 items = copy.copy(args[0]) if items is None else items
                 items[key] = change(key, args[0][key])
                 positional[0] = items
-            elif isinstance(at, int) and at < len(args):
-                positional[at] = change(key, args[at])
+            elif isinstance(position, int) and position < len(args):
+                positional[position] = change(key, args[position])
         return tuple(positional), named
 
-    def _named(self, key: Key) -> str:
+    def _describe(self, key: Key) -> str:
         return "the input" if key is None else f"the input {key!r}"
 
     # ---- targets
     def targets(self, y: Any) -> Any:
-        """Targets in standardised units."""
+        """Convert targets to standardised units."""
         return (
             y if self.y_mean is None else tree_map(lambda t: (t - self.y_mean) / self.y_scale if is_float(t) else t, y)
         )
 
     def prediction(self, y: Any) -> Any:
-        """Predictions in original units."""
+        """Convert predictions to original units."""
         return self._rescaled(y, lambda t: t * self.y_scale + self.y_mean)
 
     def risk(self, risk: Any) -> Any:
-        """Standard deviations in original units."""
+        """Convert standard deviations to original units."""
         return self._rescaled(risk, lambda t: t * self.y_scale)
 
     def _rescaled(self, output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-        """The values of an output changed: of several leaves those that have the shape of targets, not a loss or hidden states beside them."""
+        """Apply `change` to an output; of several leaves only to those with the shape of targets, not to a loss or hidden states."""
         if self.y_mean is None:
             return output
-        alone = sum(map(is_float, tensors(output))) == 1
+        single = sum(map(is_float, tensors(output))) == 1
         return tree_map(
-            lambda leaf: change(leaf) if is_float(leaf) and (alone or self.are_targets(leaf)) else leaf, output
+            lambda leaf: change(leaf) if is_float(leaf) and (single or self.are_targets(leaf)) else leaf, output
         )
 
     def are_targets(self, leaf: Tensor) -> bool:
-        """Whether one of several outputs has the shape of targets, so that it is in their units."""
+        """Return whether one of several outputs has the shape of targets, and so is in their units."""
         mean = self.y_mean
         return mean is None or (leaf.dim() > mean.dim() and leaf.shape[leaf.dim() - mean.dim() :] == mean.shape)
 
 
 def items_of(inputs: Any) -> Iterator[tuple[Key, Any]]:
-    """Each of several inputs (or what is said of each) with its key; of a single one None."""
+    """Yield (key, value) for a tuple or dict of values per input; (None, value) for a single value."""
     if isinstance(inputs, Mapping):
         yield from inputs.items()
     elif isinstance(inputs, tuple):
@@ -192,7 +191,7 @@ def items_of(inputs: Any) -> Iterator[tuple[Key, Any]]:
 
 
 def _buffer(name: str, key: Key) -> str:
-    """The name of a buffer, such as x_mean, x_mean[0] or x_mean['age']; torch allows no dot in it."""
+    """Return the name of a buffer, such as x_mean, x_mean[0] or x_mean['age']; dots are escaped, since torch does not allow them."""
     return name if key is None else f"{name}[{key!r}]".replace("%", "%25").replace(".", "%2E")
 
 

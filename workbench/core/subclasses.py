@@ -1,4 +1,4 @@
-"""Subclasses of the user's classes, of which wrapped objects are, so that they are instances of both."""
+"""Classes of wrapped objects: dynamic subclasses of both `Wrapped` and the user's model class."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .saving.save_pretrained import saving_pretrained
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-class _UsersOwn:
-    """Gives way to what the user's object holds under a name of ours."""
+class _InstanceAttribute:
+    """Descriptor that returns the user's sub-module or parameter in place of a public name of `Wrapped`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,16 +31,16 @@ class _UsersOwn:
 
 
 def subclass(
-    ours: Any, public: Iterable[str], call: Callable[..., Any], cls: Any, theirs: frozenset[str], method: str
+    ours: Any, public: Iterable[str], call: Callable[..., Any], cls: Any, overridden: frozenset[str], method: str
 ) -> Any:
-    """A class that is ours and the user's.
+    """Create the class of wrapped objects of a user's class.
 
     Args:
-        ours: the class of wrapped objects.
-        public: names that it adds, which give way to those of the user.
-        call: call(object, method, args, kwargs, return_risk, tile_and_reduce) answers.
+        ours: `Wrapped`.
+        public: public names of `Wrapped`; attributes of the user's class take precedence.
+        call: call(object, method, args, kwargs, return_risk, tile_and_reduce) computes the answer.
         cls: the user's class.
-        theirs: names of ours that the object to be wrapped holds itself.
+        overridden: public names of `Wrapped` that the model to be wrapped has as instance attributes.
         method: name of the method that answers with risk.
     """
     namespace: dict[str, Any] = {
@@ -48,12 +48,12 @@ def subclass(
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "_plain_class": cls,
-        "_theirs": theirs,
-        **{name: _UsersOwn(name) for name in theirs},
+        "_overridden": overridden,
+        **{name: _InstanceAttribute(name) for name in overridden},
     }
 
     for name in (*public, "forward"):
-        if name not in theirs and inspect.getattr_static(cls, name, None) is not None:
+        if name not in overridden and inspect.getattr_static(cls, name, None) is not None:
             namespace[name] = inspect.getattr_static(cls, name)
 
     namespace.update(
@@ -73,29 +73,37 @@ def subclass(
     if hasattr(cls, "load_adapter") and any(base.__module__.partition(".")[0] == "peft" for base in cls.__mro__):
         namespace["load_adapter"] = loading_adapters(cls.load_adapter)
     namespace.update({**refusals_of(cls), **encoders_of(cls)})
-    if method == "forward" and cls.__call__ is not nn.Module.__call__:  # the user's own: each branch runs it
+    # a __call__ of the user's class runs inside each branch
+    if method == "forward" and cls.__call__ is not nn.Module.__call__:
         namespace["__call__"] = nn.Module.__call__
-    if issubclass(cls, _CONTAINERS):  # what wrapping adds is not one of the user's layers
+    if issubclass(cls, _CONTAINERS):  # what wrapping adds must not appear among the user's layers
         methods = ("__len__", "__iter__", "__getitem__")
-        torchs = any(all(getattr(cls, m) is getattr(base, m) for m in methods) for base in _CONTAINERS)
-        namespace["__len__"] = lambda self: len(_contained(self, torchs))
-        namespace["__iter__"] = lambda self: iter(_contained(self, torchs))
-        namespace["__getitem__"] = lambda self, key: _contained(self, torchs)[key]
+        is_default = any(all(getattr(cls, m) is getattr(base, m) for m in methods) for base in _CONTAINERS)
+        namespace["__len__"] = lambda self: len(_contained(self, is_default))
+        namespace["__iter__"] = lambda self: iter(_contained(self, is_default))
+        namespace["__getitem__"] = lambda self, key: _contained(self, is_default)[key]
     return types.new_class(cls.__name__, (ours, cls), exec_body=lambda ns: ns.update(namespace))
 
 
 def _signature(answer: Callable[..., Any], forward: Callable[..., Any]) -> inspect.Signature:
-    """That of the model's method, with what wrapped objects take beside it."""
+    """Return the signature of the model's method with the additional arguments of wrapped objects."""
     parameters = [*inspect.signature(answer).parameters.values()]
-    ours = inspect.signature(forward).parameters
-    added = [ours[name] for name in ("return_risk", "tile_and_reduce") if name not in {p.name for p in parameters}]
+    additional = inspect.signature(forward).parameters
+    added = [
+        additional[name] for name in ("return_risk", "tile_and_reduce") if name not in {p.name for p in parameters}
+    ]
     return inspect.Signature(sorted([*parameters, *added], key=lambda parameter: parameter.kind))
 
 
-def _contained(container: Any, torchs: bool) -> Any:
-    """The container without what wrapping added; where torch's own methods look at it, no more than they see, which torch.compile can trace."""
+def _contained(container: Any, is_default: bool) -> Any:
+    """Return a view of a container without what wrapping added.
+
+    Args:
+        container: the wrapped container.
+        is_default: whether the container methods are those of torch; the view then only has `_modules`, which torch.compile can trace.
+    """
     view = object.__new__(type(container)._plain_class)
-    if not torchs:
+    if not is_default:
         view.__dict__.update({name: value for name, value in container.__dict__.items() if name != "_workbench"})
     modules = {name: module for name, module in container._modules.items() if MARK not in name}
     object.__setattr__(view, "_modules", modules)

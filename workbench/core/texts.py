@@ -1,4 +1,4 @@
-"""Wrappers as texts, such as ``"vote(n_voters=5) + sculpt"``: read without evaluating anything but literals."""
+"""Parsing of wrappers written as strings, such as ``"vote(n_voters=5) + sculpt"``; only literals are evaluated."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ _HOW = "write names joined by +, such as 'vote(n_voters=5) + sculpt'"
 
 
 def wrapper_of(text: str, classes: bool = False, output: Any = None) -> Wrapper:
-    """The wrapper that a text names.
+    """Return the wrapper described by a string.
 
     Args:
-        text: names of wrappers joined by ``+``, each with arguments in parentheses if need be: literals, or classes that the setting knows by
+        text: names of wrappers joined by ``+``, optionally with arguments in parentheses: literals, or classes that the setting allows by
             name, such as ``sculpt(StudentT(df=4))``; "plain" for the plain model.
-        classes: whether the model gives class scores: wrappers then have output="logits", and an output distribution of class labels, where the
-            text does not say otherwise.
-        output: the same for scores of this meaning, such as `Logits(dim=1)`.
+        classes: whether the model returns class scores; wrappers then default to output="logits" and an output distribution of class labels.
+        output: the same for scores with this meaning, such as `Logits(dim=1)`.
 
     Raises:
-        ValueError: the text can't be read, there is no such wrapper or argument, or the wrapper refuses its value.
+        ValueError: if the string cannot be parsed, a wrapper or argument does not exist, or the wrapper refuses its value.
 
     Example:
         >>> wrapper_of("vote(n_voters=5) + sculpt")
@@ -46,7 +45,7 @@ def wrapper_of(text: str, classes: bool = False, output: Any = None) -> Wrapper:
 
 
 def parsed(text: str, what: str) -> ast.expr:
-    """The syntax of a text of names and calls; `what` it is, for messages."""
+    """Parse a string of names and calls; `what` names it in error messages."""
     if not isinstance(text, str):
         raise TypeError(f"{what} must be a text, not {text!r:.60}; {_HOW}")
     try:
@@ -56,12 +55,12 @@ def parsed(text: str, what: str) -> ast.expr:
 
 
 def arguments(node: ast.expr, settings: tuple[Setting, ...], what: str) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and named arguments of a call; none if it is a name alone.
+    """Return the positional and keyword arguments of a call; none if the node is only a name.
 
     Args:
-        node: the call.
-        settings: those of what is called, which know classes by name.
-        what: it is, for messages.
+        node: syntax node of the call.
+        settings: settings of the called class, with the classes allowed as values.
+        what: name of the string in error messages.
     """
     if not isinstance(node, ast.Call):
         return [], {}
@@ -83,10 +82,10 @@ def _terms(node: ast.expr) -> list[ast.expr]:
 
 def _name(node: ast.expr, text: str) -> str:
     function = node.func if isinstance(node, ast.Call) else node
-    if isinstance(function, ast.Attribute) and function.attr == "Wrapper":  # as it is written in Python
+    if isinstance(function, ast.Attribute) and function.attr == "Wrapper":  # Python style, as in vote.Wrapper(5)
         function = function.value
     if not isinstance(function, ast.Name):
-        raise ValueError(f"wrapper {text!r}: {ast.unparse(node)!r} is no name of a wrapper; {_HOW}")
+        raise ValueError(f"wrapper {text!r}: {ast.unparse(node)!r} is not the name of a wrapper; {_HOW}")
     return function.id
 
 
@@ -96,14 +95,16 @@ def _wrapper(name: str, node: ast.expr, text: str, output: Any) -> Wrapper:
     cls = wrapper_class(name)
     settings = settings_of(cls)
     positional, named = arguments(node, settings, f"wrapper {text!r}")
-    of_wrapper = [setting for setting in settings if setting.name not in COMMON]
+    own_settings = [setting for setting in settings if setting.name not in COMMON]
     for argument in named:
         if argument not in (setting.name for setting in settings):
-            raise ValueError(f"{name} has no argument {argument!r}: {hint(argument, [s.name for s in of_wrapper])}")
+            raise ValueError(f"{name} has no argument {argument!r}: {hint(argument, [s.name for s in own_settings])}")
     options: dict[str, Any] = {}
     if output is not None:
-        suited = [(setting, setting.for_task("classification").default) for setting in of_wrapper[len(positional) :]]
-        options = {setting.name: default for setting, default in suited if default is not setting.default}
+        defaults = [
+            (setting, setting.for_task("classification").default) for setting in own_settings[len(positional) :]
+        ]
+        options = {setting.name: default for setting, default in defaults if default is not setting.default}
         options["output"] = output
     try:
         return cls(*positional, **{**options, **named})
@@ -112,7 +113,7 @@ def _wrapper(name: str, node: ast.expr, text: str, output: Any) -> Wrapper:
 
 
 def _value(node: ast.expr, classes: tuple[type, ...], what: str) -> Any:
-    """A literal, or an object of one of the classes."""
+    """Evaluate a literal, or create an object of one of the classes."""
     try:
         return ast.literal_eval(node)
     except ValueError:
@@ -121,7 +122,7 @@ def _value(node: ast.expr, classes: tuple[type, ...], what: str) -> Any:
     known = {cls.__name__: cls for cls in classes}
     if not isinstance(function, ast.Name) or function.id not in known:
         raise ValueError(
-            f"{what}: {ast.unparse(node)!r} is neither a literal nor a distribution or noise that it knows; put texts in quotes"
+            f"{what}: {ast.unparse(node)!r} is neither a literal nor a known distribution or noise; put strings in quotes"
         )
     cls = known[function.id]
     if not isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""Wrapped objects: models of the user's own class that say how far to trust them."""
+"""Wrapped objects: instances of the user's model class that also report the risk of their predictions."""
 
 from __future__ import annotations
 
@@ -43,36 +43,37 @@ if TYPE_CHECKING:
 
 
 class Wrapped(WrappedParameters, Persistent):
-    """Mixed into the class of the model that is wrapped; see `Wrapper`.
+    """Mix-in for the class of a wrapped model; see `Wrapper`.
 
-    Call it as the model itself for the prediction, with `return_risk=True` for the pair of prediction and risk. All attributes, methods,
-    sub-modules and the `state_dict` keys of shared parameters are the model's own. Where the model has a name of its own that is also
-    one of those below, the model's wins; `Wrapped.loss(model, ...)` reaches ours.
+    Calling the object returns the prediction, as for the plain model; with `return_risk=True` the pair (prediction, risk). Attributes, methods,
+    sub-modules and the `state_dict` keys of shared parameters are those of the model. If the model defines one of the names below itself, the
+    model's attribute takes precedence; `Wrapped.loss(model, ...)` still calls the method below.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """The user's class may ask for arguments here that only its own subclasses know."""
+        """Do nothing: the user's class may require keyword arguments here that wrapping cannot give."""
 
     def forward(self, *args: Any, return_risk: bool = False, tile_and_reduce: bool | None = None, **kwargs: Any) -> Any:
-        """The prediction of the model, and with `return_risk=True` its risk beside it.
+        """Return the prediction of the model; with `return_risk=True` also its risk.
 
         Args:
-            args, kwargs: as for the model.
-            return_risk: whether to return (prediction, risk). One wrapper: the risk has the structure and shapes of the prediction; several,
-                or class outputs: a `Risk`.
-            tile_and_reduce: for vote: True answers with the mean of all voters also in training mode, False deals the rows of the batch out
-                to the voters, None (default) deals in training mode and averages in evaluation mode.
+            args, kwargs: inputs, as for the model.
+            return_risk: whether to return (prediction, risk). With one wrapper the risk has the structure and shapes of the prediction; with
+                several, or for class outputs, it is a `Risk`.
+            tile_and_reduce: for vote: True returns the mean of all voters, also in training mode; False deals the rows of the batch out to
+                the voters, each row to one; None (default) deals in training mode and averages in evaluation mode.
         """
         return _answer(self, "forward", args, kwargs, return_risk, tile_and_reduce)
 
     def quantiles(self, *args: Any, **kwargs: Any) -> Any:
-        """The quantiles of the targets that quantile heads predict, `sculpt.Wrapper(Quantiles(levels))`.
+        """Return the quantiles of the targets predicted by quantile heads, `sculpt.Wrapper(Quantiles(levels))`.
 
         Args:
-            args, kwargs: as for the model.
+            args, kwargs: inputs, as for the model.
 
         Returns:
-            Like the prediction, each tensor [levels, ...] and rising, in its units; of voters and samples the mean for each level.
+            The structure of the prediction with each tensor [levels, ...], increasing along levels, in units of the prediction; each level is
+            averaged over voters and samples.
 
         Raises:
             ValueError: if the model has no quantile heads.
@@ -88,16 +89,16 @@ class Wrapped(WrappedParameters, Persistent):
         return asked(calling.quantiles, self, *entered(self, args, kwargs))
 
     def predictive(self, *args: Any, **kwargs: Any) -> Mixture:
-        """The predictive distribution of the targets: the exact mixture of what all voters and samples say, each with its own noise.
+        """Return the predictive distribution of the targets: the exact mixture of the distributions of all voters and samples.
 
         Args:
-            args, kwargs: as for the model.
+            args, kwargs: inputs, as for the model.
 
         Returns:
-            A `torch.distributions.Distribution`: log_prob, cdf, icdf, mean, variance, stddev and sample, in the units of the prediction.
+            A `torch.distributions.Distribution` with log_prob, cdf, icdf, mean, variance, stddev and sample, in units of the prediction.
 
         Raises:
-            ValueError: if no member says a distribution (there is no sculpt), or the model gives several tensors or class outputs.
+            ValueError: if members predict no distribution (there is no sculpt), or the model returns several tensors or class outputs.
 
         Example:
             >>> import torch
@@ -111,7 +112,7 @@ class Wrapped(WrappedParameters, Persistent):
 
     # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any) -> Tensor:
-        """The training loss of all methods for a batch: each voter on every row with its own loss, sculpt's likelihood added.
+        """Return the training loss of a batch: the loss of each voter on every row, plus the terms of other methods such as sculpt's likelihood.
 
         Args:
             criterion: `criterion(prediction, target)`, such as `nn.MSELoss()`, called once for each voter, in the order of `voters()`; None
@@ -120,22 +121,22 @@ class Wrapped(WrappedParameters, Persistent):
             y: the target.
 
         Returns:
-            A scalar. With a scaling set it is computed in standardised units.
+            A scalar tensor; in standardised units if a scaling is set.
         """
         return asked(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
 
     def fit(self, inputs: Any) -> Any:
-        """Fit what is learned in closed form from the training data: neo's signature, laplace's posterior, swag's models.
+        """Fit in closed form to the training data: neo's signature, laplace's posterior, swag's models.
 
         Args:
             inputs: a tensor [rows, ...], an iterable of input batches or of (input, target) pairs, or rows in any form that `workbench.fit`
-                takes; laplace takes its noise from the targets.
+                takes; laplace estimates its noise from the targets.
 
         Returns:
             The object itself.
 
         Raises:
-            ValueError: if no method learns anything in closed form; `workbench.fit` trains.
+            ValueError: if no method is fitted in closed form; use `workbench.fit` to train by gradient descent.
         """
         refuse_change(self, "fit()")
         savepoint = Savepoint(self, values=any(method.collects for method in self._workbench.methods))
@@ -148,25 +149,25 @@ class Wrapped(WrappedParameters, Persistent):
 
     @property
     def needs_fit(self) -> bool:
-        """Whether `fit` has something to learn in closed form."""
+        """Whether any method must be fitted in closed form with `fit`."""
         return any(method.needs_fit for method in self._workbench.methods)
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods, in canonical order."""
+        """Names of the attached methods, in canonical order."""
         return tuple(method.name for method in self._workbench.methods)
 
     # ---- units
     @property
     def scaling(self) -> Scaling | None:
-        """The standardisation between the user's units and the model's, if there is one."""
+        """The standardisation between the user's and the model's units, or None."""
         return extra(self, "scaling")
 
     def scale(self, *args: None, **values: Any) -> None:
-        """Standardise inputs, and give predictions and risks in original units.
+        """Standardise inputs before the model, and convert predictions and risks back to original units.
 
         Args:
-            values: x_mean, x_scale (of the first input, or tuples or dicts of those of several), y_mean, y_scale and x_dtype; see `Scaling`.
+            values: x_mean, x_scale (of the first input, or tuples or dicts for several inputs), y_mean, y_scale and x_dtype; see `Scaling`.
         """
         refuse_change(self, "scale()")
         if args:
@@ -176,14 +177,14 @@ class Wrapped(WrappedParameters, Persistent):
         for method in self._workbench.methods if values.get("y_mean") is not None else ():
             if not getattr(method.distribution, "standardizable", True):
                 raise ValueError(
-                    f"y_mean, y_scale: targets of {method.distribution} cannot be standardised; give x_mean and x_scale alone"
+                    f"y_mean, y_scale: targets of {method.distribution} cannot be standardised; give only x_mean and x_scale"
                 )
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
         scaling = Scaling(**{"names": positional_names(self), **values})
         add_extra(self, "scaling", scaling.to(like.device if like is not None else None))
 
     def unscale(self) -> None:
-        """Remove the standardisation: inputs and outputs are in the model's own units again."""
+        """Remove the standardisation, so that inputs and outputs are in the model's own units again."""
         refuse_change(self, "unscale()")
         remove_extra(self, "scaling")
 
@@ -200,41 +201,43 @@ class Wrapped(WrappedParameters, Persistent):
 
     # ---- parts
     def voters(self) -> list[nn.Module]:
-        """Every voter as a plain model of the user's class, with tensors of its own; one model if nothing votes.
+        """Return each voter as a plain model of the user's class with its own copies of all tensors; a single model without voters.
 
-        With units (`scale`) or priors (`vote.Wrapper(prior=)`) each is a wrapped object without methods, which keeps them.
+        If the object has a scaling or a prior (`vote.Wrapper(prior=)`), the models keep them: each is a wrapped object without methods.
         """
-        every = Call(training=False, return_risk=True)
+        evaluation = Call(training=False, return_risk=True)
         axes = [
-            axis for method in self._workbench.methods if method.members and (axis := method.axis(every)) is not None
+            axis
+            for method in self._workbench.methods
+            if method.members and (axis := method.axis(evaluation)) is not None
         ]
-        places = [{axes[0].name: i} for i in range(axes[0].size)] if axes else [{}]
-        return [_branch(self, place, independent=True) for place in places]
+        indices = [{axes[0].name: i} for i in range(axes[0].size)] if axes else [{}]
+        return [_branch(self, index, independent=True) for index in indices]
 
     def unwrap(self) -> nn.Module:
-        """The plain model, over the parameters as they are now; see `unwrap`."""
+        """Return the plain model with the current parameters; see `unwrap`."""
         return unwrap(self)
 
     def explain(self) -> Explanation:
-        """How calls so far were run, and why: a text, and a table in a notebook."""
+        """Explain how calls so far were run, and why, as text or as a table in a notebook."""
         from .explain import explained
 
         return explained(self)
 
-    # not by `_get_name`: transformers' Trainer looks the name up to find out whether labels are shifted
+    # `_get_name` stays as it is: transformers' Trainer uses it to decide whether labels are shifted
     def __repr__(self) -> str:
         plain, name = super().__repr__(), self._get_name()
         return self._workbench_name() + plain.removeprefix(name) if plain.startswith(f"{name}(") else plain
 
     def _workbench_name(self) -> str:
-        """The name of the model's class, and the wrappers."""
+        """Return the name of the model's class with its methods, such as Net[vote(n_voters=5)]."""
         if "_workbench" not in self.__dict__:
             return self._get_name()
         names = ", ".join(repr(method) for method in self._workbench.methods)
         method = "" if self._workbench.method == "forward" else f".{self._workbench.method}"
         return f"{type(self)._plain_class.__name__}{method}[{names}]"
 
-    # ---- what others put around a call
+    # ---- hooks and functions that other libraries set around calls
     def __setattr__(self, name: str, value: Any) -> None:
         record = self.__dict__.get("_workbench")
         if record is not None:
@@ -263,21 +266,23 @@ PUBLIC = tuple(
 _CLASSES: dict[tuple[type, frozenset[str], str], type[Wrapped]] = {}
 
 
-def wrapped_class(cls: type[nn.Module], theirs: frozenset[str] = frozenset(), method: str = "forward") -> type[Wrapped]:
-    """The subclass of the user's class that its wrapped objects have.
+def wrapped_class(
+    cls: type[nn.Module], overridden: frozenset[str] = frozenset(), method: str = "forward"
+) -> type[Wrapped]:
+    """Return the (cached) class of wrapped objects of a user's class, a subclass of it and of `Wrapped`.
 
     Args:
         cls: the user's class.
-        theirs: names of ours that the object to be wrapped holds itself.
+        overridden: public names of `Wrapped` that the model to be wrapped has as instance attributes, which take precedence.
         method: name of the method that answers with risk.
     """
-    if (cls, theirs, method) not in _CLASSES:
-        _CLASSES[cls, theirs, method] = subclass(Wrapped, PUBLIC, _answer, cls, theirs, method)
-    return _CLASSES[cls, theirs, method]
+    if (cls, overridden, method) not in _CLASSES:
+        _CLASSES[cls, overridden, method] = subclass(Wrapped, PUBLIC, _answer, cls, overridden, method)
+    return _CLASSES[cls, overridden, method]
 
 
 def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk: bool, tile: bool | None) -> Any:
-    # a branch, or an object that is still being built
+    # inside a branch, or while the object is still being built, the plain model answers
     if "_workbench" not in wrapped.__dict__ or engine_of(wrapped).traced.inside:
         return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
     runtime, compiling = wrapped.__dict__["_engine"], torch.compiler.is_compiling()
@@ -288,9 +293,10 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
     refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
         runtime.asked[current_thread()] = risk
-    # where the graph may break, Dynamo goes on within `no_grad`, but not within a context that a name holds
+    # after a graph break Dynamo can resume inside a literal `torch.no_grad()`, but not inside a context manager held by a variable
     if compiling:
-        # a first call looks at the model, and the losses of transformers break the graph: else Dynamo goes on with our functions one by one
+        # The first call inspects the model, and the losses of transformers break the graph: both run outside the graph, since otherwise
+        # Dynamo would compile our functions one by one after the break.
         labelled = isinstance(kwargs.get(LABELS), torch.Tensor)
         if torch.compiler.is_dynamo_compiling() and (labelled or not runtime.engine.traced.knows(wrapped.training)):
             from ..engine.executors import graph_break
@@ -302,7 +308,7 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
             return labelled_calls.predict(wrapped, args, kwargs, risk, tile)
     gradients = nullcontext() if frozen is None else torch.no_grad()
     surroundings = Surroundings()
-    try:  # `guarded` would be one more frame between warnings and the line that they name
+    try:  # inlined, since a helper would add a stack frame between warnings and the user's line
         if frozen is not None:
             frozen.check()
         with gradients:
@@ -318,7 +324,7 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A structural copy of a model that may be wrapped, or have wrapped parts."""
+    """Return a structural copy of a model, which may be wrapped or have wrapped parts."""
     new = structural_copy(model)
     own_scales(new)
     for path, inner in model.named_modules():
@@ -329,23 +335,23 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def adopt(module: nn.Module, method: str = "forward") -> Any:
-    """Make a module that nobody else uses a wrapped one without methods.
+    """Turn a module into a wrapped object without methods, in place.
 
     Args:
-        module: it is changed in place.
+        module: the module, not shared with the user's model.
         method: name of its method that answers with risk.
     """
     record = Record.of(module, method)
     attributes = {*module.__dict__, *module._modules, *module._parameters, *module._buffers}
     module.__class__ = wrapped_class(type(module), frozenset(name for name in PUBLIC if name in attributes), method)
-    if method in module.__dict__:  # set on the object: it would hide ours
+    if method in module.__dict__:  # an instance attribute would hide the wrapped method
         module.__dict__[method + MARK] = module.__dict__.pop(method)
-    # the model's own hooks belong to its forward, once a branch; those set on the wrapped object fire once a call
+    # hooks of the model run with its forward, once per branch; hooks registered on the wrapped object run once per call
     for key in HOOKS:
         if method == "forward" and module.__dict__.get(key):
             module.__dict__[key + MARK] = module.__dict__[key]
             module.__dict__[key] = OrderedDict()
-    # fires last, also when the module is part of a larger one that loads
+    # runs after loading is complete, also if the module is part of a larger module
     module.register_load_state_dict_post_hook(finish_load)
     if any(map(saves_itself, module.modules())):
         module.register_state_dict_post_hook(add_registered)
@@ -355,26 +361,29 @@ def adopt(module: nn.Module, method: str = "forward") -> Any:
     return module
 
 
-def blank(cls: type[nn.Module], theirs: frozenset[str], method: str = "forward") -> Any:
-    """An object that a pickle fills."""
-    return object.__new__(wrapped_class(cls, theirs, method))
+def blank(cls: type[nn.Module], overridden: frozenset[str], method: str = "forward") -> Any:
+    """Create an uninitialised wrapped object, whose state unpickling sets."""
+    return object.__new__(wrapped_class(cls, overridden, method))
 
 
 Wrapped._blank = staticmethod(blank)
 
 
 def unwrap(wrapped: Any) -> nn.Module:
-    """The plain model inside a wrapped one.
+    """Return the plain model inside a wrapped object.
 
-    It shares the parameters that no method took over; of those that vote took over it has the first voter's, as tensors of its own
-    (`wrapped.voters()` gives them all). If a scaling is set, the result keeps it, or its units would silently change, and so it does with
-    the first voter's prior: it is then a wrapped object without methods.
+    It shares the parameters that no method has taken over; of parameters taken over by vote it has copies of the first voter's
+    (`wrapped.voters()` returns all). A scaling is kept, since otherwise the units would silently change, and so is the first voter's prior; the
+    result is then a wrapped object without methods.
 
     Args:
         wrapped: a wrapped object.
 
     Returns:
         A module of the class that was wrapped.
+
+    Raises:
+        TypeError: if `wrapped` is not a wrapped object.
     """
     if not is_wrapped(wrapped):
         parts = (
@@ -383,7 +392,7 @@ def unwrap(wrapped: Any) -> nn.Module:
             else []
         )
         hint = f"; its wrapped part is {parts[0]!r}, unwrap that" if parts else ""
-        raise TypeError(f"unwrap takes what a wrapper gave, not a plain {type(wrapped).__name__}{hint}")
+        raise TypeError(f"unwrap takes a wrapped object, not a plain {type(wrapped).__name__}{hint}")
     return _branch(wrapped, {}, independent=False)
 
 
@@ -398,20 +407,20 @@ def _branch(wrapped: Any, index: dict[str, int], independent: bool) -> nn.Module
     scaling, prior = extra(wrapped, "scaling"), extra(wrapped, PRIOR)
     if scaling is None and prior is None:
         return new
-    kept = adopt(new, wrapped._workbench.method)
+    adopted = adopt(new, wrapped._workbench.method)
     if scaling is not None:
-        add_extra(kept, "scaling", copy.deepcopy(scaling))
+        add_extra(adopted, "scaling", copy.deepcopy(scaling))
     if prior is not None:
-        install(kept, prior.of_branch(index))
-        kept._workbench.output = wrapped._workbench.output
-    return kept
+        install(adopted, prior.of_branch(index))
+        adopted._workbench.output = wrapped._workbench.output
+    return adopted
 
 
 def is_wrapped(model: object) -> bool:
-    """Whether a model is a wrapped one.
+    """Return whether a model is a wrapped object.
 
     Raises:
-        TypeError: if it stands for one, as a wrapped Keras model does, which knows no more than calls.
+        TypeError: for a wrapped Keras model, which only supports calls; its wrapped torch module is `model.as_torch()`.
     """
     if hasattr(type(model), "_workbench_torch"):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""What users call: wrappers, alone or composed, on a model, a function or a class."""
+"""Wrappers, the main user interface: applied alone or composed to a model, a function or a class of models."""
 
 from __future__ import annotations
 
@@ -39,51 +39,53 @@ Purity = Literal["once", "warn", "raise", "allow"]
 
 
 class Wrapper(Settings):
-    """What can be called on a model, on a function or on a class, to make it say its risk.
+    """Base class of wrappers, which are called with a model, a function or a class of models to make it report its risk.
 
-    A subclass declares its settings as annotated fields, and says which methods it puts on a model (`make`). The options here are those of
-    all wrappers, given by name. With the defaults a wrapper is also a decorator without parentheses, `@vote.Wrapper`.
+    A subclass declares its settings as annotated fields, and creates the methods that it attaches to a model in `make`. The options below are
+    common to all wrappers and keyword-only. A wrapper class with default settings can also be used as a decorator without parentheses,
+    `@vote.Wrapper`.
     """
 
     _: KW_ONLY
     output: Output = setting(
         default=None,
         read=read,
-        help='what the outputs mean: "values" (risk is a standard deviation; what None is taken for), class "logits" or "probs" (risks are '
+        help='what the outputs mean: "values" (risk is a standard deviation; also the meaning of None), class "logits" or "probs" (risks are '
         'entropies), "binary" (one score for each yes or no), a meaning of `workbench.outputs` such as Logits(dim=1), or a dict from the name, '
-        "index or dotted path of an output to one of these; outputs that it does not name are averaged, without a risk.",
+        "index or dotted path of an output to one of these; outputs not in the dict are averaged and have no risk.",
     )
     state: Any = setting(
         default=None,
         read=state_paths,
-        help="which outputs are state that the caller hands on from call to call, such as that of a recurrent cell or a cache: an index, name "
-        "or dotted path, or a tuple of them. It is handed back as an opaque `BranchedState`, of which each voter or sample takes its own when "
-        "it comes back. () says that none is, so that a mean that comes back is data.",
+        help="which outputs are state that the caller passes to the next call, such as the hidden state of a recurrent cell or a cache: an "
+        "index, name or dotted path, or a tuple of them. State is returned as an opaque `BranchedState`; when it is passed back, each voter or "
+        "sample continues with its own. () means that no output is state: an averaged output that is passed back is ordinary data.",
     )
     strategy: Strategy = setting(
         default="auto",
-        help='how branches are run: "auto", "tune" (measures what is possible at the first call of each kind, and takes the fastest), or one '
-        'rung of the ladder: "vmap" (all in one pass), "rescue" (the same, with operations that vmap lacks in other words), "replay" (one '
-        'pass each, what they share handed out from the first), "loop" (one pass each).',
+        help='how branches are run: "auto", "tune" (time all possible rungs at the first call of each kind and keep the fastest), or one '
+        'rung of the ladder: "vmap" (all in one pass), "rescue" (like vmap, with equivalents for operations that vmap does not support), '
+        '"replay" (one pass each, reusing from the first pass what branches share), "loop" (one pass each).',
     )
     verbose: int | bool = setting(default=0, help="1 prints what was wrapped.")
     example: Any = setting(
         default=None,
-        help="example inputs, a tensor or a tuple; the wrapped model is called with them once, so that what does not work shows at once, and "
-        "which layers are the last is told by the order in which they run, not in which they are registered. "
-        "They are those of the method that is wrapped; with `at=` those of the whole model.",
+        help="example inputs, a tensor or a tuple. The wrapped model is called with them once, so that errors appear immediately, and the "
+        "last layers are found by the order in which layers run instead of the order in which they are registered. "
+        "They are inputs of the wrapped method; with `at=` inputs of the whole model.",
     )
     purity: Purity = setting(
         default="once",
-        help='what is made of attributes that forward changes, such as a counter or a list that grows: "once" (they end as if the model had '
-        'been called once), "warn" (the same, and says which, before and after), "raise" (`PurityError`), "allow" (each pass changes them).',
+        help='how to treat attributes that forward changes, such as a counter or a growing list: "once" (they end as if the model had been '
+        'called once), "warn" (the same, with a warning that shows them before and after), "raise" (`PurityError`), "allow" (every pass '
+        "changes them).",
     )
     chunk: int | None = setting(
         default=None,
         least=1,
-        help="how many voters or samples run at once under vmap, which bounds the memory of a prediction (a training step keeps all "
-        "activations for its backward pass); None for all, or for as many as there is memory for. Where it is set, only running means and "
-        "variances of large maps are kept.",
+        help="maximum number of voters or samples run at once under vmap, to bound the memory of a prediction (a training step still keeps "
+        "all activations for its backward pass); None for all, or as many as fit in memory. If it is set, only running means and variances "
+        "of large maps are kept.",
     )
 
     @overload
@@ -99,7 +101,7 @@ class Wrapper(Settings):
         return super().__new__(cls)
 
     def with_options(self, **options: Any) -> Self:
-        """The same wrapper with other options of those that all wrappers have.
+        """Return a copy of the wrapper with some of the common options changed.
 
         Example:
             >>> from workbench import vote
@@ -111,21 +113,21 @@ class Wrapper(Settings):
             if described.name in options:
                 object.__setattr__(new, described.name, described.check(options.pop(described.name)))
         if options:
-            raise TypeError(f"{next(iter(options))} is no option of all wrappers; there are {', '.join(COMMON)}")
+            raise TypeError(f"{next(iter(options))} is not a common option of wrappers; these are {', '.join(COMMON)}")
         return new
 
     def alone(self) -> Self:
-        """The same wrapper with the defaults of the options that all wrappers have."""
+        """Return a copy of the wrapper with the common options reset to their defaults."""
         return self.with_options(**COMMON)
 
     def own(self) -> dict[str, Any]:
-        """The settings that not all wrappers have, by name."""
+        """Return the settings specific to this wrapper by name, without the common options."""
         return {d.name: getattr(self, d.name) for d in settings_of(type(self)) if d.name not in COMMON}
 
     def make(self) -> list[Method]:
-        """The methods that this wrapper puts on a model, new ones at each call."""
+        """Create the methods that this wrapper attaches to a model; new instances at each call."""
         raise TypeError(
-            f"{type(self).__name__} is no wrapper by itself; use that of a method, such as vote.Wrapper or sculpt.Wrapper"
+            f"{type(self).__name__} attaches no method; use the wrapper of a method, such as vote.Wrapper or sculpt.Wrapper"
         )
 
     @overload
@@ -138,21 +140,21 @@ class Wrapper(Settings):
         """Wrap a model, a function of tensors, or a class of models.
 
         Args:
-            target: an `nn.Module` (it stays as it is; a new object over the same tensors is returned), a function that uses modules (they are
-                found and shared), or a subclass of `nn.Module` (its instances are built wrapped).
-            method: name of the method that answers with risk. If it is not forward, all other methods and forward are the model's own: where
-                they call this one they get its wrapped prediction, and layers that it does not use stay shared with the given model.
-            at: dotted name of a sub-module: that one is wrapped, inside a new object of the model's class over the same tensors, which calls it
-                as ever. `wrapped.get_submodule(at)(x, return_risk=True)` gives its risk.
+            target: an `nn.Module` (not modified; a new object that shares its tensors is returned), a function that uses modules (they are
+                found and shared), or a subclass of `nn.Module` (its instances are wrapped on construction).
+            method: name of the method that answers with risk. If it is not forward, forward and all other methods are unchanged: where they
+                call this method they get its wrapped prediction, and layers that it does not use stay shared with the given model.
+            at: dotted name of a sub-module to wrap, inside a new object of the model's class that shares its tensors and calls the sub-module
+                as before. `wrapped.get_submodule(at)(x, return_risk=True)` returns its risk.
 
         Returns:
-            The wrapped object, of the class of the model if it is one. A type checker sees it as Any, since Python has no type for an object
-            that is both the user's and `workbench.Wrapped`.
+            The wrapped object, an instance of the model's class if the target is a model. Annotated as Any, since Python cannot express the
+            type of an object that is both of the user's class and a `workbench.Wrapped`.
 
         Raises:
             TypeError: if the target is none of these, is scripted or sharded, or if the function trains a model.
-            ValueError: if the model has uninitialised lazy parameters, no parameters, carries this method already, or has no such method or
-                sub-module.
+            ValueError: if the model has uninitialised lazy parameters, has no parameters, already carries this method, or has no such method
+                or sub-module.
 
         Example:
             >>> import torch
@@ -178,24 +180,24 @@ class Wrapper(Settings):
                 else f"{type(target).__name__} {target!r:.60}"
             )
             raise TypeError(
-                f"{self._name()} wraps an nn.Module, a subclass of it, or a function that uses one; not {what}"
+                f"{self._display_name()} wraps an nn.Module, a subclass of it, or a function that uses one; not {what}"
             )
         if self._has_inputs() and any(map(is_lazy, (*target.parameters(), *target.buffers()))):
-            target = self._with_shapes(target, method, at)
+            target = self._materialized(target, method, at)
         check_model(part_at(target, at), method, self.make())
         surroundings = Surroundings()
         try:
-            execution = self._watched(target, method, at)
-            whole: Any = copied(target)
-            part: Any = self._put(part_at(whole, at), method, execution)
+            execution = self._trace_example(target, method, at)
+            model: Any = copied(target)
+            part: Any = self._attach_to(part_at(model, at), method, execution)
         except BaseException as error:
             surroundings.restore(error)
             raise
         if self._has_inputs():
-            self._call_example(copied(whole), method, at)
+            self._call_example(copied(model), method, at)
         if self.verbose:
             print(Wrapped.explain(part))
-        return whole
+        return model
 
     def _has_inputs(self) -> bool:
         return self.example is not None and not isinstance(self.example, Execution)
@@ -203,12 +205,16 @@ class Wrapper(Settings):
     def _example_inputs(self) -> tuple[Any, ...]:
         return self.example if isinstance(self.example, tuple) else (self.example,)
 
-    def _watched(self, target: nn.Module, method: str, at: str | None) -> Execution | None:
-        """What the example shows about the order in which layers run; neither the model nor random numbers change by it."""
+    def _trace_example(self, target: nn.Module, method: str, at: str | None) -> Execution | None:
+        """Run the example to see the order in which layers run; changes neither the model nor the random number generators.
+
+        Returns:
+            None without an example, or if the call fails.
+        """
         if self.example is None or isinstance(self.example, Execution):
             return self.example
-        whole: Any = copied(target).eval()
-        part: Any = part_at(whole, at)
+        model: Any = copied(target).eval()
+        part: Any = part_at(model, at)
         calls: list[tuple[tuple, dict[str, Any]]] = [(self._example_inputs(), {})]
         devices = sorted({p.device for p in part.parameters()}, key=str)
         with own_random(0, *devices), torch.no_grad():
@@ -217,8 +223,8 @@ class Wrapper(Settings):
                     lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
                 )
                 try:
-                    whole(*self._example_inputs())
-                except Exception:  # told where the wrapped model is called with it
+                    model(*self._example_inputs())
+                except Exception:  # `_call_example` raises it again, from the wrapped model
                     return None
                 finally:
                     handle.remove()
@@ -236,27 +242,27 @@ class Wrapper(Settings):
             for kind in model._workbench.methods if is_wrapped(model) else ():
                 kind.check(model, inputs, {})
 
-    def _with_shapes(self, model: nn.Module, method: str, at: str | None) -> nn.Module:
-        """A copy of a model with lazy layers whose shapes the example gives."""
-        # buffers without a shape have no copy of their own in torch
-        new: Any = UninitializedBuffer
-        buffers = {id(b): new(b.requires_grad, b.device, b.dtype) for b in model.buffers() if is_lazy(b)}
+    def _materialized(self, model: nn.Module, method: str, at: str | None) -> nn.Module:
+        """Return a copy of a model whose lazy layers are initialised by a call with the example."""
+        # torch cannot deep-copy uninitialised buffers
+        new_buffer: Any = UninitializedBuffer
+        buffers = {id(b): new_buffer(b.requires_grad, b.device, b.dtype) for b in model.buffers() if is_lazy(b)}
         model = copy.deepcopy(model, buffers)
         modes = [(module, module.training) for module in model.modules()]
-        with _own_numbers(p.device for p in model.parameters()):
+        with _private_stream(p.device for p in model.parameters()):
             self._call_example(model, method, at)
         for module, mode in modes:
             module.training = mode
         return model
 
-    def _wrap_in_place(self, whole: nn.Module, method: str, at: str | None) -> None:
-        part = part_at(whole, at)
+    def _wrap_in_place(self, model: nn.Module, method: str, at: str | None) -> None:
+        part = part_at(model, at)
         check_model(part, method, self.make())
-        own_scales(whole)
-        self._put(part, method, self._watched(whole, method, at))
+        own_scales(model)
+        self._attach_to(part, method, self._trace_example(model, method, at))
 
-    def _put(self, part: nn.Module, method: str, execution: Execution | None) -> nn.Module:
-        """Wrap a module that nobody else uses, in place."""
+    def _attach_to(self, part: nn.Module, method: str, execution: Execution | None) -> nn.Module:
+        """Wrap in place a module that is not shared with the user's model."""
         if not is_wrapped(part):
             adopt(part, method)
         part._workbench.execution = execution or part._workbench.execution  # type: ignore[union-attr]
@@ -264,9 +270,9 @@ class Wrapper(Settings):
         return part
 
     def __repr__(self) -> str:
-        return f"{self._name()}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
+        return f"{self._display_name()}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
 
-    def _name(self) -> str:
+    def _display_name(self) -> str:
         module = type(self).__module__
         return f"{module.rpartition('.')[2]}.Wrapper" if module.startswith("workbench.") else type(self).__name__
 
@@ -275,7 +281,7 @@ COMMON: dict[str, Any] = {described.name: described.default for described in set
 
 
 class _Composed(Wrapper):
-    """Several wrappers at once."""
+    """Several wrappers combined by `compose`."""
 
     wrappers: tuple[Wrapper, ...] = ()
 
@@ -283,20 +289,20 @@ class _Composed(Wrapper):
         return [method for wrapper in self.wrappers for method in wrapper.make()]
 
     def __repr__(self) -> str:
-        said = any(wrapper.output == self.output for wrapper in self.wrappers) or self.output is None
-        words = [*map(repr, self.wrappers), *([] if said else [f"output={self.output!r}"])]
-        return f"compose({', '.join(words)})"
+        redundant = any(wrapper.output == self.output for wrapper in self.wrappers) or self.output is None
+        arguments = [*map(repr, self.wrappers), *([] if redundant else [f"output={self.output!r}"])]
+        return f"compose({', '.join(arguments)})"
 
 
 def compose(*wrappers: Wrapper, output: Any = None) -> Wrapper:
-    """Several wrappers on one model; their order does not matter.
+    """Combine several wrappers into one; their order does not matter.
 
     Args:
-        wrappers: at most one of each kind; none at all gives the plain model with the interface of a wrapped one, as a baseline.
-        output: what the outputs of the model mean, as of any wrapper; None: what the wrappers say.
+        wrappers: at most one of each kind; without any, models get the interface of a wrapped model but no risk, as a baseline.
+        output: meaning of the model's outputs, as in `Wrapper`; None for that of the wrappers.
 
     Returns:
-        A wrapper. What it wraps returns a `Risk` with aleatoric, epistemic, vacuitic (those that were measured) and total.
+        A wrapper. Models that it wraps return a `Risk` with those of aleatoric, epistemic and vacuitic that were measured, and total.
 
     Example:
         >>> import torch
@@ -312,8 +318,8 @@ def compose(*wrappers: Wrapper, output: Any = None) -> Wrapper:
     single = tuple(part for w in wrappers for part in parts_of(w))
     options: dict[str, Any] = {}
     for name, default in COMMON.items():
-        asked = [getattr(w, name) for w in single] + ([read(output)] if name == "output" else [])
-        chosen = [value for value in asked if value is not default and value != default]
+        values = [getattr(w, name) for w in single] + ([read(output)] if name == "output" else [])
+        chosen = [value for value in values if value is not default and value != default]
         if name != "example" and len({str(value) for value in chosen}) > 1:
             raise ValueError(f"the wrappers ask for different {name}: {', '.join(map(repr, chosen))}")
         options[name] = chosen[0] if chosen else default
@@ -321,12 +327,12 @@ def compose(*wrappers: Wrapper, output: Any = None) -> Wrapper:
 
 
 def parts_of(wrapper: Wrapper) -> tuple[Wrapper, ...]:
-    """The wrappers that a wrapper is composed of; itself if it is a single one."""
+    """Return the wrappers that a composed wrapper consists of; the wrapper itself if it is not composed."""
     return wrapper.wrappers if isinstance(wrapper, _Composed) else (wrapper,)
 
 
 def attach(wrapped: Any, wrapper: Wrapper) -> None:
-    """Put the methods of a wrapper on a wrapped object, in place."""
+    """Attach the methods of a wrapper to a wrapped object, in place."""
     record, table = wrapped._workbench, table_of(wrapped)
     if wrapper.output is not None and record.output not in (None, wrapper.output):
         raise ValueError(
@@ -342,14 +348,16 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
             setattr(record, name, getattr(wrapper, name))
     if names := states_of(output):
         record.state = tuple(dict.fromkeys([*(record.state or ()), *(state_paths(names) or ())]))
-    with _own_numbers(p.device for p in wrapped.parameters()), torch.no_grad():
-        # heads first, so that voters get a risk head each
+    with _private_stream(p.device for p in wrapped.parameters()), torch.no_grad():
+        # innermost axis first: risk heads must exist before voters are stacked, so that each voter gets its own heads
         for method in sorted(wrapper.make(), key=lambda method: -method.order):
-            before = set(record.rules)
+            slots_before = set(record.rules)
             method.attach(table)
             record.methods.append(method)
             table.show()
-            changed = [slot for slot in record.rules if slot not in before or method.name in record.rules[slot].axes()]
+            changed = [
+                slot for slot in record.rules if slot not in slots_before or method.name in record.rules[slot].axes()
+            ]
             for other in record.methods[:-1]:
                 other.extend(table, changed)
     record.methods.sort(key=lambda method: method.order)
@@ -358,8 +366,8 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
     table.show()
 
 
-def _own_numbers(devices: Iterable[torch.device]) -> AbstractContextManager[None]:
-    """Random numbers of a stream of its own, that does not repeat in what the user draws next."""
+def _private_stream(devices: Iterable[torch.device]) -> AbstractContextManager[None]:
+    """Context manager for a private random stream that does not overlap with what the user draws afterwards."""
     seed = int(torch.randint(2**62, (), generator=generator_of(CPU).clone_state(), device="cpu").item())
     return own_random(seed, *sorted(set(devices), key=str))
 

@@ -235,5 +235,5 @@ def test_what_does_not_fit_is_refused() -> None:
     values = sculpt.Wrapper(n_layers=1, output="logits")(plain)
     with pytest.raises(ValueError, match="probabilities of the same shape"):
         values.train_on_batch(X, np.ones((12, 3), "float32"))
-    with pytest.raises(ValueError, match="class numbers are whole"):
+    with pytest.raises(ValueError, match="class numbers must be whole"):
         wrapped.train_on_batch(X, LABELS + 0.5)

@@ -320,9 +320,9 @@ def test_keras_files_of_what_they_cannot_hold_are_refused(tmp_path: Path) -> Non
     wrapped, held_out = trained(sequential, "vote"), (torch.as_tensor(X), torch.as_tensor(Y))
     workbench.save(wrapped, tmp_path / "model.keras")
     assert same(workbench.load(tmp_path / "model.keras"), wrapped)
-    with pytest.raises(ValueError, match=r"no wrapped Keras model.*\.safetensors"):
+    with pytest.raises(ValueError, match=r"neither a wrapped Keras model.*\.safetensors"):
         workbench.save(copy.deepcopy(wrapped.as_torch()), tmp_path / "copied.keras")
-    with pytest.raises(ValueError, match=r"no wrapped Keras model.*\.safetensors"):
+    with pytest.raises(ValueError, match=r"neither a wrapped Keras model.*\.safetensors"):
         workbench.save(vote.Wrapper(2)(torch.nn.Linear(2, 1)), tmp_path / "torch.keras")
     grouped = calibrate(wrapped.as_torch(), held_out, "conformal", groups=lambda x: (x[:, 0] > 0).long())
     with pytest.raises(ValueError, match=r"functions \(groups=\)"):

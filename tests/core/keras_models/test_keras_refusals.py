@@ -24,7 +24,7 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         wrapped.export(tmp_path / "model")
     with pytest.raises(NotImplementedError, match=r"workbench\.load"):
         copy.deepcopy(wrapped)
-    with pytest.raises(TypeError, match="Keras layer and no model"):
+    with pytest.raises(TypeError, match="Keras layer, not a model"):
         vote.Wrapper(2)(k.layers.Dense(1))
     with pytest.raises(ValueError, match="torch module Linear"):
         vote.Wrapper(2)(k.Sequential([k.Input((4,)), k.layers.TorchModuleWrapper(torch.nn.Linear(4, 1))]))
@@ -40,7 +40,7 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         gathering = wrapper(sequential())
         gathering.compile("adam", "mse")
         with pytest.raises(
-            ValueError, match=rf"{wrapper.make()[0].name} gathers weights.*workbench\.fit\(model\.as_torch\(\)"
+            ValueError, match=rf"{wrapper.make()[0].name} collects weights.*workbench\.fit\(model\.as_torch\(\)"
         ):
             gathering.fit(X, Y)
         gathering.train_on_batch(X, Y)  # which gathers nothing
@@ -119,7 +119,7 @@ def test_an_optimizer_whose_config_leaves_something_out_is_refused() -> None:
         if factor == 1.0:
             assert vote.Wrapper(2)(plain).optimizer is not plain.optimizer
             continue
-        with pytest.raises(TypeError, match="does not say its factor"):
+        with pytest.raises(TypeError, match="does not include its factor"):
             vote.Wrapper(2)(plain)
 
 

@@ -1,1 +1,1 @@
-"""Rows and batches in the forms that users have them in, as arguments of a call, and how they are dealt to voters."""
+"""Rows and batches: reading the users' data formats, passing them to models, and dealing rows to voters."""

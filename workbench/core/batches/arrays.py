@@ -1,4 +1,4 @@
-"""Numbers of what users hold them in: lists, arrays of numpy, frames of pandas; and whether the rows of two frames belong together."""
+"""Conversion of lists, numpy arrays and pandas frames to numbers, and checks that rows of two frames belong together."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-_FRAME = "workbench.data.Data.from_dataframe(frame, target) makes numbers of texts, categories, dates and gaps"
-_CLASSES = "of names of classes workbench.data.Data.from_arrays(x, y) makes class numbers, and so does numpy.unique(y, return_inverse=True)[1]"
+_FRAME = "workbench.data.Data.from_dataframe(frame, target) encodes texts, categories, dates and missing values"
+_CLASSES = "for class names, workbench.data.Data.from_arrays(x, y) or numpy.unique(y, return_inverse=True)[1] gives class numbers"
 
 
 def numbers_of(value: Any) -> np.ndarray:
-    """An array of numbers; what is missing is NaN.
+    """Convert a value to an array of numbers, with NaN for missing values.
 
-    Nullable columns of pandas, columns of several types of numbers, objects that are numbers, and bytes in another order than that of the
-    machine are read; values that a masked array leaves out are NaN.
+    Supported are also nullable pandas columns, columns with several numeric types, objects that are numbers, and non-native byte order; masked
+    values of masked arrays become NaN.
 
     Args:
-        value: anything that numpy makes an array of.
+        value: anything that numpy can convert to an array.
 
     Raises:
-        TypeError: it holds something else; the message, which goes on after "found ...: ", says what and what to do.
-        ValueError: its rows differ in shape.
+        TypeError: if it holds anything but numbers; the message is phrased to continue "found ...: ".
+        ValueError: if its rows differ in shape.
 
     Example:
         >>> numbers_of([1, None, 3]), numbers_of(np.ma.masked_equal([1.0, -999.0], -999.0))
@@ -48,19 +48,19 @@ def numbers_of(value: Any) -> np.ndarray:
 
 
 def is_frame(value: Any) -> bool:
-    """Whether it is a frame or a series of pandas, or of a library that does as pandas does."""
+    """Return whether a value is a pandas frame or series, or has the same interface."""
     return hasattr(value, "iloc") and hasattr(value, "index")
 
 
 def check_index(first: Any, second: Any, name: str, labels: tuple[str, str] = ("x", "y")) -> None:
-    """Raise ValueError if two frames or series of pandas have as many rows, but of other index or in another order.
+    """Raise ValueError if two pandas frames or series of equal length have different indices.
 
-    Rows are told by their place. One without an index of its own (0, 1, ...) goes with any other, but for the same numbers in another order.
+    Rows are paired by position. A default index (0, 1, ...) matches any other index, except the same numbers in another order.
 
     Args:
-        first, second: what was given, of any type.
-        name: of the argument that they are parts of, for errors.
-        labels: their names.
+        first, second: values of any type; only frames and series are checked.
+        name: name of the argument that contains them, for errors.
+        labels: their names, for errors.
 
     Example:
         >>> import pandas as pd
@@ -68,19 +68,26 @@ def check_index(first: Any, second: Any, name: str, labels: tuple[str, str] = ("
         >>> check_index(frame[["x"]], frame["y"], "data")
         >>> check_index(frame[["x"]], frame["y"][::-1], "data")
         Traceback (most recent call last):
-        ValueError: data: row 0 is that of index 0 in x and of 1 in y, ...
+        ValueError: data: row 0 has index 0 in x and 1 in y, ...
     """
-    one, other = (value.index if is_frame(value) else None for value in (first, second))
-    if one is None or other is None or len(one) != len(other) or one.equals(other):
+    first_index, second_index = (value.index if is_frame(value) else None for value in (first, second))
+    if (
+        first_index is None
+        or second_index is None
+        or len(first_index) != len(second_index)
+        or first_index.equals(second_index)
+    ):
         return
-    whole = np.arange(len(one))
-    plain = any(index.nlevels == 1 and np.array_equal(index.to_numpy(), whole) for index in (one, other))
-    if plain and not (bool(one.isin(other).all()) and bool(other.isin(one).all())):
+    default = np.arange(len(first_index))
+    has_default = any(
+        index.nlevels == 1 and np.array_equal(index.to_numpy(), default) for index in (first_index, second_index)
+    )
+    if has_default and not (bool(first_index.isin(second_index).all()) and bool(second_index.isin(first_index).all())):
         return
-    row = next(i for i, (a, b) in enumerate(itertools.zip_longest(one, other)) if a != b)
+    row = next(i for i, (a, b) in enumerate(itertools.zip_longest(first_index, second_index)) if a != b)
     raise ValueError(
-        f"{name}: row {row} is that of index {one[row]} in {labels[0]} and of {other[row]} in {labels[1]}, so that rows that do not belong "
-        f"together would be paired: give {labels[1]}.loc[{labels[0]}.index]; or, if they belong together as they stand, {labels[1]}.to_numpy()"
+        f"{name}: row {row} has index {first_index[row]} in {labels[0]} and {second_index[row]} in {labels[1]}, so that unrelated "
+        f"rows would be paired: give {labels[1]}.loc[{labels[0]}.index]; or, if rows belong together by position, {labels[1]}.to_numpy()"
     )
 
 
@@ -92,7 +99,7 @@ def _unmasked(value: np.ma.MaskedArray) -> np.ndarray:
 
 
 def _of_objects(value: Any, array: np.ndarray) -> np.ndarray:
-    """Numbers that numpy keeps as objects, such as columns of several types and numbers with gaps."""
+    """Convert an object array to numbers, such as columns of several types or with missing values."""
     if hasattr(value, "columns") and hasattr(value, "dtypes"):
         columns = []
         for column, name in enumerate(value.columns):

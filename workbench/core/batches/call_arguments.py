@@ -1,4 +1,4 @@
-"""Open the inputs of a batch into positional and keyword arguments of a model."""
+"""Conversion of the inputs of a batch to positional and keyword arguments of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .rows import in_batches, split_batch
 
 
 def opened(wrapped: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs: a tuple holds positional ones, a dict keyword ones where the model takes its items, else it is one."""
+    """Return (args, kwargs) for the inputs of a batch.
+
+    A tuple holds positional arguments. A dict holds keyword arguments if the model accepts its keys, otherwise it is a single argument.
+    """
     if isinstance(inputs, tuple):
         return inputs, {}
     if (
@@ -26,7 +29,7 @@ def opened(wrapped: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _called(wrapped: Any) -> Callable[..., Any]:
-    """What a call is of: the user's function, or a method of the model."""
+    """Return what a call runs: the user's function, or a method of the model."""
     wrapped = eager(wrapped)
     if isinstance(wrapped, Function):
         return wrapped._held.function
@@ -36,7 +39,7 @@ def _called(wrapped: Any) -> Callable[..., Any]:
 
 
 def positional_names(wrapped: Any) -> tuple[str, ...]:
-    """The names of the parameters of a model that can be given by position."""
+    """Return the names of the model's parameters that can be passed by position."""
     try:
         parameters = inspect.signature(_called(wrapped)).parameters.values()
     except (TypeError, ValueError):
@@ -45,7 +48,7 @@ def positional_names(wrapped: Any) -> tuple[str, ...]:
 
 
 def takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether a function can be called with these arguments."""
+    """Return whether a function can be called with these arguments."""
     try:
         inspect.signature(forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -54,11 +57,11 @@ def takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
 
 
 def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
-    """Positional and keyword inputs and the targets of every batch, None where there are none.
+    """Yield (args, kwargs, targets) for every batch; targets are None if there are none.
 
     Args:
-        data: inputs, or rows (x, y), in any form that `rows.in_batches` takes.
-        wrapped: the model that they are for.
+        data: inputs, or pairs (x, y), in any form that `rows.in_batches` accepts.
+        wrapped: the model to call.
     """
     for batch in in_batches(data, wrapped):
         x, y = split_batch(batch)

@@ -1,4 +1,4 @@
-"""Columns whose numbers differ by less than their type can say, or whose outliers squeeze all others together."""
+"""Detection of columns with too large an offset for the precision of a dtype, or with outliers that dwarf all other values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-COARSE = 0.1  # of a standard deviation, between two neighbouring numbers of a type
-SQUEEZED = 1e-3  # of a standard deviation, between the quartiles
-PIECE = 2**22  # numbers that are looked at at once
-SOME = 10_000  # rows that quartiles are taken of
+MAX_STEP = 0.1  # rounding step of a dtype, in standard deviations of the column, above which it is too coarse
+MIN_IQR = 1e-3  # interquartile range, in standard deviations, below which outliers dominate a column
+CHUNK_SIZE = 2**22  # number of elements processed at once
+QUARTILE_ROWS = 10_000  # number of rows used to compute quartiles
 
 
 def coarse_columns(table: Tensor, name: str, dtype: torch.dtype) -> str | None:
-    """In words, which columns of a table [n, d] or [n] lose their differences in a type; None if none does, as in half precision.
+    """Describe the columns of a table [n, d] or [n] whose values cannot be resolved in a dtype; None if there are none, or for half precision.
 
     Example:
         >>> seconds = torch.tensor([1.7e9, 1.7e9 + 1, 1.7e9 + 2], dtype=torch.float64)
@@ -26,24 +26,24 @@ def coarse_columns(table: Tensor, name: str, dtype: torch.dtype) -> str | None:
     if precision.bits < 32:
         return None
     affected = []
-    for start, piece in _pieces(table):
-        spread, largest = piece.std(0, correction=0), piece.abs().amax(0)
-        # a column that is constant but for the rounding of what made it differs by some steps of its own type
+    for start, chunk in _chunks(table):
+        spread, largest = chunk.std(0, correction=0), chunk.abs().amax(0)
+        # rounding errors alone make a constant column vary by a few steps of its own dtype
         step = torch.finfo(table.dtype).eps
         varies = spread > largest * (4 * step if step >= precision.eps else 1e4 * step)
-        coarse = varies & (largest * precision.eps > COARSE * spread)
+        coarse = varies & (largest * precision.eps > MAX_STEP * spread)
         affected += [(start + i, float(largest[i]), float(spread[i])) for i in coarse.nonzero()[:, 0].tolist()]
     if not affected:
         return None
-    number, most, spread_ = affected[0]
+    number, largest_value, std = affected[0]
     return (
-        f"{_named(name, table, number, len(affected))} has numbers up to {most:.6g} that differ by {spread_:.3g} (standard deviation), and the "
-        f"steps of {str(dtype).removeprefix('torch.')} are {most * precision.eps:.3g} there"
+        f"{_named(name, table, number, len(affected))} has numbers up to {largest_value:.6g} that differ by {std:.3g} "
+        f"(standard deviation), and the steps of {str(dtype).removeprefix('torch.')} are {largest_value * precision.eps:.3g} there"
     )
 
 
 def squeezed_columns(table: Tensor, name: str) -> str | None:
-    """In words, which columns of a table [n, d] or [n] have outliers beside which the middle half of the rows is as good as equal; or None.
+    """Describe the columns of a table [n, d] or [n] with outliers so large that the middle half of the rows is nearly equal; None without any.
 
     Example:
         >>> squeezed_columns(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 1e9]), "y")
@@ -51,25 +51,25 @@ def squeezed_columns(table: Tensor, name: str) -> str | None:
         >>> squeezed_columns(torch.arange(100.0), "y")
     """
     affected = []
-    for start, piece in _pieces(table):
-        ordered = piece[:: -(-len(piece) // SOME)].sort(0).values
+    for start, chunk in _chunks(table):
+        ordered = chunk[:: -(-len(chunk) // QUARTILE_ROWS)].sort(0).values
         lower, upper = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
-        squeezed = (lower < upper) & (upper - lower < SQUEEZED * piece.std(0, correction=0))
+        squeezed = (lower < upper) & (upper - lower < MIN_IQR * chunk.std(0, correction=0))
         for i in squeezed.nonzero()[:, 0].tolist():
-            affected.append((start + i, *(float(t[i]) for t in (piece.amin(0), piece.amax(0), lower, upper))))
+            affected.append((start + i, *(float(t[i]) for t in (chunk.amin(0), chunk.amax(0), lower, upper))))
     if not affected:
         return None
-    number, least, most, low, high = affected[0]
+    number, least, largest_value, low, high = affected[0]
     column = _named(name, table, number, len(affected))
-    return f"{column} goes from {least:.4g} to {most:.4g}, and half of its numbers lie between {low:.4g} and {high:.4g}"
+    return f"{column} goes from {least:.4g} to {largest_value:.4g}, and half of its numbers lie between {low:.4g} and {high:.4g}"
 
 
-def _pieces(table: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Some columns at a time, float64 [n, columns], and the number of the first; none of what is no table of two rows or more."""
+def _chunks(table: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield (number of the first column, float64 [n, columns]) for chunks of columns; nothing for anything but float tables of >= 2 rows."""
     if table.dim() not in (1, 2) or len(table) < 2 or not table.is_floating_point():
         return
     table = table.detach().reshape(len(table), -1)
-    width = max(1, PIECE // len(table))
+    width = max(1, CHUNK_SIZE // len(table))
     for start in range(0, table.shape[1], width):
         yield start, table[:, start : start + width].double()
 

@@ -1,4 +1,4 @@
-"""Deal the rows of a batch out to voters, so that each trains on its own share at the cost of one pass."""
+"""Dealing of rows to voters: each voter trains on its own share of a batch, at the cost of one pass."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ..ownership import Table, engine_of
 from .dealt_graphs import DealtGraphs
 
 WHOLE = (
-    "so the loss is now that of the mean of the voters, not of each voter: wrapped.loss(criterion, x, y) trains each voter on every row, and "
-    "tile_and_reduce=True says that the mean is meant"
+    "so the loss is now that of the mean of the voters, not of each voter: wrapped.loss(criterion, x, y) trains each voter on every row; pass "
+    "tile_and_reduce=True if the mean is intended"
 )
 
 OWN_LOSS = (
-    "so every voter answers every row: that number is the mean of what each of them gives, so that each has a gradient of its own, while a loss "
-    "that is computed of other outputs is that of the mean of the voters: wrapped.loss(criterion, x, y) trains each voter on every row"
+    "so every voter answers every row: that number is the mean over voters, so that each voter has its own gradient, while a loss computed from "
+    "other outputs is that of the mean of the voters: wrapped.loss(criterion, x, y) trains each voter on every row"
 )
 MIXED = "the rows of a batch depend on each other in this model"
 NO_ROWS = "the output has no row for each row of the input"
-NUMBER = "the model gives a number for all rows of a batch, as those do that compute a loss of their labels"
+NUMBER = "the model gives a number for all rows of a batch, as models do that compute their own loss from labels"
 
 
 def tell(wrapped: Any, key: str, message: str) -> None:
-    """Warn once for each wrapped object and key, with the user's line."""
+    """Issue a warning once per wrapped object and key, attributed to the user's line."""
     if key not in wrapped._workbench.told:
         wrapped._workbench.told.add(key)
         # Dynamo does not follow frames
@@ -45,42 +45,57 @@ def tell(wrapped: Any, key: str, message: str) -> None:
 
 
 def tell_whole(wrapped: Any, key: str, why: str) -> None:
-    """Warn once for each key that the mean of all voters answers, where rows were to be dealt out."""
+    """Warn once per key that the mean of all voters is returned although rows should have been dealt out."""
     tell(wrapped, key, f"vote: {why}, {OWN_LOSS if why.startswith(NUMBER) else WHOLE}")
 
 
 def deal(
     wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any], graphs: DealtGraphs | None = None
 ) -> list[Tensor] | None:
-    """The rows (or graphs) for each of n voters, evenly and at random; None, with one warning, where they can't be dealt out.
+    """Draw the rows (or graphs) for each voter at random, in equal shares.
 
-    They can't where inputs have no common number of rows, where there are fewer than a voter needs (batch norm: two), and where rows depend
-    on each other (sequences along the first axis), which one comparison at the first call finds out.
+    Rows cannot be dealt if inputs have no common number of rows, if there are fewer than each voter needs (two with batch norm), or if rows
+    depend on each other (sequences along the first axis), which is tested once, at the first call.
+
+    Args:
+        wrapped: the wrapped object.
+        table: its ownership table.
+        n: number of voters.
+        args, kwargs: inputs of the model.
+        graphs: graphs among the inputs, which are then dealt instead of rows.
+
+    Returns:
+        For each voter int64 row numbers; None, with a warning, if rows cannot be dealt.
+
+    Raises:
+        RuntimeError: inside a CUDA graph capture, torch.export or torch.func.vmap.
     """
     leaves = tensors((args, kwargs))
     if any(leaf.is_cuda for leaf in leaves) and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "vote: rows are dealt out anew at each call, on the CPU, but a CUDA graph would deal the same ones at each replay. Capture "
-            "wrapped.loss, which asks all voters, or call with tile_and_reduce=True"
+            "vote: rows are dealt out anew at each call, on the CPU, but a CUDA graph would deal the same rows at each replay. Capture "
+            "wrapped.loss, which trains all voters on every row, or call with tile_and_reduce=True"
         )
     if torch.compiler.is_exporting():
         raise RuntimeError(
-            "vote: in training mode rows are dealt out to the voters at random, which torch.export cannot take: export after wrapped.eval(), or "
-            'for training the mean of all voters, torch.export.export(wrapped, (x,), {"tile_and_reduce": True})'
+            "vote: in training mode rows are dealt out to the voters at random, which torch.export does not support: export after "
+            'wrapped.eval(), or for training the mean of all voters, torch.export.export(wrapped, (x,), {"tile_and_reduce": True})'
         )
     stack = () if torch.compiler.is_compiling() else torch._C._functorch.get_interpreter_stack() or ()
     if any(interpreter.key() == torch._C._functorch.TransformType.Vmap for interpreter in stack):
         raise RuntimeError(
-            "vote: in training mode rows are dealt out to the voters, which cannot be done inside torch.func.vmap; call with "
-            "tile_and_reduce=True, which asks all voters, or after wrapped.eval()"
+            "vote: in training mode rows are dealt out to the voters, which is not possible inside torch.func.vmap; call with "
+            "tile_and_reduce=True, which averages all voters, or after wrapped.eval()"
         )
     lengths = {leaf.shape[0] for leaf in leaves if leaf.dim()} if graphs is None else {graphs.count}
     if len(lengths) != 1:
-        one = any(is_graph(leaf) for leaf in flatten((args, kwargs))[0])
-        why = (
-            "the input is one graph, whose nodes answer together" if one else "the inputs have no common number of rows"
+        single_graph = any(is_graph(leaf) for leaf in flatten((args, kwargs))[0])
+        reason = (
+            "the input is a single graph, whose nodes depend on each other"
+            if single_graph
+            else "the inputs have no common number of rows"
         )
-        tell_whole(wrapped, "deal", why)
+        tell_whole(wrapped, "deal", reason)
         return None
     count, kind = lengths.pop(), "row" if graphs is None else "graph"
     norms = any(
@@ -88,25 +103,25 @@ def deal(
         and module.training
         for module in wrapped.modules()
     )
-    least = 2 if norms else 1
-    if count < n * least:
-        few = f"{count} {kind if count == 1 else f'{kind}s'}"
-        tell_whole(wrapped, "small", f"a batch of {few} is too small to deal {least} to each of {n} voters")
+    min_rows = 2 if norms else 1
+    if count < n * min_rows:
+        size = f"{count} {kind if count == 1 else f'{kind}s'}"
+        tell_whole(wrapped, "small", f"a batch of {size} is too small to deal {min_rows} to each of {n} voters")
         return None
     parts = torch.randperm(count).tensor_split(n)
     rows = list(parts)
-    if count % n:  # or the rest would always fall to the first
+    if count % n:  # otherwise the larger parts would always go to the first voters
         rows = [parts[i] for i in torch.randperm(n).tolist()]
     if graphs is not None:
         rows = [numbers.sort().values for numbers in rows]
     record = wrapped._workbench
     if record.dealable is None and n > 1:
-        why = _dependence(wrapped, table, rows[0], count, args, kwargs, graphs)
-        record.dealable = not why
-        if why:
-            tell_whole(wrapped, "mixed", why)
+        reason = _dependence(wrapped, table, rows[0], count, args, kwargs, graphs)
+        record.dealable = not reason
+        if reason:
+            tell_whole(wrapped, "mixed", reason)
     if record.dealable is False:
-        tell_whole(wrapped, "mixed", MIXED)  # of one that was pickled; else it is told by now
+        tell_whole(wrapped, "mixed", MIXED)  # only issued for unpickled objects, otherwise the warning above was
         return None
     return rows
 
@@ -114,7 +129,7 @@ def deal(
 def rows_of(
     wrapped: Any, states: Sequence[BranchedState], args: tuple, kwargs: dict[str, Any]
 ) -> Sequence[Tensor] | Tensor | None:
-    """The rows for each voter in a call that goes on from states: those that it answered before; None where all answered all of them."""
+    """Return the rows for each voter in a call that continues from states: those that it answered before; None if all answered all rows."""
     rows = states[0].rows
     if rows is None:
         tell_whole(wrapped, "state", "the state comes from a call in which every voter answered all rows")
@@ -123,8 +138,8 @@ def rows_of(
     lengths = sorted({leaf.shape[0] for leaf in tensors((args, kwargs)) if leaf.dim()})
     if lengths != [count]:
         raise ValueError(
-            f"the state comes from a batch of {count} rows, which were dealt out to the voters, and these inputs have {lengths}: start a batch "
-            "of other rows without a state, or call with tile_and_reduce=True"
+            f"the state comes from a batch of {count} rows, which were dealt out to the voters, and these inputs have {lengths}: start new rows "
+            "without a state, or call with tile_and_reduce=True"
         )
     return rows
 
@@ -138,10 +153,14 @@ def _dependence(
     kwargs: dict[str, Any],
     graphs: DealtGraphs | None,
 ) -> str:
-    """Why one voter, in evaluation mode, may answer some rows otherwise alone than among all; "" if it does not."""
+    """Test in evaluation mode whether one voter answers some rows differently alone than in the whole batch.
+
+    Returns:
+        The reason why rows cannot be dealt; "" if they can.
+    """
     leaves, rebuild = flatten((args, kwargs))
     sources = engine_of(wrapped).clones.sources(leaves)
-    before = sources.all()
+    random_state = sources.all()
 
     def answers(inputs: list[Any]) -> dict[str, Tensor]:
         record = wrapped._workbench
@@ -151,7 +170,7 @@ def _dependence(
         return {place: leaf for place, leaf in zip(places, branched.leaves, strict=True) if is_float(leaf)}
 
     copies = [duplicate(leaf) if isinstance(leaf, Tensor) or is_object(leaf) else leaf for leaf in leaves]
-    kinds = [(count, rows)]  # how many of a kind there are, and which of them the voter is given
+    kinds = [(count, rows)]  # (total number, numbers given to the voter) for rows or graphs, and for nodes and edges
     if graphs is None:
         chosen = [
             leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
@@ -162,32 +181,32 @@ def _dependence(
         kinds += [(len(owner), places) for owner, (places,) in zip(graphs.owners, graphs.parts([rows]), strict=True)]
     with torch.no_grad(), evaluating(wrapped):
         try:
-            among = answers(copies)  # what is wrong with the inputs is the model's to say
+            whole_batch = answers(copies)  # errors due to the inputs propagate to the user
             try:
-                alone = answers(chosen)
-            except Exception:  # it does not take fewer rows
+                subset = answers(chosen)
+            except Exception:  # the model does not accept fewer rows
                 return MIXED
-            if among.keys() != alone.keys():
+            if whole_batch.keys() != subset.keys():
                 return MIXED
-            if scalars := [place for place, whole in among.items() if not whole.dim()]:
+            if scalars := [place for place, whole in whole_batch.items() if not whole.dim()]:
                 return f"{NUMBER} ({', '.join(scalars)})"
             answered = {
-                place: [numbers for n, numbers in kinds if (len(whole), len(alone[place])) == (n, len(numbers))]
-                for place, whole in among.items()
+                place: [numbers for n, numbers in kinds if (len(whole), len(subset[place])) == (n, len(numbers))]
+                for place, whole in whole_batch.items()
             }
-            for place, whole in among.items():
+            for place, whole in whole_batch.items():
                 if not answered[place]:
                     return f"{NO_ROWS} ({place} is {list(whole.shape)} for {count} {'rows' if graphs is None else 'graphs'})"
             if all(
-                any(_alike(whole[numbers.to(whole.device)], alone[place]) for numbers in answered[place])
-                for place, whole in among.items()
+                any(_alike(whole[numbers.to(whole.device)], subset[place]) for numbers in answered[place])
+                for place, whole in whole_batch.items()
             ):
                 return ""
-            # a model that draws random numbers in evaluation mode answers otherwise each time, whatever the rows
+            # a model that draws random numbers in evaluation mode gives different answers anyway, so the test is inconclusive
             again = answers(copies)
-            return MIXED if all(_alike(whole, again[place]) for place, whole in among.items()) else ""
+            return MIXED if all(_alike(whole, again[place]) for place, whole in whole_batch.items()) else ""
         finally:
-            sources.restore(before)
+            sources.restore(random_state)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -195,6 +214,6 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _size(leaf: Tensor) -> Tensor:
-    """The root mean square of what is finite."""
+    """Return the root mean square of the finite elements."""
     finite = leaf[leaf.isfinite()]
     return finite.abs().square().mean().sqrt() if finite.numel() else torch.zeros(())

@@ -1,4 +1,4 @@
-"""Graphs dealt to voters: which parts of the inputs and of the outputs are of which graph."""
+"""Dealing of graphs to voters: which nodes, edges and rows of inputs and outputs belong to which graph."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...engine.tree import flatten
 from .call_arguments import positional_names
 from .graphs import is_graph_batch
 
-NODES = ("x", "z", "pos")  # arguments that hold something of each node, by their names in torch_geometric
+NODES = ("x", "z", "pos")  # torch_geometric's names of arguments with one row per node
 
 
 class DealtGraphs:
-    """The graphs among the inputs of a call, of which each voter can be given some; see `of`.
+    """The graphs among the inputs of a call, to be dealt to voters; see `of`.
 
     Args:
-        count: how many there are.
-        owners: for each kind of part (nodes and edges, of each type) the number of the graph that each part is of.
-        cut: leaves of the inputs, numbers of graphs in rising order -> leaves that hold these graphs alone.
+        count: number of graphs.
+        owners: for each kind of part (nodes and edges, of each type) the graph number of each part.
+        cut: function(leaves of the inputs, sorted graph numbers) that returns the leaves with only these graphs.
     """
 
     def __init__(self, count: int, owners: Sequence[Tensor], cut: Callable[[Sequence[Any], Tensor], list[Any]]) -> None:
@@ -30,11 +30,11 @@ class DealtGraphs:
 
     @classmethod
     def of(cls, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> DealtGraphs | None:
-        """The graphs of batches among the inputs, or of tensors that are given as `edge_index` and `batch`.
+        """Find the graphs in batches among the inputs, or in tensors passed as `edge_index` and `batch`.
 
         Returns:
-            None if there are none, or if it cannot be told of which parts a tensor is: it has as many rows as there are nodes and as there are
-            edges, and its name says neither.
+            None if there are no graphs, or if it is ambiguous what the rows of a tensor are: their number equals that of both nodes and edges,
+            and its name indicates neither.
         """
         if torch.compiler.is_dynamo_compiling():
             return None
@@ -42,12 +42,13 @@ class DealtGraphs:
         batches = [leaf for leaf in leaves if is_graph_batch(leaf)]
         if batches:
             return cls._of_batches(batches)
-        if not any(_are_numbers(leaf, 2) and len(leaf) == 2 for leaf in leaves):  # edges; names take longer to find out
+        # cheap test for edges before the slower lookup of argument names
+        if not any(_is_int64(leaf, 2) and len(leaf) == 2 for leaf in leaves):
             return None
         named = {**dict(zip(positional_names(wrapped), args, strict=False)), **kwargs}
         edges: Any = named.get("edge_index")
         nodes: Any = named.get("batch")
-        if not (_are_numbers(edges, 2) and _are_numbers(nodes, 1) and len(edges) == 2 and len(nodes)):
+        if not (_is_int64(edges, 2) and _is_int64(nodes, 1) and len(edges) == 2 and len(nodes)):
             return None
         return cls._of_tensors(leaves, named, edges, nodes)
 
@@ -76,34 +77,34 @@ class DealtGraphs:
             return None
 
         def cut(leaves: Sequence[Any], graphs: Tensor) -> list[Any]:
-            kept = {
+            selected = {
                 "node": _parts(nodes, graphs, count),
                 "edge": _parts(of_edges, graphs, count),
                 "graph": graphs.to(nodes.device),
             }
-            place = torch.full_like(nodes, -1)
-            place[kept["node"]] = torch.arange(len(kept["node"]), device=nodes.device)
-            number = nodes.new_full((count,), -1)
-            number[kept["graph"]] = torch.arange(len(graphs), device=nodes.device)
+            new_node = torch.full_like(nodes, -1)
+            new_node[selected["node"]] = torch.arange(len(selected["node"]), device=nodes.device)
+            new_graph = nodes.new_full((count,), -1)
+            new_graph[selected["graph"]] = torch.arange(len(graphs), device=nodes.device)
             new = []
             for leaf, name, kind in zip(leaves, known, kinds, strict=True):
                 if name == "edge_index":
-                    new.append(place[leaf[:, kept["edge"]]])
+                    new.append(new_node[leaf[:, selected["edge"]]])
                 elif name == "batch":
-                    new.append(number[leaf[kept["node"]]])
+                    new.append(new_graph[leaf[selected["node"]]])
                 else:
-                    new.append(leaf.index_select(0, kept[kind].to(leaf.device)) if kind else leaf)
+                    new.append(leaf.index_select(0, selected[kind].to(leaf.device)) if kind else leaf)
             return new
 
         return cls(count, [nodes, of_edges], cut)
 
     def parts(self, rows: Sequence[Tensor] | Tensor) -> list[list[Tensor]]:
-        """For each kind of part the numbers of those that are of some graphs, for each voter."""
+        """Return for each kind of part, and for each voter, the numbers of the parts that belong to the voter's graphs."""
         return [[_parts(owner, graphs, self.count) for graphs in rows] for owner in self.owners]
 
 
 def _kind_of(leaf: Any, name: str, sizes: dict[str, int]) -> str | None:
-    """Of which parts a leaf holds one each: "node", "edge" or "graph", by their numbers; "" if of none, None where that cannot be told."""
+    """Return what the rows of a leaf are, by their number: "node", "edge" or "graph"; "" if none of these, None if ambiguous."""
     if not isinstance(leaf, Tensor) or not leaf.dim() or name in ("edge_index", "batch"):
         return ""
     kinds = [kind for kind, size in sizes.items() if len(leaf) == size]
@@ -119,7 +120,7 @@ def _graphs_of(batch: Any, graphs: Tensor) -> Any:
 
 
 def _owners(batch: Any) -> list[Tensor]:
-    """The graph that each node and each edge is of, for each type of them."""
+    """Return the graph number of each node and of each edge, one tensor per type."""
     several = hasattr(batch, "node_items")
     nodes = {kind: store["batch"] for kind, store in (batch.node_items() if several else [("", batch)])}
     edges = [(kind[0], store) for kind, store in batch.edge_items()] if several else [("", batch)]
@@ -133,13 +134,13 @@ def _parts(owner: Tensor, graphs: Tensor, count: int) -> Tensor:
 
 
 def _rows(leaf: Any, graphs: Tensor, count: int) -> Any:
-    """The rows of a tensor that has one for each graph; all else as it is."""
+    """Select rows of a tensor with one row per graph; anything else is returned unchanged."""
     if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != count:
         return leaf
     return leaf.index_select(0, graphs.to(leaf.device))
 
 
-def _are_numbers(value: Any, dims: int) -> bool:
+def _is_int64(value: Any, dims: int) -> bool:
     return isinstance(value, Tensor) and value.dim() == dims and value.dtype == torch.int64
 
 

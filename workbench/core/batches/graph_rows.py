@@ -1,4 +1,4 @@
-"""Graphs of torch_geometric as rows: what `y` and the masks in them say is to be learned."""
+"""Graphs of torch_geometric as rows, with targets from their `y` and masks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PAIRS = "give pairs (graphs, y), such as a list of them in DataLoader(pairs, ba
 
 
 def graphs_paired(data: Any, mask: str | None = None, targets: bool = True) -> Any:
-    """Graphs as rows (graph, y), and batches of them as pairs; data in any other form as they are.
+    """Convert graphs to rows (graph, y), and batches of graphs to pairs; data in any other form is returned unchanged.
 
     Args:
-        data: a batch of graphs, a list or a Dataset of them, one graph, or a pair of graphs and targets.
-        mask: the name of the mask of the nodes that count; None: a graph with a mask is refused.
-        targets: whether they are needed; if not, graphs come alone.
+        data: a batch of graphs, a list or a Dataset of graphs, a single graph, or a pair of graphs and targets.
+        mask: name of the mask of the nodes that count; with None, graphs with masks are refused.
+        targets: whether targets are needed; if not, graphs are returned without them.
     """
     if is_graph_batch(data):
         return GraphRows(data.to_data_list(), mask, targets)
@@ -42,10 +42,10 @@ def graphs_paired(data: Any, mask: str | None = None, targets: bool = True) -> A
 
 
 def pair_of(graph: Any, mask: str | None = None) -> tuple[Any, Tensor]:
-    """A graph, or a batch of them, and its targets `y`; class numbers of nodes that do not count are -100.
+    """Return a graph (or a batch of graphs) and its targets `y`, with class number -100 for nodes that do not count.
 
     Raises:
-        ValueError: it has no targets, or it cannot be told which of them count.
+        ValueError: if it has no targets, or it is ambiguous which of them count.
     """
     if "y" not in graph or (y := graph["y"]) is None:
         raise ValueError(f"data: the graphs have no y; {_PAIRS}")
@@ -63,15 +63,16 @@ def pair_of(graph: Any, mask: str | None = None) -> tuple[Any, Tensor]:
 
 
 def _counted(graph: Any, y: Tensor, mask: str | None) -> tuple[Tensor | None, str]:
-    """Which nodes count, and what says so; None where all targets do."""
-    if "input_id" in graph and "batch_size" in graph:  # the nodes around these were drawn by a loader of neighbours
+    """Return a bool mask of the nodes that count, or None for all, and the name of its source."""
+    # of a NeighborLoader: only the first nodes are seeds, the others their neighbours
+    if "input_id" in graph and "batch_size" in graph:
         return torch.arange(len(y), device=y.device) < int(graph["batch_size"]), "batch_size"
     masks = [name for name in MASKS if name in graph]
     if mask in masks:
         return graph[mask], str(mask)
     if masks:
         raise ValueError(
-            f"data: the graphs have {', '.join(masks)}, and it cannot be told which nodes are meant here: {_PAIRS}, where y is {IGNORED} "
+            f"data: the graphs have {', '.join(masks)}, and it is not known which nodes are meant here: {_PAIRS}, where y is {IGNORED} "
             "for all nodes that do not count"
         )
     return None, ""
@@ -82,21 +83,21 @@ def _one_batch(pair: Any) -> DataLoader:
 
 
 class GraphRows(Dataset):
-    """Graphs as rows, with targets as pairs.
+    """Dataset of graphs, or of pairs (graph, y).
 
     Args:
-        graphs: numbered.
-        mask, targets: as of `graphs_paired`.
+        graphs: indexable graphs.
+        mask, targets: as for `graphs_paired`.
     """
 
     def __init__(self, graphs: Any, mask: str | None, targets: bool) -> None:
-        self.given, self.mask, self.targets = graphs, mask, targets
+        self.user_data, self.mask, self.targets = graphs, mask, targets
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.user_data)
 
     def __getitem__(self, i: int) -> Any:
-        graph = self.given[int(i)]
+        graph = self.user_data[int(i)]
         return pair_of(graph, self.mask) if self.targets else graph
 
 

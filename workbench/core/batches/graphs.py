@@ -1,4 +1,4 @@
-"""Batches of graphs as torch_geometric makes them, known by their structure."""
+"""Batches of torch_geometric graphs, recognised by their interface."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...introspect.objects import is_graph
 
 
 def is_graph_batch(value: Any) -> bool:
-    """Whether something is a batch of graphs that can be given one by one."""
+    """Return whether a value is a batch of graphs that can be split into single graphs."""
     return is_graph(value) and hasattr(type(value), "from_data_list") and hasattr(type(value), "index_select")
 
 
 def mapped(graph: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A graph whose tensors are those that a function makes of its own."""
+    """Return a copy of a graph with a function applied to its tensors."""
     return copy.copy(graph).apply(function)
 
 
 def batched(graphs: Sequence[Any]) -> Any:
-    """One batch of several graphs."""
-    from torch_geometric.data import Batch  # the graphs are of it, and it is imported by now
+    """Combine several graphs into one batch."""
+    from torch_geometric.data import Batch  # already imported, since the graphs are of this package
 
     return Batch.from_data_list(list(graphs))
 

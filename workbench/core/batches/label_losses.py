@@ -1,4 +1,4 @@
-"""The losses of labels that models are known to compute: which shapes they are for, and which targets they make of labels."""
+"""Losses that models may compute from labels themselves: which shapes they accept, and how labels become targets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..outputs.meanings import IGNORED, Meaning, Values
 
 @dataclass(frozen=True)
 class Kind:
-    """One way in which labels can belong to scores.
+    """One way in which labels correspond to scores.
 
     Args:
-        words: the loss in words, for errors.
-        meanings: what the scores are then.
-        line: how to say that, for errors.
-        fits: whether labels and scores (classes last) have the shapes for it.
-        target: what stands at the places of the scores.
-        loss: of scores and such targets.
+        words: description of the loss, for errors.
+        meanings: meanings of the scores under this loss.
+        line: how to declare that meaning, for errors.
+        fits: fits(scores, labels) returns whether their shapes suit the loss (classes last).
+        target: target(labels) returns targets aligned with the scores.
+        loss: loss(scores, target) computes the loss.
     """
 
     words: str

@@ -1,4 +1,4 @@
-"""Rows and batches that are dicts with `labels`, the convention of transformers, as pairs of inputs and targets."""
+"""Rows and batches that are dicts with `labels` (the convention of transformers), converted to pairs of inputs and targets."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from .own_loss import LABELS, ROWS, Pairing, decoder_of, pairing_of, refuse_othe
 
 
 def paired(wrapped: nn.Module, data: Any, *, targets: bool = True, mask: str | None = None) -> Any:
-    """Rows in dicts with `labels`, and graphs with `y`, as pairs (x, y); data in any other form as they are.
+    """Convert rows in dicts with `labels`, and graphs with `y`, to pairs (x, y); data in any other form is returned unchanged.
 
-    Of a dict x is the dict of the other entries.
-
-    How labels become targets is what the model's own loss says, see `own_loss.pairing_of`.
+    For a dict, x is the dict of the other entries. How labels become targets is inferred from the model's own loss, see `own_loss.pairing_of`.
 
     Args:
-        wrapped: the wrapped model that the rows are for.
-        data: a dict of columns, a list of dicts that are rows or batches, a Dataset whose rows are dicts (also one of the package datasets), or
+        wrapped: the wrapped model that uses the rows.
+        data: a dict of columns, a list of dicts that are rows or batches, a Dataset whose rows are dicts (including Hugging Face datasets), or
             a DataLoader of such batches.
-        targets: whether they are needed; if not, they are only taken away.
-        mask: the name of the mask of the nodes of graphs that count; see `graph_rows.graphs_paired`.
+        targets: whether targets are needed; if not, they are only removed.
+        mask: name of the mask of the nodes of graphs that count; see `graph_rows.graphs_paired`.
 
     Raises:
-        ValueError: it cannot be told how the labels belong to the scores of the model; the message says what was compared.
-        TypeError: an entry is nothing that a tensor can be made of.
+        ValueError: if it cannot be inferred how labels correspond to the scores of the model; the message says what was compared.
+        TypeError: if an entry cannot be converted to a tensor.
     """
     data = graphs_paired(data, mask, targets)
     convert = _Converter(wrapped, targets, mask)
@@ -50,15 +48,15 @@ def paired(wrapped: nn.Module, data: Any, *, targets: bool = True, mask: str | N
 
 
 def kind_of(source: Any) -> str:
-    """The name of the class of what the user gave."""
-    return type(getattr(source, "given", source)).__name__
+    """Return the class name of the data that the user gave."""
+    return type(getattr(source, "user_data", source)).__name__
 
 
 class _Converter:
-    """Makes pairs of batches; how is found out at the first one.
+    """Converts batches to pairs; the pairing is inferred at the first batch.
 
     Args:
-        wrapped, targets, mask: as of `paired`.
+        wrapped, targets, mask: as for `paired`.
     """
 
     def __init__(self, wrapped: nn.Module, targets: bool, mask: str | None = None) -> None:
@@ -66,7 +64,7 @@ class _Converter:
         self._pairing: Pairing | None = None
 
     def batch(self, batch: Any) -> Any:
-        """Inputs and targets of a batch of a loader, or the batch as it is."""
+        """Return the inputs and targets of a loader's batch, or the batch unchanged."""
         if is_graph(batch):
             return pair_of(batch, self.mask) if self.targets else batch
         return self(columns(batch)) if is_labelled(batch) else batch
@@ -78,50 +76,50 @@ class _Converter:
         return self.pairing(batch).pair(batch)
 
     def pairing(self, batch: dict[str, Any]) -> Pairing:
-        """How labels become targets."""
+        """Return how labels become targets, inferred at the first call."""
         if self._pairing is None:
             self._pairing = pairing_of(self.wrapped, batch)
         return self._pairing
 
 
 class LabelledLoader(DataLoader):
-    """A DataLoader whose batches with labels, or of graphs, come as pairs; all others as they are, and all else as it has it."""
+    """Proxy of a DataLoader that converts batches with labels, or of graphs, to pairs."""
 
     def __init__(self, loader: DataLoader, convert: _Converter) -> None:
-        self.given, self._convert = loader, convert
+        self.user_data, self._convert = loader, convert
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("given", "_convert"):  # not there yet, as while it is unpickled
+        if name in ("user_data", "_convert"):  # not set yet during unpickling
             raise AttributeError(name)
-        return getattr(self.given, name)
+        return getattr(self.user_data, name)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in self.given:
+        for batch in self.user_data:
             yield self._convert.batch(batch)
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.user_data)
 
 
 class LabelledRows(Dataset):
-    """Rows with labels as pairs.
+    """Dataset that converts rows with labels to pairs.
 
     Args:
-        rows: whose items are dicts.
-        convert: of a batch.
+        rows: dataset whose items are dicts.
+        convert: converter of batches.
     """
 
     def __init__(self, rows: Any, convert: _Converter) -> None:
-        self.given, self._convert = rows, convert
+        self.user_data, self._convert = rows, convert
         self.workers = getattr(rows, "workers", 0)
         with own_random(0):
             convert(stacked([columns(rows[i]) for i in range(min(ROWS, len(rows)))]))
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.user_data)
 
     def __getitem__(self, i: int) -> Any:
-        x, y = self._convert(stacked([columns(self.given[int(i)])]))
+        x, y = self._convert(stacked([columns(self.user_data[int(i)])]))
         return {name: value[0] for name, value in x.items()}, y[0]
 
 

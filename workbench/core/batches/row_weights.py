@@ -1,4 +1,4 @@
-"""Weights of rows by which members that start alike learn different things: a Bayesian bootstrap of the gradients."""
+"""Random row weights (a Bayesian bootstrap of the gradients), so that members that start equal learn different functions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..ownership import table_of
 from ..parameters import stacked_names
 from .dealing import tell
 
-MOST = 1024  # numbers of a row that tell it from others
+MAX_VALUES = 1024  # number of values of a row that enter its fingerprint
 
 
 def alike(wrapped: Any) -> Method | None:
-    """The method whose members were alike when training began, so that on the same rows they would learn the same; None if there is none."""
+    """Return the method whose members were equal when training began, and so would stay equal on the same rows; None if there is none."""
     axis = members_axis(wrapped._workbench.methods)
     method = next((method for method in wrapped._workbench.methods if method.name == axis), None)
     if method is None:
@@ -33,66 +33,65 @@ def alike(wrapped: Any) -> Method | None:
 
 @torch.no_grad()
 def _equal(wrapped: Any, axis: str) -> bool:
-    """Whether all members have the same values of everything that is trained; the first difference ends the look."""
+    """Return whether all trained parameters are equal in all members."""
     table = table_of(wrapped)
     trained = [p for p in map(table.get, stacked_names(wrapped._workbench.rules.values(), axis)) if p.requires_grad]
     return bool(trained) and all(map(rows_equal, trained))
 
 
 def rows_equal(tensor: Tensor) -> bool:
-    """Whether a tensor [members, ...] holds the same for two members or more; one that is sharded or has no values is taken for different."""
+    """Return whether a tensor [members, ...] is equal for all of two or more members; False for sharded and meta tensors."""
     plain = type(tensor.data) is Tensor and not tensor.is_meta
     return plain and len(tensor) > 1 and bool((tensor == tensor[:1]).all())
 
 
 def weighed(wrapped: Any, axes: tuple[str, ...], leaves: Sequence[Any], inputs: Any, targets: Any) -> list[Any]:
-    """The outputs of all branches as they are, whose gradients are weighed anew for each member if members started alike.
+    """Return the outputs of all branches, with gradients weighted per row and member if the members started equal.
 
-    Each member weighs each row by a number drawn from the exponential distribution of mean one (Rubin 1981, the Bayesian bootstrap), which
-    only depends on the row and the member: the same row has the same weight in every epoch, whatever batch it is in. The loss is unchanged.
+    Each member weights each row by an Exponential(1) number (the Bayesian bootstrap, Rubin 1981) that only depends on the row and the member:
+    a row has the same weight in every epoch, whatever batch it is in. The value of the loss does not change.
 
     Args:
-        wrapped: in training.
-        axes: of the branches.
-        leaves: of the output, each tensor [*axes, rows, ...].
-        inputs, targets: of the batch, which tell the rows apart.
+        wrapped: the wrapped object in training mode.
+        axes: axes of the branches.
+        leaves: output leaves, each tensor [*axes, rows, ...].
+        inputs, targets: the batch, whose contents identify the rows.
     """
     if not wrapped.training or not torch.is_grad_enabled() or (method := alike(wrapped)) is None:
         return list(leaves)
-    at = axes.index(method.name)
-    size = next(leaf.shape[at] for leaf in leaves if isinstance(leaf, Tensor))
+    dim = axes.index(method.name)
+    size = next(leaf.shape[dim] for leaf in leaves if isinstance(leaf, Tensor))
     inputs, targets = wrapped._workbench.source or (inputs, targets)
     weights = row_weights(inputs, targets, size)
-    whole = weights.mean(1)  # for what has no rows: the losses that a model computes
+    mean_weights = weights.mean(1)  # for outputs without rows, such as a loss computed by the model
     out, by_row = [], False
     for leaf in leaves:
         if is_float(leaf) and leaf.requires_grad:
             rows = leaf.dim() > len(axes) and leaf.shape[len(axes)] == weights.shape[1]
             by_row = by_row or rows
             shape = [1] * leaf.dim()
-            shape[at] = size
+            shape[dim] = size
             if rows:
                 shape[len(axes)] = weights.shape[1]
-            leaf = _Weighed.apply(leaf, (weights if rows else whole).reshape(shape).to(leaf.device))
+            leaf = _Weighed.apply(leaf, (weights if rows else mean_weights).reshape(shape).to(leaf.device))
         out.append(leaf)
     if not by_row:
         tell(
             wrapped,
             "rows",
-            f"{method.name}: all voters start at the same weights, and the output has no row for each target, so each voter weighs whole "
+            f"{method.name}: all voters start at the same weights, and the output has no row for each target, so each voter weights whole "
             "batches: they differ only if there are many of them. Return a row for each target, or leave finetune out",
         )
     return out
 
 
 def row_weights(inputs: Any, targets: Any, members: int) -> Tensor:
-    """The weight that each member gives to each row, float32 [members, rows]; exponential, of mean one.
+    """Return the weight of each row for each member, float32 [members, rows], exponentially distributed with mean one.
 
     Args:
-        inputs, targets: of a batch; the rows are those of the targets, or of the inputs where targets have no common number. Rows that are
-            equal count by themselves. Of graphs of torch_geometric each node, or each graph, is a row. Where there are no rows at all, the
-            whole batch is one.
-        members: how many.
+        inputs, targets: the batch; rows are those of the targets, or of the inputs if targets have no common number of rows. Equal rows get
+            different weights. In torch_geometric graphs each node, or each graph, is a row. Without any rows, the whole batch is one.
+        members: number of members.
 
     Example:
         >>> x, y = torch.randn(100, 3), torch.randn(100, 1)
@@ -102,7 +101,7 @@ def row_weights(inputs: Any, targets: Any, members: int) -> Tensor:
         (torch.Size([5, 100]), True)
     """
     leaves = [t for t in tensors((inputs, targets)) if t.layout == torch.strided and not t.is_meta]
-    leaves += [numbers for leaf in flatten(inputs)[0] if is_graph(leaf) for numbers in _of_graphs(leaf)]
+    leaves += [numbers for leaf in flatten(inputs)[0] if is_graph(leaf) for numbers in _graph_fingerprints(leaf)]
     for tree in (targets, inputs):
         lengths = {len(leaf) for leaf in tensors(tree) if leaf.dim()}
         if len(lengths) == 1:
@@ -117,24 +116,24 @@ def row_weights(inputs: Any, targets: Any, members: int) -> Tensor:
     for leaf in leaves:
         numbers = _mixed(numbers) + _fingerprint(leaf).to(device)
     numbers = _mixed(numbers) + _ranks(numbers)
-    who = torch.arange(1, members + 1, device=device)[:, None] * -7046029254386353131
-    uniform = ((_mixed(numbers + who) >> 20) & 0xFFFFFF).float().add(0.5) / 2**24
+    salt = torch.arange(1, members + 1, device=device)[:, None] * -7046029254386353131
+    uniform = ((_mixed(numbers + salt) >> 20) & 0xFFFFFF).float().add(0.5) / 2**24
     return -uniform.log()
 
 
 def _fingerprint(leaf: Tensor) -> Tensor:
-    """A number for each row, int64 [rows], of the bits of up to `MOST` of its values."""
+    """Hash the bits of up to `MAX_VALUES` values of each row: int64 [rows]."""
     leaf = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
     flat = leaf.detach().reshape(len(leaf), -1) if leaf.numel() else leaf.new_zeros(len(leaf), 1)
-    flat = flat[:, :: max(1, flat.shape[1] // MOST)].contiguous()
+    flat = flat[:, :: max(1, flat.shape[1] // MAX_VALUES)].contiguous()
     if flat.is_floating_point():
         flat = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
     factors = _mixed(torch.arange(1, flat.shape[1] + 1, device=flat.device))
     return (flat.long() * factors).sum(1)
 
 
-def _of_graphs(batch: Any) -> list[Tensor]:
-    """A number for each node and, of several graphs, for each graph, by what nodes hold and what their neighbours do."""
+def _graph_fingerprints(batch: Any) -> list[Tensor]:
+    """Hash each node, and each graph of a batch, by the features of nodes and their neighbours."""
     several: list[Tensor] = []
     for store in batch.node_stores:
         x, owner, edges = (store.get(name) for name in ("x", "batch", "edge_index"))
@@ -146,13 +145,13 @@ def _of_graphs(batch: Any) -> list[Tensor]:
             nodes = _mixed(nodes).index_add(0, edges[1], _mixed(nodes[edges[0]] + 1))
         several.append(nodes)
         if owner is not None:
-            # of whole numbers, whose sum is the same in any order; 0 would stay 0
+            # integer sums do not depend on the order; + 1, since 0 would be mixed to 0
             several.append(nodes.new_zeros(int(batch.num_graphs)).index_add(0, owner, _mixed(nodes + 1)))
     return several
 
 
 def _ranks(numbers: Tensor) -> Tensor:
-    """How many equal ones stand before each."""
+    """Return for each number how many equal ones precede it."""
     order = numbers.argsort(stable=True)
     ordered = numbers[order]
     ranks = torch.empty_like(numbers)
@@ -161,14 +160,14 @@ def _ranks(numbers: Tensor) -> Tensor:
 
 
 def _mixed(numbers: Tensor) -> Tensor:
-    """Whole numbers whose bits look random (the end of SplitMix64, Steele et al. 2014)."""
+    """Scramble the bits of integers (the finaliser of SplitMix64, Steele et al. 2014)."""
     numbers = (numbers ^ (numbers >> 30)) * -4658895280553007687
     numbers = (numbers ^ (numbers >> 27)) * -7723592293110705685
     return numbers ^ (numbers >> 31)
 
 
 class _Weighed(torch.autograd.Function):
-    """A tensor as it is, whose gradient is multiplied by weights."""
+    """Identity whose gradient is multiplied by weights."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Read training rows from the forms that users have them in: tensors, arrays, data sets, Datasets, DataLoaders, batches."""
+"""Reading of training rows from tensors, arrays, data sets, Datasets, DataLoaders and batches."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .graphs import batched, is_graph, mapped
 
 FORMS = "workbench Data, a pair (x, y) of tensors or arrays, a torch Dataset of such pairs, or a DataLoader"
 TWO_OF_MORE = (
-    "Of rows with more, such as a number or a weight, take two: DataLoader(dataset, collate_fn=lambda rows: "
-    "torch.utils.data.default_collate([(row[0], row[1]) for row in rows])); weights of rows go into a WeightedRandomSampler"
+    "If rows have more parts, such as an index or a weight, select two: DataLoader(dataset, collate_fn=lambda rows: "
+    "torch.utils.data.default_collate([(row[0], row[1]) for row in rows])); use row weights in a WeightedRandomSampler"
 )
-BATCH = 1024  # rows at once where the size of a batch makes no difference
+BATCH = 1024  # batch size where it does not affect the result
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class TensorRows:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The inputs as positional arguments."""
+        """The inputs as a tuple of positional arguments."""
         return self.x if isinstance(self.x, tuple) else (self.x,)
 
     @property
@@ -64,11 +64,11 @@ class TensorRows:
 
     @property
     def device(self) -> torch.device:
-        """Where the targets are."""
+        """Device of the targets."""
         return self.targets[0].device
 
     def take(self, index: Tensor) -> TensorRows:
-        """Some of the rows, by number."""
+        """Return the rows with the given numbers."""
 
         def rows(t: Tensor) -> Tensor:
             return t[index.to(t.device)]
@@ -76,11 +76,11 @@ class TensorRows:
         return TensorRows(tree_map(rows, self.x), tree_map(rows, self.y))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TensorRows:
-        """The rows on a device, floating-point numbers in a dtype."""
+        """Move the rows to a device, and cast floating-point tensors to a dtype."""
         return TensorRows(place(self.x, device, dtype), place(self.y, device, dtype))
 
     def batches(self, size: int) -> Iterator[TensorRows]:
-        """The rows in their order, so many at a time."""
+        """Yield consecutive batches of `size` rows."""
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
             yield TensorRows(*tree_map(operator.itemgetter(rows), (self.x, self.y)))
@@ -91,7 +91,13 @@ Source = TensorRows | Dataset | DataLoader
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One batch: numbers of its rows (None where a DataLoader made it), inputs and targets; and of changed rows, the pair as it was."""
+    """One batch.
+
+    Args:
+        numbers: numbers of its rows; None if a DataLoader made it.
+        x, y: inputs and targets.
+        source: original pair (x, y) if rows were augmented, otherwise None.
+    """
 
     numbers: Tensor | None
     x: Any
@@ -105,19 +111,19 @@ class Batch:
 def read(
     data: Any, name: str = "data", *, targets: bool = True, numbered: bool = True, several: bool = False
 ) -> Source:
-    """Rows in any form, as `TensorRows` where they are in memory, else the Dataset or DataLoader itself.
+    """Read rows in any supported form: as `TensorRows` if they are in memory, otherwise the Dataset or DataLoader itself.
 
     Args:
         data: a workbench Data (its training rows) or Split, a pair (x, y) of tensors or arrays, where x may be a tuple of positional or a dict
             of keyword inputs, a TensorDataset, another Dataset of pairs, or a DataLoader.
-        name: of the argument, for errors.
-        targets: whether targets are needed; if not, inputs alone are read as well (y is then zeros [n]).
-        numbered: whether rows are asked for by number, which an IterableDataset does not have.
-        several: whether a tuple or dict of targets is taken, one for each output.
+        name: name of the argument, for errors.
+        targets: whether targets are needed; if not, inputs alone are accepted as well (y is then zeros [n]).
+        numbered: whether rows are accessed by number, which an IterableDataset does not support.
+        several: whether a tuple or dict of targets, one per output, is accepted.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: x and y do not belong together, or hold numbers that nothing can be learned from.
+        TypeError: if data has another form.
+        ValueError: if x and y do not belong together, or contain NaN or infinite numbers.
     """
     if isinstance(data, TensorDataset):
         if len(data.tensors) == 1 and not targets:
@@ -125,7 +131,7 @@ def read(
         if len(data.tensors) != 2:
             raise TypeError(
                 f"{name}: a TensorDataset of {len(data.tensors)} tensors; it must hold two, x and y: TensorDataset(*dataset.tensors[:2]). "
-                "Weights of rows go into a DataLoader with a WeightedRandomSampler"
+                "For row weights use a DataLoader with a WeightedRandomSampler"
             )
         return _pair(*data.tensors, name=name)
     if isinstance(data, DataLoader):
@@ -145,15 +151,15 @@ def read(
 
 
 def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
-    """Rows in any form as batches, in their order: inputs, or pairs (x, y).
+    """Return rows in any supported form as batches in order: inputs, or pairs (x, y).
 
     Args:
-        data: what `read` takes, inputs alone, or an iterable of batches. Two tensors of as many rows are a pair (x, y) in a tuple, and two
-            batches in a list. A tensor and batches are handed on as they are.
-        wrapped: the model, in whose dtype the floating-point numbers of other forms are given.
+        data: a form that `read` accepts, inputs alone, or an iterable of batches. Two tensors with equal numbers of rows are a pair (x, y) if
+            they are in a tuple, and two batches if they are in a list. A tensor and batches are not converted.
+        wrapped: the model, to whose dtype floating-point numbers in other forms are cast.
 
     Raises:
-        TypeError, ValueError: as `read`.
+        TypeError, ValueError: as for `read`.
     """
     if isinstance(data, Tensor):
         return data.split(BATCH)
@@ -162,31 +168,31 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
     if isinstance(data, IterableDataset | DataLoader):
         return data
     data = _training_rows(data)
-    alone = (
+    inputs_only = (
         isinstance(data, np.ndarray | Mapping)
         or is_frame(data)
         or (isinstance(data, TensorDataset) and len(data.tensors) == 1)
     )
-    if alone or isinstance(data, Dataset) or _has_columns(data) or _is_pair(data):
-        source = read(data, targets=not (alone or isinstance(data, Dataset)), several=True)
+    if inputs_only or isinstance(data, Dataset) or _has_columns(data) or _is_pair(data):
+        source = read(data, targets=not (inputs_only or isinstance(data, Dataset)), several=True)
         if not isinstance(source, TensorRows):
             return rows_loader(cast(Dataset, source), batch_size=BATCH)
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
         batches = (rows.to(rows.device, like.dtype) for rows in source.batches(BATCH))
-        return [rows.x if alone else (rows.x, rows.y) for rows in batches]
+        return [rows.x if inputs_only else (rows.x, rows.y) for rows in batches]
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         raise TypeError(f"data: found {describe(data)}; give {FORMS}, or batches of inputs or of such pairs in a list")
     return data
 
 
 def check_batched(loader: DataLoader, name: str) -> None:
-    """Raise ValueError if a DataLoader without batches gives the single rows of tensors, whose columns would be taken for rows."""
-    whole: Any = loader.dataset
-    while isinstance(whole, Subset):
-        whole = whole.dataset
+    """Raise ValueError if an unbatched DataLoader yields single rows of a TensorDataset, whose columns would be mistaken for rows."""
+    dataset: Any = loader.dataset
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
     if (
         loader.batch_sampler is None
-        and isinstance(whole, TensorDataset)
+        and isinstance(dataset, TensorDataset)
         and not isinstance(loader.sampler, BatchSampler)
     ):
         raise ValueError(
@@ -195,11 +201,11 @@ def check_batched(loader: DataLoader, name: str) -> None:
 
 
 def rows_loader(dataset: Dataset, **options: Any) -> DataLoader:
-    """A DataLoader that reads rows in as many processes as the dataset, or the one that it is some rows of, asks for by `workers`."""
-    whole: Any = dataset
-    while isinstance(whole, Subset):
-        whole = whole.dataset
-    return DataLoader(dataset, **{"num_workers": getattr(whole, "workers", 0), "collate_fn": _collated, **options})
+    """Create a DataLoader with the number of worker processes in the attribute `workers` of the dataset (or of what it is a Subset of)."""
+    source: Any = dataset
+    while isinstance(source, Subset):
+        source = source.dataset
+    return DataLoader(dataset, **{"num_workers": getattr(source, "workers", 0), "collate_fn": _collated, **options})
 
 
 def _collated(rows: list[Any]) -> Any:
@@ -207,7 +213,7 @@ def _collated(rows: list[Any]) -> Any:
         return batched(rows)
     if isinstance(rows[0], tuple) and is_graph(rows[0][0]):
         targets = [torch.as_tensor(y) for _, y in rows]
-        # of several nodes or rows each, or one number for each graph
+        # targets have several rows per graph (such as nodes), or are one number per graph
         join = torch.cat if targets[0].dim() else torch.stack
         return batched([graph for graph, _ in rows]), join(targets)
     try:
@@ -216,16 +222,16 @@ def _collated(rows: list[Any]) -> Any:
         if "equal size" not in str(error):
             raise
         raise ValueError(
-            f"data: the rows differ in shape, and those of a batch need one ({error}): give a DataLoader whose collate_fn pads them, such as by "
-            "torch.nn.utils.rnn.pad_sequence"
+            f"data: the rows differ in shape, and those of a batch must be equal ({error}): give a DataLoader whose collate_fn pads them, such "
+            "as with torch.nn.utils.rnn.pad_sequence"
         ) from error
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
-    """Inputs and targets of a batch, None where there are none; collating has made a list of a tuple of positional inputs.
+    """Split a batch into inputs and targets (None if there are none); a list of positional inputs, as made by collation, becomes a tuple.
 
     Raises:
-        TypeError: it has more parts, of which nobody can tell what they are.
+        TypeError: if it has more than two parts.
     """
     x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
     if len(rest) > 1:
@@ -234,7 +240,7 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 
 
 def place(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """The tensors of a tree on a device, floating-point ones in a dtype."""
+    """Move the tensors of a tree to a device, and cast floating-point ones to a dtype."""
 
     def moved(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -245,7 +251,7 @@ def place(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def bad_rows(values: Any, infinite: bool = True) -> Tensor:
-    """Numbers of the rows of a tensor [n, ...] that hold NaN (or infinity)."""
+    """Return the numbers of the rows of a tensor [n, ...] that contain NaN (or infinity)."""
     if not isinstance(values, Tensor) or not (values.is_floating_point() or values.is_complex()) or not values.numel():
         return torch.empty(0, dtype=torch.int64)
     bad = ~values.isfinite() if infinite else values.isnan()
@@ -253,19 +259,19 @@ def bad_rows(values: Any, infinite: bool = True) -> Tensor:
 
 
 def is_one_hot(y: Tensor) -> bool:
-    """Whether each row [classes] has one 1 and zeros."""
+    """Return whether each row of a tensor [n, classes] is one-hot."""
     if y.dim() != 2 or y.shape[1] < 2 or not y.numel() or y.is_complex():
         return False
     return bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
 
 
 def with_class_numbers(y: Any) -> Any:
-    """Targets with class numbers as int64, whatever integers they came as."""
+    """Convert integer and bool targets to int64 class numbers."""
     return tree_map(lambda t: t if not isinstance(t, Tensor) or t.is_floating_point() else t.long(), y)
 
 
 def describe(value: Any) -> str:
-    """What was given, for errors.
+    """Describe a value in error messages.
 
     Example:
         >>> describe(torch.zeros(2, 3)), describe((1, 2)), describe("text")
@@ -279,27 +285,27 @@ def describe(value: Any) -> str:
 
 
 def _training_rows(data: Any) -> Any:
-    """The training rows of a workbench Data, or what looks like one; all else as it is."""
+    """Return the training rows of a workbench Data, or of an object with its interface; anything else is returned unchanged."""
     rows = getattr(data, "train", data)
     return rows if isinstance(rows, Dataset) or _has_columns(rows) else data
 
 
 def _has_columns(data: Any) -> bool:
-    """Whether it is a workbench Split, or looks like one."""
+    """Return whether data is a workbench Split, or has its interface."""
     return hasattr(data, "x") and hasattr(data, "y")
 
 
 def _is_pair(data: Any) -> bool:
-    """Whether a tuple holds x and y rather than two batches."""
+    """Return whether data is a tuple (x, y) rather than two batches."""
     if not isinstance(data, tuple) or len(data) != 2:
         return False
     x, y = data
     if isinstance(y, Mapping):
         targets = list(y.values())
-        alike = isinstance(x, Mapping) and x.keys() == y.keys()  # two batches of inputs
+        same_keys = isinstance(x, Mapping) and x.keys() == y.keys()  # two batches of inputs
     else:
-        targets, alike = [y], False
-    if alike or not all(
+        targets, same_keys = [y], False
+    if same_keys or not all(
         (isinstance(target, Tensor | np.ndarray) or is_frame(target)) and target.ndim for target in targets
     ):
         return False
@@ -317,7 +323,7 @@ def _check_dataset(data: Dataset, name: str, targets: bool, numbered: bool) -> N
         raise TypeError(
             f"{name}: {type(data).__name__} gives {describe(row)} for row 0; it must give a pair (x, y)"
             + (
-                ' or, under the name "labels", what is to be predicted'
+                ' or a dict with targets under the name "labels"'
                 if isinstance(row, Mapping)
                 else f". {TWO_OF_MORE}"
                 if isinstance(row, tuple | list) and len(row) > 2
@@ -341,7 +347,7 @@ def _pair(x: Any, y: Any, name: str, several: bool = False) -> TensorRows:
     for leaf in (*rows.inputs, *rows.targets):
         if len(leaf) != len(rows):
             raise ValueError(f"{name}: x has {len(leaf)} rows and y has {len(rows)}; both need the same number of rows")
-    # an infinite number is meant where one of several arguments is a mask, and an error anywhere else
+    # infinite numbers are allowed in one of several inputs, which may be a mask, and are an error otherwise
     several = len(rows.inputs) > 1
     for label, leaf in [*(("x", leaf) for leaf in rows.inputs), *(("y", leaf) for leaf in rows.targets)]:
         bad = bad_rows(leaf, infinite=label == "y" or not several)
@@ -354,7 +360,7 @@ def _pair(x: Any, y: Any, name: str, several: bool = False) -> TensorRows:
 
 
 def _targets(y: Any, name: str, label: str = "y") -> Any:
-    """One tensor, or a tree of them; a tuple of numbers is one column."""
+    """Convert targets to a tensor or a tree of tensors; a tuple of numbers is one column."""
     if isinstance(y, tuple) and y and all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in y):
         return tuple(_targets(part, name, f"{label}[{i}]") for i, part in enumerate(y))
     if isinstance(y, Mapping) and y:
@@ -379,7 +385,7 @@ def _tensor(value: Any, label: str, name: str) -> Tensor:
         ) from error
     if not tensor.dim():
         raise ValueError(f"{name}: {label} is a single number; its first dimension must be the rows")
-    if tensor.layout not in (torch.strided, torch.jagged):  # rows of others can't be taken by number
+    if tensor.layout not in (torch.strided, torch.jagged):  # other layouts do not support selecting rows
         raise TypeError(
             f"{name}: {label} is a tensor {list(tensor.shape)} of {tensor.layout}; give {label}.to_dense(), or batches in a DataLoader"
         )

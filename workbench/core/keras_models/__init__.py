@@ -1,8 +1,8 @@
-"""Wrapped Keras models: the torch backend of Keras 3, its own way of calling, training and saving."""
+"""Wrapped Keras 3 models on the torch backend, with the calling, training and saving interfaces of Keras."""
 
 from __future__ import annotations
 
-from . import archive  # which tells Keras how to read the files
+from . import archive  # registers the class that Keras needs to read the files
 from .model import WrappedKeras, model_of
 from .wrapping import check_backend, wrap, wrap_function
 

@@ -1,4 +1,4 @@
-"""`.keras` files of wrapped models: the plain model as Keras keeps it, what it was wrapped with, and all weights."""
+"""`.keras` files of wrapped models: the plain model in Keras format, its wrappers, and all weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _HOW = "workbench.load(path) reads this file, as keras.saving.load_model does on
 
 @keras.saving.register_keras_serializable(package="workbench")
 class WrappedModel(keras.layers.Layer):
-    """What Keras writes in place of a wrapped model, and makes one of again; the walk of Keras over a file finds what is named here.
+    """Serialisable stand-in for a wrapped model, which Keras writes to a file and from which it rebuilds the model.
+
+    `__dir__` returns the attributes that Keras visits when it saves or loads the weights.
 
     Args:
         model: the wrapped model.
@@ -37,7 +39,7 @@ class WrappedModel(keras.layers.Layer):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        # not by setattr, which would take over the model's layers
+        # bypasses setattr, which would track the model's layers as sub-layers
         self.__dict__.update(built=True, _workbench_model=model, _workbench_plain=model.unwrap_shared())
         self.__dict__["optimizer"] = model.optimizer
 
@@ -65,29 +67,29 @@ class WrappedModel(keras.layers.Layer):
         return self._workbench_model.get_compile_config()
 
     def write(self, path: Path, outer: Sequence[Any] = ()) -> None:
-        """Write the file, whole or not at all.
+        """Write the file atomically.
 
         Args:
-            path: ends in .keras.
-            outer: what stands around the model, such as a calibration, the outermost first.
+            path: path that ends in .keras.
+            outer: modules around the model, such as a calibration, outermost first.
 
         Raises:
-            ValueError: if the model has wrappers of no name, or what stands around it was made with functions.
-            RuntimeError: if another model of its class cannot be built from its config.
+            ValueError: if the model has unregistered wrappers, or a module around it was made with functions.
+            RuntimeError: if the model cannot be rebuilt from its config.
         """
         if foreign := unknown_methods(described(self._workbench_model._made())):
             raise ValueError(
-                f"{', '.join(foreign)} has no name that a file could keep: register it (workbench.register), or save the weights alone by "
+                f"{', '.join(foreign)} has no name that a file could keep: register it (workbench.register), or save only the weights with "
                 "save_weights"
             )
         around, tensors = around_of([*outer])
         for entry in around:
             if entry["functions"]:
                 raise ValueError(
-                    f"{entry['class']} was made with functions ({', '.join(entry['functions'])}=), which no .keras file could give back: save "
-                    "it to a path that ends otherwise, and load that into one that is made alike"
+                    f"{entry['class']} was made with functions ({', '.join(entry['functions'])}=), which a .keras file cannot hold: save it to "
+                    "a path with another ending, and load that into one made in the same way"
                 )
-        new_like(self._workbench_plain)  # a file that nobody could load is none
+        new_like(self._workbench_plain)  # raises now rather than when the file is loaded
         with (
             replacing(path) as unfinished,
             TemporaryDirectory(dir=path.parent, prefix=".workbench-") as folder,
@@ -105,24 +107,24 @@ class WrappedModel(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """The wrapped model, without its weights."""
+        """Rebuild the wrapped model, without its weights."""
         model = _plain(config["model"])
-        for layer, trains in zip(model._flatten_layers(), config["trainable"], strict=True):
-            layer.trainable = trains
+        for layer, trainable in zip(model._flatten_layers(), config["trainable"], strict=True):
+            layer.trainable = trainable
         part = json.loads(config["wrappers"])
         if foreign := unknown_methods(part):
             raise ValueError(
-                f"the file was saved with {', '.join(foreign)}, which workbench does not know: register it before (workbench.register)"
+                f"the file was saved with {', '.join(foreign)}, which workbench does not know: register it first (workbench.register)"
             )
         options = options_of(part)
         if "order" in part:
             outputs, names = part["order"]
             options["example"] = Execution(tuple(map(tuple, outputs)), tuple(names))
         wrappers = [
-            built(name, kept.get("arguments", {}), set()).with_options(**options)
-            for name, kept in part["methods"].items()
+            built(name, method.get("arguments", {}), set()).with_options(**options)
+            for name, method in part["methods"].items()
         ]
-        with _as_taken(model, config["order"]):
+        with _trainable_as_saved(model, config["order"]):
             wrapped = wrapped_twin(model, tuple(wrappers), decorated=True)
             recall_data(wrapped._made()._workbench, part)
         wrapped.__dict__.update(
@@ -132,7 +134,7 @@ class WrappedModel(keras.layers.Layer):
 
 
 def _plain(config: dict[str, Any]) -> Any:
-    """The plain model of a config, which is not that of a wrapped class."""
+    """Build the plain model of a config, also if its class is decorated, so that Keras would build wrapped models."""
     cls = keras.saving.get_registered_object(config.get("registered_name") or "")
     if (
         cls is None
@@ -145,9 +147,9 @@ def _plain(config: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def _as_taken(model: Any, names: list[str]) -> Iterator[None]:
-    """While a model is wrapped, what members had taken over learns, whatever is frozen now, and nothing else does."""
-    taken = {name.partition(MARK)[0] for name in names if MARK in name}
+def _trainable_as_saved(model: Any, names: list[str]) -> Iterator[None]:
+    """Context manager in which exactly the parameters taken over by members in the saved model are trainable, whatever is frozen now."""
+    taken_over = {name.partition(MARK)[0] for name in names if MARK in name}
     tensors = {
         f"{p.path}.{p.name}" if p.path else p.name: p.variable._value
         for p in KerasModule([model]).places
@@ -155,8 +157,8 @@ def _as_taken(model: Any, names: list[str]) -> Iterator[None]:
     }
     flags = {name: tensor.requires_grad for name, tensor in tensors.items()}
     try:
-        for name, tensor in tensors.items() if taken & tensors.keys() else ():
-            tensor.requires_grad_(name in taken)
+        for name, tensor in tensors.items() if taken_over & tensors.keys() else ():
+            tensor.requires_grad_(name in taken_over)
         yield
     finally:
         for name, tensor in tensors.items():

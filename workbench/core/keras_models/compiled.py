@@ -1,4 +1,4 @@
-"""What a model was compiled with, for its wrapped form: an optimizer and metrics of its own."""
+"""Compilation of a wrapped model like the plain one, with a separate optimizer and metrics."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import keras
 
 
 def compile_alike(new: Any, model: Any) -> None:
-    """Compile a model as another one is, without sharing the state of optimizer and metrics.
+    """Compile a model like another one, without sharing the state of optimizer and metrics.
+
+    Args:
+        new: the model to compile.
+        model: the compiled or uncompiled model to follow.
 
     Raises:
-        TypeError: if the class of the other one has its own way of being compiled, or its optimizer's config leaves something out.
+        TypeError: if the model's class overrides `compile`, or the config of its optimizer is incomplete.
     """
     for name in ("_compile_loss", "_compile_metrics", "_loss_tracker", "optimizer"):
         new.__dict__[name] = None
@@ -23,23 +27,23 @@ def compile_alike(new: Any, model: Any) -> None:
             f"{type(model).__name__} has its own compile, and was compiled before wrapping: wrap it first, and compile the wrapped model"
         )
     arguments = dict(model._compile_config.config)
-    arguments["optimizer"] = _alike(keras.optimizers.get(arguments["optimizer"]))
+    arguments["optimizer"] = _copied(keras.optimizers.get(arguments["optimizer"]))
     for name in ("metrics", "weighted_metrics"):
         if arguments[name] is not None:
-            arguments[name] = keras.tree.map_structure(_alike, arguments[name])
+            arguments[name] = keras.tree.map_structure(_copied, arguments[name])
     new.compile(**arguments)
 
 
-def _alike(item: Any) -> Any:
-    """Another one of the same configuration; a metric that has none that says all of it is used by both models, as each use starts anew."""
+def _copied(item: Any) -> Any:
+    """Return a new object with the same config; a metric with an incomplete config is shared, since every use resets it."""
     if isinstance(item, keras.optimizers.Optimizer):
         new = item.from_config(item.get_config())
         if unlike := _difference(new, item):
             raise TypeError(
-                f"the config of the optimizer {type(item).__name__} does not say its {unlike}, so that the wrapped model cannot have one like "
-                f"it: give the class a get_config that says {unlike}, or wrap the model first, and compile the wrapped model"
+                f"the config of the optimizer {type(item).__name__} does not include its {unlike}, so that it cannot be recreated for the "
+                f"wrapped model: let get_config of the class return {unlike}, or wrap the model first, and compile the wrapped model"
             )
-        for name in _DECAY:  # which no config says
+        for name in _DECAY:  # not included in configs
             if name in vars(_innermost(item)):
                 setattr(_innermost(new), name, getattr(_innermost(item), name))
         return new
@@ -53,15 +57,15 @@ def _alike(item: Any) -> Any:
 
 
 def build_optimizer(model: Any) -> None:
-    """Make the variables of a wrapped model's optimizer, if it has none; weights left out of the decay are left out for all voters."""
+    """Create the variables of a wrapped model's optimizer if needed; weights excluded from decay are excluded for all voters."""
     optimizer = model.optimizer
     if optimizer is None or optimizer.built:
         return
     inner, variables = _innermost(optimizer), model.trainable_variables
-    left_out = vars(inner).get("_exclude_from_weight_decay", ())
-    alike = {id(v) for v in variables if id(getattr(v, "_workbench_source", v)) in left_out}
-    if alike:
-        inner._exclude_from_weight_decay = {*left_out, *alike}
+    excluded = vars(inner).get("_exclude_from_weight_decay", ())
+    also_excluded = {id(v) for v in variables if id(getattr(v, "_workbench_source", v)) in excluded}
+    if also_excluded:
+        inner._exclude_from_weight_decay = {*excluded, *also_excluded}
     optimizer.build(variables)
 
 
@@ -70,7 +74,7 @@ def _innermost(optimizer: Any) -> Any:
 
 
 def _difference(new: Any, original: Any) -> str | None:
-    """The first public attribute, a number or text, in which two objects of one config differ."""
+    """Return the name of the first public number or string attribute in which two objects with the same config differ; None without any."""
     names = [name for name, value in vars(original).items() if isinstance(value, bool | int | float | str | None)]
     return next(
         (n for n in names if n[0] != "_" and n not in _STATE and vars(new).get(n) != getattr(original, n)), None
@@ -78,7 +82,7 @@ def _difference(new: Any, original: Any) -> str | None:
 
 
 _DECAY = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
-_STATE = ("built", "name", "auto_name")  # what use leaves behind, and Keras numbers
+_STATE = ("built", "name", "auto_name")  # attributes that change with use or that Keras numbers
 
 
 __all__ = ["build_optimizer", "compile_alike"]

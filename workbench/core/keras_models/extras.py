@@ -1,4 +1,4 @@
-"""What a call of a Keras model leaves beside its output: the losses that layers add, and the masks of outputs."""
+"""Extras of a call of a Keras model besides its output: losses added by layers, and masks of outputs."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from ...risk import Risk
 from ..ownership import extra
 from ..prior import NAME as PRIOR
 
-KEY = "keras_extras"  # where they stand in the output of a call that gathers them, sealed: each branch has its own
-_ALONE = "output"
+KEY = "keras_extras"  # key of the extras in the output of a call that collects them; treated as state, so that each branch has its own
+_SINGLE = "output"
 
 
 def mask_of(leaf: Any) -> Any:
-    """The mask that Keras has set on a tensor, or None."""
+    """Return the mask that Keras has set on a tensor, or None."""
     return getattr(leaf, "_keras_mask", None)
 
 
 def with_extras(output: Any, losses: list[Any], masks: list[Any]) -> dict[str, Any]:
-    """An output as a dict whose names are its own, with what Keras keeps beside it.
+    """Convert an output to a dict that also contains the extras under `KEY`.
 
     Args:
-        output: of a Keras model: a tensor, or a list, tuple or dict.
-        losses: that its layers have added.
-        masks: of its leaves.
+        output: output of a Keras model: a tensor, list, tuple or dict.
+        losses: losses added by its layers.
+        masks: masks of its leaves.
     """
     extras = {"losses": [keras.ops.sum(loss) for loss in losses], "masks": masks}
     if isinstance(output, Mapping):
         return {**output, KEY: extras}
-    named = {str(i): part for i, part in enumerate(output)} if isinstance(output, list | tuple) else {_ALONE: output}
+    named = {str(i): part for i, part in enumerate(output)} if isinstance(output, list | tuple) else {_SINGLE: output}
     return {**named, KEY: extras}
 
 
 @contextmanager
 def gathering(wrapped: Any) -> Iterator[None]:
-    """While a wrapped torch module is called, what stands under `KEY` is kept apart for each branch.
+    """Context manager for calls of a wrapped torch module in which the extras are treated as state, separate for each branch.
 
     Raises:
-        NotImplementedError: if voters have prior functions, which are added to outputs alone.
+        NotImplementedError: if voters have prior functions, which are only added to outputs.
     """
     if extra(wrapped, PRIOR) is not None:
         raise NotImplementedError(
-            "prior: layers of this Keras model add losses or mask its output, and compute them of what they give without the prior; leave prior "
-            "out, or these"
+            "prior: layers of this Keras model add losses or mask its output, and compute them from outputs without the prior; leave prior out, "
+            "or remove these losses and masks"
         )
     record = wrapped._workbench
-    before = record.state
-    record.state = (*(before or ()), (KEY,))
+    original_state = record.state
+    record.state = (*(original_state or ()), (KEY,))
     try:
         yield
     finally:
-        record.state = before
+        record.state = original_state
 
 
 def without_extras(answer: Any, kind: type, return_risk: bool) -> tuple[Any, Any, BranchedState]:
-    """The prediction as the model gives it, its risk or None, and what was gathered.
+    """Split an answer into the prediction in the model's form, its risk or None, and the extras.
 
     Args:
         answer: a prediction; with `return_risk` the pair of prediction and risk.
-        kind: of the model's output.
-        return_risk: whether risk was asked for.
+        kind: type of the model's output.
+        return_risk: whether risk was requested.
     """
     y, risk = answer if return_risk else (answer, None)
     if isinstance(risk, Risk):
@@ -77,20 +77,20 @@ def without_extras(answer: Any, kind: type, return_risk: bool) -> tuple[Any, Any
 
 
 def _restored(tree: Any, kind: type) -> Any:
-    if not isinstance(tree, Mapping):  # one number a row
+    if not isinstance(tree, Mapping):  # a risk with one number per row
         return tree
     values = {name: value for name, value in tree.items() if name != KEY}
     if issubclass(kind, Mapping):
         return values
-    return kind(values.values()) if issubclass(kind, list | tuple) else values[_ALONE]
+    return kind(values.values()) if issubclass(kind, list | tuple) else values[_SINGLE]
 
 
 def losses_of(state: BranchedState, dealt: str) -> list[Tensor]:
-    """The losses that layers added: the mean over the models, of which each counts by the rows that it answered.
+    """Return the losses added by layers, averaged over the models, each weighted by the number of rows that it answered.
 
     Args:
-        state: what was gathered.
-        dealt: the axis along which rows are dealt out where they are.
+        state: the extras of a call.
+        dealt: name of the axis along which rows are dealt out, if they are.
     """
     columns = zip(*(part["losses"] for part in state._parts), strict=True)
     return [_mean(torch.stack(column), state, dealt) for column in columns]
@@ -113,27 +113,27 @@ def set_masks(y: Any, state: BranchedState, dealt: str) -> None:
     """Set the masks on the leaves of a prediction, as Keras does.
 
     Args:
-        y: the prediction, like the model's output.
+        y: the prediction, in the form of the model's output.
         state, dealt: as for `losses_of`.
 
     Raises:
-        NotImplementedError: if models mask other places.
+        NotImplementedError: if masks differ between models.
     """
     for i, leaf in enumerate(keras.tree.flatten(y)):
         masks = [part["masks"][i] for part in state._parts]
         if masks[0] is None:
             continue
-        whole = masks if state.rows is None else _in_order(masks, state, dealt)
-        if any(not torch.equal(mask, whole[0]) for mask in whole[1:]):
+        full_masks = masks if state.rows is None else _in_order(masks, state, dealt)
+        if any(not torch.equal(mask, full_masks[0]) for mask in full_masks[1:]):
             raise NotImplementedError(
-                "the models of this wrapped Keras model mask other places of the output than each other, so that their mean has no mask: let "
-                "the mask follow from the inputs alone (Embedding(mask_zero=True), Masking as the first layer)"
+                "the voters of this wrapped Keras model mask different places of the output, so that their mean has no mask: use masks that "
+                "only depend on the inputs (Embedding(mask_zero=True), Masking as the first layer)"
             )
-        leaf._keras_mask = whole[0]
+        leaf._keras_mask = full_masks[0]
 
 
 def _in_order(masks: list[Tensor], state: BranchedState, dealt: str) -> list[Tensor]:
-    """Masks whose rows were dealt out, in the order of the batch: one for each place along the other axes."""
+    """Concatenate masks of dealt rows in the order of the batch; one mask per position along the other axes."""
     rows: Any = state.rows
     order = torch.argsort(concatenate(rows))
     places = itertools.product(*(range(axis.size) for axis in state._axes))

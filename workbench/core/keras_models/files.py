@@ -1,4 +1,4 @@
-"""The weights of a wrapped Keras model in the stores that Keras reads and writes."""
+"""Conversion of the weights of a wrapped Keras model to and from the stores of Keras files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def write_into(store: Any, wrapped: Any, seeds: Iterable[Any] = ()) -> None:
     """Write the state of a wrapped torch module, settings included.
 
     Args:
-        store: what Keras gives: a mapping from names to arrays.
+        store: mapping from names to arrays, provided by Keras.
         wrapped: the module.
-        seeds: variables of random numbers.
+        seeds: seed variables of random layers.
     """
     state = wrapped.state_dict() | {f"{_SEED}{i}": seed.value for i, seed in enumerate(seeds)}
     kinds = {name: str(value.dtype).removeprefix("torch.") for name, value in state.items()}
@@ -32,17 +32,17 @@ def write_into(store: Any, wrapped: Any, seeds: Iterable[Any] = ()) -> None:
 
 
 def seeds_of(plain: Any) -> list[Any]:
-    """The variables that the random layers of a plain model draw from, each once."""
+    """Return the seed variables of the random layers of a plain model, without duplicates."""
     generators = [generator for layer in plain._flatten_layers() for generator in layer._seed_generators]
     return [*{id(generator.state): generator.state for generator in generators}.values()]
 
 
 def load_from(store: Any, wrapped: Any, seeds: Iterable[Any] = ()) -> None:
-    """Load what `write_into` wrote; random numbers stay where a file knows none.
+    """Load what `write_into` wrote; seed variables that the file does not contain are unchanged.
 
     Raises:
         ValueError: if the file holds the weights of a plain model.
-        RuntimeError: if it holds those of a model that was wrapped or built otherwise.
+        RuntimeError: if it holds those of a model that was wrapped or built in another way.
     """
     if _NAMES not in set(store.keys()):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The wrapped Keras model: of the user's class, it is called, compiled, trained and saved as any, and its calls may give risk."""
+"""The wrapped Keras model, an instance of the user's class, whose calls can also return risk."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from .training import NO_LOSS, KerasTraining, as_tensor, name_of
 from .variables import variables_of
 
 _CLASSES: dict[type, type] = {}
-SAVED = ("_workbench_plain", "optimizer")  # what a .keras file has of a wrapped model beside its own weights
-_UNLIKE_KERAS = ("fit", "loss", "scale", "predict")  # names that Keras has for something else
+# attributes of a wrapped model that a .keras file contains besides its own weights
+SAVED = ("_workbench_plain", "optimizer")
+_UNLIKE_KERAS = ("fit", "loss", "scale", "predict")  # names of `Wrapped` that mean something else in Keras
 
 
 class WrappedKeras(KerasFiles, KerasTraining):
-    """What a Keras model is after wrapping; its class comes before the user's.
+    """Mix-in for the class of a wrapped Keras model, before the user's class in the MRO.
 
-    The layers are those of the given model, and are never written into: each branch of a call runs them in a scope of Keras that has other
-    tensors in place of their variables. `as_torch()` is the wrapped torch module behind it, which `workbench.fit`, `calibrate` and all else
-    take.
+    The layers are shared with the given model and never modified: each branch of a call runs them in a Keras scope with other tensors in place
+    of their variables. `as_torch()` returns the underlying wrapped torch module, for `workbench.fit`, `calibrate` and the rest of workbench.
     """
 
     _workbench_plain: Any
     wrappers: tuple[Any, ...]
     _workbench_torch: Any = None
     _workbench_module: Any
-    _workbench_step: bool | None  # in a step of Keras: whether it trains
-    _workbench_noise: bool  # whether it needs the noise of class scores in the place of their risk
+    # in a training, test or predict step of Keras: whether it trains; None outside of steps
+    _workbench_step: bool | None
+    _workbench_noise: bool  # whether the step needs the noise of class scores in place of their risk
 
     # ---- calls
     def __call__(
         self, *args: Any, return_risk: bool | None = None, tile_and_reduce: bool | None = None, **kwargs: Any
     ) -> Any:
-        """As the model itself; with `return_risk=True` the pair (prediction, risk).
+        """Call the model; with `return_risk=True` return the pair (prediction, risk).
 
         Args:
-            args, kwargs: as of the model.
-            return_risk: whether risk is wanted; by default only in the steps of training, evaluation and prediction of a model with a risk
-                head.
-            tile_and_reduce: as of any wrapped object.
+            args, kwargs: as for the model.
+            return_risk: whether to return risk; by default only in training, evaluation and prediction steps of a model with a risk head.
+            tile_and_reduce: as for any wrapped object.
         """
         if _is_symbolic((args, kwargs)):
             return self._symbolic_answer(args, kwargs)
@@ -63,11 +63,11 @@ class WrappedKeras(KerasFiles, KerasTraining):
         wrapped = self._materialize(args, kwargs)
         self.__dict__["_workbench_called"] = True
         step, training = self._workbench_step, kwargs.pop("training", None)
-        outside = self._training_outside()
+        outer_training = self._outer_training()
         if training is None and step is None:
-            training = outside
+            training = outer_training
         mode = bool(step if training is None and step is not None else training)
-        # what the model takes by default; else the mode says it, which looks at a model may change
+        # None keeps the default of the model; otherwise `training` follows the mode, which inspections of the model may change
         if training is None:
             kwargs["training"] = None
         if return_risk is None:
@@ -80,34 +80,34 @@ class WrappedKeras(KerasFiles, KerasTraining):
             ):
                 tile_and_reduce = False
         kind = self._workbench_module.leaves_extras(mode, args, kwargs)
-        gathers = kind is not None and issubclass(kind, Tensor | Mapping | list | tuple)
+        has_extras = kind is not None and issubclass(kind, Tensor | Mapping | list | tuple)
         self._workbench_module.notes.clear()
-        before, runtime = wrapped.training, wrapped.__dict__["_engine"]
+        original_mode, runtime = wrapped.training, wrapped.__dict__["_engine"]
         branches: list[Any] = []
         wrapped.train(mode)
         try:
             runtime.observe = branches.append if return_risk and self._workbench_noise else None
-            with gathering(wrapped) if gathers else nullcontext():
-                if gathers:
+            with gathering(wrapped) if has_extras else nullcontext():
+                if has_extras:
                     kwargs[KEY] = True
                 answer = wrapped(*args, return_risk=return_risk, tile_and_reduce=tile_and_reduce, **kwargs)
         finally:
             runtime.observe = None
-            wrapped.train(before)
+            wrapped.train(original_mode)
         noise = None
         if branches:
             noise, self.__dict__["_workbench_meaning"] = noise_of(wrapped, branches[-1])
-        if not gathers:
+        if not has_extras:
             return answer if noise is None else (answer[0], noise)
-        self._workbench_module.notes.clear()  # looks at the model beside the call gather nothing
+        self._workbench_module.notes.clear()  # set by additional passes that inspect the model without collecting extras
         y, risk, state = without_extras(answer, kind, return_risk)
         dealt = next((method.name for method in wrapped._workbench.methods if method.deals(True, True)), "")
-        keras.layers.Layer.add_loss(self, losses_of(state, dealt))  # which Functional models refuse of users
+        keras.layers.Layer.add_loss(self, losses_of(state, dealt))  # add_loss of Functional models raises an error
         set_masks(y, state, dealt)
         return (y, risk if noise is None else noise) if return_risk else y
 
     def _symbolic_answer(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What Keras asks for when a model is made: of the wrapped one as a layer of another, and of its own layers."""
+        """Answer a symbolic call, as when a Keras model is built with this one or its layers as a part."""
         if self._workbench_torch is None or any(
             isinstance(leaf, Tensor) for leaf in keras.tree.flatten((args, kwargs))
         ):
@@ -115,18 +115,18 @@ class WrappedKeras(KerasFiles, KerasTraining):
             if self._workbench_torch is not None or not is_built(self._workbench_plain):
                 return symbolic
             self._make()
-        told = self.__dict__.get("_workbench_told")
+        was_told = self.__dict__.get("_workbench_told")
         self.__dict__["_workbench_told"] = True
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.__dict__["_workbench_told"] = told
+            self.__dict__["_workbench_told"] = was_told
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return self._workbench_plain.compute_output_spec(*args, **kwargs)
 
-    def _training_outside(self) -> Any:
-        """What a call says about training that this one is part of; at one that is not, losses of earlier calls are forgotten."""
+    def _outer_training(self) -> Any:
+        """Return the `training` argument of the enclosing Keras call, if any; an outermost call resets the losses of earlier calls."""
         context = self._get_call_context()
         training = context.get_value("training")
         self._maybe_reset_call_context()
@@ -137,11 +137,11 @@ class WrappedKeras(KerasFiles, KerasTraining):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if _is_symbolic((args, kwargs)):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]  # of Keras, which notes the node
+            return super().forward(*args, **kwargs)  # type: ignore[misc]  # Keras records the node of the graph
         return self(*args, **kwargs)
 
     def _materialize(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The wrapped torch module, made at the first call, since a Keras model may get its weights only then."""
+        """Return the wrapped torch module; it is created at the first call, since a Keras model may get its weights only then."""
         if self._workbench_torch is None:
             plain = self._workbench_plain
             if not is_built(plain):
@@ -169,33 +169,33 @@ class WrappedKeras(KerasFiles, KerasTraining):
         )
 
     def build(self, *args: Any, **kwargs: Any) -> None:
-        """As of the model itself, so that there are weights."""
+        """Build the model, so that it has weights."""
         self._workbench_plain.build(*args, **kwargs)
         if is_built(self._workbench_plain):
             self._made()
 
     @property
     def input(self) -> Any:
-        return self._of_graph("input")
+        return self._graph_end("input")
 
     @property
     def inputs(self) -> Any:
-        return self._of_graph("inputs")
+        return self._graph_end("inputs")
 
-    def _of_graph(self, name: str) -> Any:
-        """An end of the graph of layers; who makes a model of it gets the weights of the given one."""
+    def _graph_end(self, name: str) -> Any:
+        """Return inputs of the graph of layers; warn once, since models built from it have the weights of the given model."""
         if not self.__dict__.get("_workbench_told") and any(hasattr(v, "_workbench_slot") for v in self.weights):
             self.__dict__["_workbench_told"] = True
             warnings.warn(
-                f"{name} and the outputs of layers belong to the given model, whose weights are not those of the voters: make models of single "
-                f"layers of a voter, model.voters()[0].{name}",
+                f"{name} and the outputs of layers belong to the given model, whose weights are not those of the voters: to build models from "
+                f"single layers, use those of a voter, model.voters()[0].{name}",
                 WorkbenchWarning,
                 stacklevel=3,
             )
         return getattr(self._workbench_plain, name)
 
     def as_torch(self) -> Any:
-        """The wrapped torch module over the same variables: what `workbench.fit`, `calibrate` and all else of workbench take.
+        """Return the wrapped torch module over the same variables, for `workbench.fit`, `calibrate` and the rest of workbench.
 
         Raises:
             RuntimeError: if the model has no weights yet.
@@ -210,7 +210,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
         return wrapped
 
     def _made(self) -> Any:
-        """The wrapped torch module, made by now if the model has weights."""
+        """Return the wrapped torch module; raise RuntimeError if the model has no weights yet."""
         if self._workbench_torch is None:
             if not is_built(self._workbench_plain):
                 raise RuntimeError(f"{type(self).__name__} has no weights yet: call it once with inputs, or build it")
@@ -218,15 +218,15 @@ class WrappedKeras(KerasFiles, KerasTraining):
         return self._workbench_torch
 
     def unwrap_shared(self) -> Any:
-        """The given Keras model."""
+        """Return the given Keras model."""
         return self._workbench_plain
 
     def unwrap(self) -> Any:
-        """A plain Keras model, with the weights of the first voter if any vote."""
+        """Return a new plain Keras model, with the weights of the first voter if there are voters."""
         return self._plain_with(self._made().unwrap())
 
     def voters(self) -> list[Any]:
-        """Every voter as a plain Keras model with weights of its own."""
+        """Return each voter as a plain Keras model with its own weights."""
         return [self._plain_with(voter) for voter in self._made().voters()]
 
     def _plain_with(self, module: Any) -> Any:
@@ -258,12 +258,12 @@ class WrappedKeras(KerasFiles, KerasTraining):
 
     @property
     def trainable_weights(self) -> list[Any]:
-        return [v for v in self.weights if _learns(v)] if self.trainable else []
+        return [v for v in self.weights if _is_trainable(v)] if self.trainable else []
 
     @property
     def non_trainable_weights(self) -> list[Any]:
-        learning = set(map(id, self.trainable_weights))
-        return [v for v in self.weights if id(v) not in learning]
+        trainable = set(map(id, self.trainable_weights))
+        return [v for v in self.weights if id(v) not in trainable]
 
     @property
     def trainable_variables(self) -> list[Any]:
@@ -271,8 +271,8 @@ class WrappedKeras(KerasFiles, KerasTraining):
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        learning = set(map(id, self.trainable_weights))
-        return [v for v in self.variables if id(v) not in learning]
+        trainable = set(map(id, self.trainable_weights))
+        return [v for v in self.variables if id(v) not in trainable]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         source = self._workbench_torch if self._workbench_torch is not None else self._workbench_plain
@@ -285,10 +285,10 @@ class WrappedKeras(KerasFiles, KerasTraining):
         return self._made().load_state_dict(*args, **kwargs)
 
     def _track_variables(self) -> None:
-        """Torch sees the parameters by `named_parameters`."""
+        """Do nothing: torch finds the parameters through `named_parameters`."""
 
     def train(self, mode: bool = True) -> Any:
-        """Keras' calls take their mode as an argument, so that the layers, which the given model has as well, keep theirs."""
+        """Set only the flag of this model: Keras passes the mode as an argument of calls, and the layers are shared with the given model."""
         self.__dict__["training"] = mode
         return self
 
@@ -298,7 +298,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
 
 
 def twin(model: Any, cls: type) -> Any:
-    """A model of a class over the same layers, with bookkeeping of its own."""
+    """Return a model of class `cls` that shares the layers of a model, with its own bookkeeping."""
     new: Any = object.__new__(cls)
     new.__dict__.update(model.__dict__)
     for name in ("_modules", "_parameters", "_buffers"):
@@ -307,9 +307,9 @@ def twin(model: Any, cls: type) -> Any:
     for name in ("build", "quantize", "_tracker"):  # bound to the model
         new.__dict__.pop(name, None)
     new.__dict__.update(_inbound_nodes=[], _outbound_nodes=[], _losses=[], _loss_ids=set())
-    kept = {name: list(model.__dict__[name]) for name in _TRACKED}
+    tracked = {name: list(model.__dict__[name]) for name in _TRACKED}
     new._initialize_tracker()
-    for name, items in kept.items():
+    for name, items in tracked.items():
         new.__dict__[name].extend(items)
     return new
 
@@ -318,7 +318,7 @@ _TRACKED = ("_trainable_variables", "_non_trainable_variables", "_layers", "_met
 
 
 def model_of(wrapped: Any) -> Any:
-    """The wrapped Keras model that a torch module is the `as_torch()` of, None for any other, copies included."""
+    """Return the wrapped Keras model whose `as_torch()` a torch module is; None for any other module, including copies."""
     if isinstance(wrapped, WrappedKeras):
         return wrapped
     owner = wrapped.owner if isinstance(wrapped, KerasModule) else None
@@ -326,13 +326,13 @@ def model_of(wrapped: Any) -> Any:
 
 
 def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, decorated: bool = False) -> Any:
-    """The wrapped form of a Keras model.
+    """Wrap a Keras model.
 
     Args:
         model: the plain model; its layers are shared.
-        wrappers: what is put on it.
-        before: a wrapped form of it with all but the last of these.
-        decorated: whether the class was decorated, so that nobody can have compiled the model yet.
+        wrappers: the wrappers to apply.
+        before: wrapped model with all but the last of these wrappers; None if the model is not wrapped yet.
+        decorated: whether the class is decorated, so that the model cannot be compiled yet.
     """
     refuse_layers(model)
     cls = type(model)
@@ -370,16 +370,16 @@ def wrapped_twin(model: Any, wrappers: tuple[Any, ...], before: Any = None, deco
 def _refuse_methods(wrapped: Any, module: KerasModule) -> None:
     methods = wrapped._workbench.methods
     for method in methods:
-        moving = [p for p in module.places if p.buffer and p.variable._value.is_floating_point()]
-        if method.collects and moving:
+        statistics = [p for p in module.places if p.buffer and p.variable._value.is_floating_point()]
+        if method.collects and statistics:
             raise ValueError(
-                f"{method.name} would have to renew the statistics of {moving[0].path} for each set of weights, and knows those of torch's "
-                "layers only: use vote or sample"
+                f"{method.name} would have to recompute the statistics of {statistics[0].path} for each set of weights, which only works for "
+                "torch layers: use vote or sample"
             )
         if method.channels_first and keras.config.image_data_format() != "channels_first":
             raise ValueError(
-                f"{method.name} turns images [rows, channels, height, width], and Keras is set to channels_last: give transforms of your own, "
-                "functions of the input, or keras.config.set_image_data_format('channels_first')"
+                f"{method.name} transforms images [rows, channels, height, width], but Keras is set to channels_last: give your own transforms, "
+                "functions of the input, or call keras.config.set_image_data_format('channels_first')"
             )
 
 
@@ -388,8 +388,8 @@ def _is_symbolic(values: Any) -> bool:
     return any(isinstance(leaf, keras.KerasTensor) or (isinstance(leaf, Tensor) and leaf.is_meta) for leaf in leaves)
 
 
-def _learns(variable: Any) -> bool:
-    if getattr(variable, "_workbench_slot", "").startswith(f"{EXTRAS}.density"):  # learned in closed form
+def _is_trainable(variable: Any) -> bool:
+    if getattr(variable, "_workbench_slot", "").startswith(f"{EXTRAS}.density"):  # fitted in closed form
         return False
     source = getattr(variable, "_workbench_source", variable)
     return bool(variable.trainable and source.trainable)

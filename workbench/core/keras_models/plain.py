@@ -11,55 +11,55 @@ import keras
 import numpy as np
 from torch import Tensor
 
-_GIVEN = "give the class a get_config that says all arguments of its constructor"
+_REMEDY = "give the class a get_config that returns all arguments of its constructor"
 
 
 def new_like(model: Any) -> Any:
-    """A new model of the class and architecture of another, built, with weights of its own.
+    """Create a built model with the class and architecture of another, with its own weights.
 
     Args:
         model: a built Keras model.
 
     Raises:
-        RuntimeError: if its config does not say all that its constructor needs, or gives another model.
+        RuntimeError: if its config is incomplete, or yields a different model.
     """
     cls: Any = type(model)
-    drawn = random.getstate()  # which layers take the seeds of their initialisers from
+    random_state = random.getstate()  # layers draw the seeds of their initialisers from `random`
     try:
         if cls.from_config.__func__ is not keras.Model.from_config.__func__ or _is_of_layers(cls):
             lambdas = any(isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
-            options = {"clone_function": _another, "recursive": True} if lambdas else {}
+            options = {"clone_function": _clone_layer, "recursive": True} if lambdas else {}
             new = _built(keras.models.clone_model(_uncompiled(model), **options), model.get_build_config())
         else:
             new = rebuilt(cls, model.get_config(), model.get_build_config())
     except Exception as error:
         raise RuntimeError(
-            f"no other {cls.__name__} could be made from the config of this one, so that voters cannot be given as plain models: {_GIVEN} "
+            f"no new {cls.__name__} could be made from the config of this one, so that voters cannot be returned as plain models: {_REMEDY} "
             f"({error})"
         ) from error
     finally:
-        random.setstate(drawn)
+        random.setstate(random_state)
     if [tuple(v.shape) for v in new.weights] != [tuple(v.shape) for v in model.weights]:
         unlike: str | None = "weights"
     else:
         unlike = _difference(new, model)
     if unlike is not None:
         raise RuntimeError(
-            f"another {cls.__name__} of the config of this one has other {unlike}, so that voters cannot be given as plain models: {_GIVEN} "
-            "(that of Keras says the default values)"
+            f"a new {cls.__name__} with the config of this one has other {unlike}, so that voters cannot be returned as plain models: {_REMEDY} "
+            "(the default get_config of Keras returns default values)"
         )
     return new
 
 
 def _uncompiled(model: Any) -> Any:
-    """The same model for who only looks at it, without its losses and metrics, which Keras would write out by name and not find again."""
-    shown = object.__new__(type(model))
-    shown.__dict__.update(vars(model), compiled=False)
-    return shown
+    """Return a shallow copy without losses and metrics, which Keras would serialise by name and fail to find again."""
+    uncompiled = object.__new__(type(model))
+    uncompiled.__dict__.update(vars(model), compiled=False)
+    return uncompiled
 
 
-def _another(layer: Any) -> Any:
-    """Another layer of the same config; a function, which Keras would write out and not read again unasked, is the same one."""
+def _clone_layer(layer: Any) -> Any:
+    """Return a new layer with the same config; functions of Lambda layers are shared, since Keras refuses to deserialise them by default."""
     if type(layer) is not keras.layers.Lambda:
         return type(layer).from_config(layer.get_config())
     return keras.layers.Lambda(
@@ -68,16 +68,16 @@ def _another(layer: Any) -> Any:
 
 
 def rebuilt(cls: Any, config: dict[str, Any], build: dict[str, Any] | None) -> Any:
-    """A model from its config, whose constructor gets what it takes of all that Keras adds there.
+    """Build a model from its config; entries that the constructor does not accept, which Keras adds, are dropped.
 
     Args:
-        cls: its class.
-        config, build: what `get_config` and `get_build_config` said.
+        cls: class of the model.
+        config, build: return values of `get_config` and `get_build_config`.
     """
-    taken = inspect.signature(cls.__init__).parameters
+    parameters = inspect.signature(cls.__init__).parameters
     arguments = keras.saving.deserialize_keras_object(config)
     new = cls.__new__(cls)
-    new.__init__(**{name: value for name, value in arguments.items() if name in taken})
+    new.__init__(**{name: value for name, value in arguments.items() if name in parameters})
     return _built(new, build)
 
 
@@ -89,7 +89,7 @@ def _built(model: Any, build: dict[str, Any] | None) -> Any:
 
 
 def is_built(model: Any) -> bool:
-    """Whether a model and all its layers have their weights."""
+    """Return whether a model and all its layers have weights."""
     return bool(model.weights) and all(layer.built for layer in model._flatten_layers())
 
 
@@ -98,7 +98,10 @@ def _is_of_layers(cls: Any) -> bool:
 
 
 def _difference(new: Any, model: Any) -> str | None:
-    """In what two models of one config differ, if Keras made it: it has the default arguments of a constructor, also where others were given."""
+    """Return in what two models with the same config differ, or None.
+
+    Only the default `get_config` of Keras is checked, which may return default values of arguments instead of the actual ones.
+    """
     if not hasattr(type(model).get_config, "_is_default") or _is_of_layers(type(model)):
         return None
     layers = [
@@ -108,13 +111,18 @@ def _difference(new: Any, model: Any) -> str | None:
     if layers[0] != layers[1]:
         return "layers"
     return next(
-        (name for name in {**vars(new), **vars(model)} if name not in _blank() and not _alike(new, model, name)), None
+        (
+            name
+            for name in {**vars(new), **vars(model)}
+            if name not in _default_attributes() and not _alike(new, model, name)
+        ),
+        None,
     )
 
 
 @functools.cache
-def _blank() -> frozenset[str]:
-    """What every model has."""
+def _default_attributes() -> frozenset[str]:
+    """Return the names of the attributes that every compiled model has."""
     model = keras.Model()
     model.compile("sgd", "mse")
     return frozenset(vars(model))
@@ -128,15 +136,17 @@ def _unnamed(config: Any) -> Any:
 
 def _alike(new: Any, model: Any, name: str) -> bool:
     if name not in vars(new) or name not in vars(model):
-        return name.startswith("_")  # what calls and trainings have left behind
-    one, other = vars(new)[name], vars(model)[name]
-    if isinstance(one, Tensor | np.ndarray):
-        return type(one) is type(other) and np.array_equal(
-            keras.ops.convert_to_numpy(one), keras.ops.convert_to_numpy(other)
+        return name.startswith("_")  # private attributes set by calls and trainings may differ
+    value, original = vars(new)[name], vars(model)[name]
+    if isinstance(value, Tensor | np.ndarray):
+        return type(value) is type(original) and np.array_equal(
+            keras.ops.convert_to_numpy(value), keras.ops.convert_to_numpy(original)
         )
-    if isinstance(one, bool | int | float | complex | str | bytes | None) or callable(one):
-        return type(one) is type(other) and (one is other or one == other or isinstance(one, keras.layers.Layer))
-    return type(one) is type(other)
+    if isinstance(value, bool | int | float | complex | str | bytes | None) or callable(value):
+        return type(value) is type(original) and (
+            value is original or value == original or isinstance(value, keras.layers.Layer)
+        )
+    return type(value) is type(original)
 
 
 __all__ = ["is_built", "new_like", "rebuilt"]

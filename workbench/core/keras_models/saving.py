@@ -1,4 +1,4 @@
-"""How a wrapped Keras model is saved and loaded, and what it refuses since no config knows its wrappers."""
+"""Saving and loading of wrapped Keras models, and refusal of methods that rely on a config, which cannot describe wrappers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .plain import is_built
 
 
 class KerasFiles:
-    """The files of a wrapped Keras model; a part of `WrappedKeras`."""
+    """Mix-in of `WrappedKeras` for saving and loading."""
 
     _workbench_plain: Any
     _workbench_torch: Any
@@ -24,13 +24,13 @@ class KerasFiles:
     optimizer: Any
 
     def _obj_type(self) -> str:
-        """What Keras asks first when it walks over a model to save or load it: the next look at its names gives those that are saved."""
+        """Hook called by Keras before it visits a model to save or load it: the next `dir()` returns only the attributes to save."""
         self.__dict__.setdefault("_workbench_walk", ("optimizer",))
         return "Layer"
 
     def __dir__(self) -> list[str]:
-        walked = self.__dict__.pop("_workbench_walk", None)
-        return list(super().__dir__() if walked is None else walked)
+        names = self.__dict__.pop("_workbench_walk", None)
+        return list(super().__dir__() if names is None else names)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> Any:
         self._made()
@@ -42,12 +42,14 @@ class KerasFiles:
             raise RuntimeError("call the wrapped model on inputs before loading weights: it has no variables yet")
         self._made()
         if skip_mismatch:
-            raise ValueError("skip_mismatch=True: the weights of a wrapped model are loaded all or none")
+            raise ValueError(
+                "skip_mismatch=True is not supported: the weights of a wrapped model are loaded all or none"
+            )
         self._build_optimizer()
         return super().load_weights(filepath, **kwargs)  # type: ignore[misc]
 
     def _build_optimizer(self) -> None:
-        """Its variables, which Keras saves with the weights."""
+        """Create the variables of the optimizer, which Keras saves with the weights."""
         if self.compiled:
             build_optimizer(self)
 
@@ -58,42 +60,42 @@ class KerasFiles:
         load_from(store, self._made(), seeds_of(self._workbench_plain))
 
     def save(self, filepath: Any, overwrite: bool = True, zipped: bool | None = None, **kwargs: Any) -> None:
-        """Write a `.keras` file with all weights, wrappers and how the model is compiled; see `workbench.load`.
+        """Save all weights, the wrappers and the compile config to a `.keras` file; see `workbench.load`.
 
         Args:
-            filepath: ends in .keras.
-            overwrite: whether a file that is there may be replaced.
-            zipped: not False: a wrapped model is one file.
-            kwargs: none.
+            filepath: path that ends in .keras.
+            overwrite: whether to replace an existing file.
+            zipped: must not be False, since a wrapped model is a single file.
+            kwargs: not supported.
 
         Raises:
-            FileExistsError: if there is a file that may not be replaced.
-            ValueError: if the path is no `.keras` file.
+            FileExistsError: if the file exists and `overwrite` is False.
+            ValueError: if the path does not end in .keras, or other options are given.
         """
         path = Path(filepath)
         if path.suffix != ".keras" or zipped is False or kwargs:
             raise ValueError(
                 f"save of a wrapped Keras model takes the path of one .keras file, not {', '.join([str(path), *kwargs])}; save_weights "
-                "writes the weights alone"
+                "writes only the weights"
             )
         if path.exists() and not overwrite:
-            raise FileExistsError(f"{path} is there already: save(path, overwrite=True) replaces it")
+            raise FileExistsError(f"{path} already exists: save(path, overwrite=True) replaces it")
         self._write(path)
 
     def _write(self, path: Path, outer: Sequence[Any] = ()) -> None:
-        """As `save`, with what stands around the model, the outermost first."""
+        """Save like `save`, including the modules around the model, outermost first."""
         self._made()
         self._build_optimizer()
-        # whose module imports this one
+        # looked up, since the module of WrappedModel imports this one
         keras.saving.get_registered_object("workbench>WrappedModel")(self).write(path, outer)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_config("export", "torch.export.export takes a voter: model.as_torch().voters()[0]")
+        self._refuse_config("export", "export a voter with torch.export.export: model.as_torch().voters()[0]")
 
     def get_config(self) -> Any:
         self._refuse_config(
             "get_config",
-            "model.save(path) writes all of it; model.voters() and model.unwrap() are plain Keras models, and can be copied and saved",
+            "model.save(path) saves everything; model.voters() and model.unwrap() are plain Keras models, and can be copied and saved",
         )
 
     def add(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +106,8 @@ class KerasFiles:
 
     def _refuse_other_layers(self, what: str) -> None:
         raise NotImplementedError(
-            f"{what} of a wrapped Keras model: its voters and heads belong to the layers that it had. Change the plain model, and wrap that"
+            f"{what} of a wrapped Keras model is not supported: its voters and heads belong to its original layers. Change the plain model, "
+            "and wrap that"
         )
 
     def quantize(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,8 +115,8 @@ class KerasFiles:
 
     def _refuse_config(self, what: str, remedy: str) -> None:
         raise NotImplementedError(
-            f"{what} of a wrapped Keras model: its voters and noise are in no config of the {type(self).__name__} that Keras could build it "
-            f"from. Instead: {remedy}"
+            f"{what} of a wrapped Keras model is not supported: its voters and noise are not part of the config from which Keras would build "
+            f"the {type(self).__name__}. Instead: {remedy}"
         )
 
     def __reduce__(self) -> Any:

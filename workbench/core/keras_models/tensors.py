@@ -1,4 +1,4 @@
-"""Keras models as torch modules: their variables registered as parameters and buffers, and swapped in by a scope of Keras."""
+"""Keras models as torch modules: variables are registered as parameters and buffers, and swapped in by a Keras scope."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OMITTED = object()
 
 @dataclass(frozen=True)
 class Place:
-    """Where a variable of a Keras model is registered.
+    """Location of the tensor of a Keras variable.
 
     Args:
-        variable: of the Keras model.
-        path: of the module that holds its tensor.
-        name: of the tensor there.
+        variable: variable of the Keras model.
+        path: path of the module that holds its tensor.
+        name: name of the tensor in that module.
         buffer: whether it is a buffer.
     """
 
@@ -36,7 +36,7 @@ class Place:
 
 
 class LayerTensors(nn.Module):
-    """The tensors of one layer, and how it initialises them.
+    """Module that holds the tensors of one Keras layer, and reinitialises them.
 
     Args:
         layer: the layer.
@@ -47,17 +47,17 @@ class LayerTensors(nn.Module):
         self._initializers: _Shared = _Shared({})
         self._layer = _Shared(layer)
 
-    def __getstate__(self) -> dict[str, Any]:  # what is left out here is shared by all copies
+    def __getstate__(self) -> dict[str, Any]:  # `_Shared` values are not copied
         return {name: value for name, value in self.__dict__.items() if not isinstance(value, _Shared)}
 
     @property
     def normalizes_batch(self) -> bool:
-        """Whether a voter needs two rows in training, as torch asks of its own batch norm."""
+        """Whether a voter needs at least two rows in training, as for batch norm in torch."""
         layer = self._layer.value
         return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, each by its own initialiser."""
+        """Draw new weights, each from its own initialiser."""
         for name, initializer in self._initializers.value.items():
             parameter = self._parameters.get(name)
             if parameter is not None:
@@ -67,13 +67,13 @@ class LayerTensors(nn.Module):
 
 
 class KerasModule(nn.Module):
-    """A torch module that calls a Keras model, or a function of some, with its own parameters and buffers in place of their variables.
+    """Torch module that calls a Keras model, or a function of Keras models, with its own parameters and buffers in place of their variables.
 
-    The parameters are those of the Keras variables, and buffers share their memory, so that either side sees what the other trains.
+    The parameters are those of the Keras variables, and buffers share their memory, so that both sides see the same weights.
 
     Args:
         models: the Keras models.
-        run: what is called; the model itself by default.
+        run: function to call; None for the model itself.
     """
 
     def __init__(self, models: list[Any], run: Callable[..., Any] | None = None) -> None:
@@ -110,76 +110,77 @@ class KerasModule(nn.Module):
                 name = _free(holder._modules, _stem(inner.name))
                 self._add(inner, f"{path}.{name}" if path else name, places, seen)
 
-    def __getstate__(self) -> dict[str, Any]:  # what is left out here is shared by all copies
+    def __getstate__(self) -> dict[str, Any]:  # `_Shared` values are not copied
         return {name: value for name, value in self.__dict__.items() if not isinstance(value, _Shared)}
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where each variable is registered, in the order of the layers."""
+        """Locations of all variables, in the order of the layers."""
         return self._calls.value.places
 
     @property
     def owner(self) -> Any:
-        """The wrapped Keras model that it was made for, shared by all copies."""
+        """The wrapped Keras model that this module belongs to, shared by all copies."""
         return self._calls.value.owner
 
     def belong_to(self, model: Any) -> None:
-        """Set the owner; an assignment would make it a sub-module."""
+        """Set the owner; a method, since a plain assignment would register it as a sub-module."""
         self._calls.value.owner = model
 
     @property
     def states(self) -> tuple[Any, ...]:
-        """The variables of random numbers, which all branches draw from one after another."""
+        """Seed variables, from which all branches draw in turn."""
         return self._calls.value.states
 
     @property
     def notes(self) -> set[str]:
-        """What the last call has left out that gathered no extras: losses that layers add, masks of the output."""
+        """Extras (losses added by layers, masks of the output) that were dropped by calls that do not collect them."""
         return self._calls.value.notes
 
     def leaves_extras(self, training: bool, args: tuple, kwargs: dict[str, Any]) -> type | None:
-        """The kind of the output, if calls in this mode leave something beside it; a first look runs the model once.
+        """Return the type of the output if calls in this mode have extras, otherwise None; the first time, this runs the model once.
 
         Args:
             training: the mode.
-            args, kwargs: of a call.
+            args, kwargs: arguments of a call.
         """
         calls = self._calls.value
-        if training not in calls.leaving:
+        if training not in calls.output_types:
             with (
                 torch.no_grad(),
                 torch.random.fork_rng(),
                 keras.StatelessScope(collect_losses=True) as scope,
             ):
                 output = calls.run(*args, **{"training": training, **kwargs})
-            shown = bool(scope.losses) or any(mask_of(leaf) is not None for leaf in keras.tree.flatten(output))
-            calls.leaving[training] = type(output) if shown else None
-        return calls.leaving[training]
+            has_extras = bool(scope.losses) or any(mask_of(leaf) is not None for leaf in keras.tree.flatten(output))
+            calls.output_types[training] = type(output) if has_extras else None
+        return calls.output_types[training]
 
     def forward(self, *args: Any, training: Any = _OMITTED, **kwargs: Any) -> Any:
         """Call the Keras model.
 
         Args:
-            training: as of a Keras model, where None is what the model takes by default; if it is not given, the mode of the module.
+            args, kwargs: as for the Keras model; with a true `kwargs[KEY]` the output includes extras.
+            training: as for the Keras model, where None means its default; if omitted, the mode of this module.
         """
-        calls, gathers = self._calls.value, kwargs.pop(KEY, False)
+        calls, with_key = self._calls.value, kwargs.pop(KEY, False)
         if training is _OMITTED:
             training = self.training
         if not calls.is_function:
             kwargs["training"] = training
-        current = [self._held(place) for place in calls.places]
+        current = [self._tensor_at(place) for place in calls.places]
         mapping = [(place.variable, tensor) for place, tensor in zip(calls.places, current, strict=True)]
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-            before = [scope.get_current_value(place.variable) for place in calls.places]
+            initial = [scope.get_current_value(place.variable) for place in calls.places]
             output = calls.run(*args, **kwargs)
-        for place, tensor, old in zip(calls.places, current, before, strict=True):
+        for place, tensor, old in zip(calls.places, current, initial, strict=True):
             new = scope.get_current_value(place.variable)
             if new is old:
                 continue
             if not place.buffer:
                 raise RuntimeError(
-                    f"the model assigns to its weight {place.path}.{place.name} when it is called, which branches share; keep what changes in "
-                    "a variable with trainable=False"
+                    f"the model assigns to its weight {place.path}.{place.name} when it is called, which branches share; use a variable with "
+                    "trainable=False for values that change"
                 )
             with torch.no_grad():
                 tensor.copy_(new)
@@ -189,33 +190,29 @@ class KerasModule(nn.Module):
                 state.assign(new)
         masks = [mask_of(leaf) for leaf in keras.tree.flatten(output)]
         output = keras.tree.map_structure(_unmasked, output)
-        if gathers:
+        if with_key:
             return with_extras(output, scope.losses, masks)
-        left = {
+        dropped = {
             "losses that layers add": bool(scope.losses),
             "masks of the output": any(mask is not None for mask in masks),
         }
-        calls.notes.update(what for what, there in left.items() if there)
+        calls.notes.update(extra for extra, is_present in dropped.items() if is_present)
         if calls.notes and self.training and torch.is_grad_enabled() and not calls.told:
             calls.told = True
             warnings.warn(
-                f"this Keras model has {' and '.join(sorted(calls.notes))}, which only its own fit and train_on_batch count in the loss",
+                f"this Keras model has {' and '.join(sorted(calls.notes))}, which only its own fit and train_on_batch include in the loss",
                 WorkbenchWarning,
                 stacklevel=2,
             )
         return output
 
-    def _held(self, place: Place) -> Tensor:
+    def _tensor_at(self, place: Place) -> Tensor:
         module: Any = self.get_submodule(place.path) if place.path else self
         return getattr(module, place.name)
 
 
 def refuse_layers(model: Any) -> None:
-    """Refuse a model with parts that do not read their variables through Keras.
-
-    Raises:
-        ValueError: if a torch module or a wrapped model is among its layers.
-    """
+    """Raise ValueError if a torch module or a wrapped model is among the layers, since these do not read their variables through Keras."""
     for layer in model._flatten_layers():
         if "_workbench_plain" in vars(layer):
             raise ValueError(
@@ -224,13 +221,13 @@ def refuse_layers(model: Any) -> None:
         if any(cls.__name__ == "TorchModuleWrapper" for cls in type(layer).__mro__):
             inner = type(layer.module).__name__
             raise ValueError(
-                f"the layer {layer.name!r} of the Keras model {model.name!r} is the torch module {inner}, which uses its parameters past Keras, "
-                "so that branches would not differ there: write the layer in Keras, or write the whole model in torch and wrap that"
+                f"the layer {layer.name!r} of the Keras model {model.name!r} is the torch module {inner}, which does not use its parameters "
+                "through Keras, so that branches would not differ there: write the layer in Keras, or the whole model in torch, and wrap that"
             )
 
 
 class _Shared:
-    """Holds what copies of a module share."""
+    """Holder of a value that is shared by all copies of a module."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -240,18 +237,18 @@ class _Shared:
 
 
 class _Calls:
-    """How a Keras model is called."""
+    """State of the calls of a Keras model: what to call, locations of variables, and what earlier calls have shown."""
 
     def __init__(self, run: Any, is_function: bool, places: tuple[Place, ...], states: tuple[Any, ...]) -> None:
         self.run, self.is_function, self.places, self.states = run, is_function, places, states
         self.notes: set[str] = set()
         self.owner: Any = None
-        self.told = False  # that it leaves something out
-        self.leaving: dict[bool, type | None] = {}  # by mode
+        self.told = False  # whether a warning about dropped extras was issued
+        self.output_types: dict[bool, type | None] = {}  # training mode -> type of the output if calls have extras
 
 
 def _inner(layer: Any) -> Iterator[Any]:
-    """The layers inside a layer, in the order of the model."""
+    """Yield the layers inside a layer, in the order of the model."""
     ordered = layer.layers if isinstance(layer, keras.Model) else []
     known = set(map(id, ordered))
     yield from ordered
@@ -259,7 +256,7 @@ def _inner(layer: Any) -> Iterator[Any]:
 
 
 def _stem(name: str) -> str:
-    """A name without the number that Keras counts all layers of a program by."""
+    """Return a layer name without the number that Keras appends to make it unique in the process."""
     return re.sub(r"\W", "_", re.sub(r"_\d+$", "", name)) or "layer"
 
 
@@ -277,7 +274,7 @@ def _unmasked(leaf: Any) -> Any:
 
 
 def _initializer(layer: Any, variable: Any) -> Any:
-    """The initialiser that a layer has for a variable, by the names that Keras gives them; None if it has none of these."""
+    """Return a layer's initialiser of a variable, found by Keras naming conventions; None if there is none."""
     for name in (variable.name, variable.name.removesuffix("_kernel")):
         initializer = getattr(layer, f"{name}_initializer", None)
         if isinstance(initializer, keras.initializers.Initializer):
@@ -286,7 +283,7 @@ def _initializer(layer: Any, variable: Any) -> Any:
 
 
 def _fresh(initializer: Any) -> Any:
-    """An initialiser that draws other numbers: Keras' own give the same at every call."""
+    """Return an initialiser with a new seed, since those of Keras return the same numbers at every call."""
     config = initializer.get_config()
     if "seed" in config:
         config["seed"] = int(torch.randint(2**31 - 1, ()))

@@ -1,4 +1,4 @@
-"""Training of wrapped Keras models: steps, losses and what is fitted in closed form."""
+"""Training of wrapped Keras models: steps, losses, and fits in closed form."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from .compiled import build_optimizer
 from .extras import mask_of
 
 NO_LOSS = (
-    "You are using a wrapper that requires the loss function to be modified, and the model is compiled with none. Please either: a) compile "
-    "the model before wrapping it, .compile(loss=your_loss); or b) combine your loss with {0}.loss_function by hand, and assign it to "
+    "You are using a wrapper that requires the loss function to be modified, and the model is compiled without a loss. Please either: a) "
+    "compile the model before wrapping it, .compile(loss=your_loss); or b) combine your loss with {0}.loss_function by hand, and assign it to "
     "model.compute_loss, as in\n"
     "def compute_loss(x=None, y=None, y_pred=None, sample_weight=None, training=None):\n"
     "    y_hat, risk = y_pred\n"
     "    return your_loss(y, y_hat) + {0}.loss_function(y, y_hat, risk)"
 )
 
-_PAST = (
-    "a step of {0} has called its layers and never the model itself, so that nothing that wrapping has added took part: let train_step and "
-    "test_step call self(x, training=...), or wrap the parts that they call, and make the model of these"
+_BYPASSED = (
+    "a step of {0} has called its layers but never the model itself, so that nothing that wrapping has added was used: let train_step and "
+    "test_step call self(x, training=...), or wrap the parts that they call, and build the model from these"
 )
 
 
 class KerasTraining:
-    """How a wrapped Keras model is trained and evaluated by Keras; a part of `WrappedKeras`."""
+    """Mix-in of `WrappedKeras` for training and evaluation by Keras."""
 
     wrappers: tuple[Any, ...]
     _workbench_plain: Any
     _workbench_torch: Any
     _workbench_module: Any
-    _workbench_step: bool | None  # in a step of Keras: whether it trains
-    _workbench_noise: bool
-    _workbench_meaning: Any  # of the class scores in the step
+    _workbench_step: bool | None  # in a step of Keras: whether it trains; None outside of steps
+    _workbench_noise: bool  # whether the step needs the noise of class scores in place of their risk
+    _workbench_meaning: Any  # meaning of the class scores in the step
     _workbench_called: bool  # whether the step has called the model
     _materialize: Any
     _made: Any
@@ -50,32 +50,32 @@ class KerasTraining:
 
     @property
     def _head(self) -> Any:
-        """The distribution whose likelihood joins the loss, if there is one."""
-        kinds = [method for wrapper in self.wrappers for method in wrapper.make()]
-        method = next((m for m in kinds if m.distribution is not None), None)
+        """Distribution of the risk head, whose likelihood is added to the loss; None without one."""
+        methods = [method for wrapper in self.wrappers for method in wrapper.make()]
+        method = next((m for m in methods if m.distribution is not None), None)
         if method is None:
             return None
-        return method.of_classes() if self._says_classes else method.distribution
+        return method.of_classes() if self._has_classes else method.distribution
 
     @property
-    def _says_classes(self) -> bool:
+    def _has_classes(self) -> bool:
         return any(has_classes(wrapper.output) for wrapper in self.wrappers)
 
     @contextmanager
-    def _stepping(self, training: bool, judged: bool = True) -> Iterator[None]:
-        before = self._workbench_step, self._workbench_noise
-        noise = judged and self._says_classes and self._head is not None
+    def _stepping(self, training: bool, with_loss: bool = True) -> Iterator[None]:
+        original = self._workbench_step, self._workbench_noise
+        noise = with_loss and self._has_classes and self._head is not None
         self.__dict__.update(_workbench_step=training, _workbench_noise=noise, _workbench_called=False)
         try:
             yield
         except ValueError as error:
             if not self._workbench_called and "No gradients" in str(error):
-                raise RuntimeError(_PAST.format(type(self).__name__)) from error
+                raise RuntimeError(_BYPASSED.format(type(self).__name__)) from error
             raise
         finally:
-            self.__dict__.update(_workbench_step=before[0], _workbench_noise=before[1])
+            self.__dict__.update(_workbench_step=original[0], _workbench_noise=original[1])
         if not self._workbench_called:
-            raise RuntimeError(_PAST.format(type(self).__name__))
+            raise RuntimeError(_BYPASSED.format(type(self).__name__))
 
     def train_step(self, data: Any) -> Any:
         self._refuse_training()
@@ -89,15 +89,15 @@ class KerasTraining:
             return super().test_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
 
     def predict_step(self, data: Any) -> Any:
-        """As of Keras; of a model with a risk head the pair of prediction and risk, where several risks are a dict of them."""
-        with self._stepping(False, judged=False):
+        """Predict a batch; with a risk head, return the pair of prediction and risk, with several risks as a dict."""
+        with self._stepping(False, with_loss=False):
             out = super().predict_step(keras.tree.map_structure(as_tensor, data))  # type: ignore[misc]
         if self._head is not None and isinstance(out[1], Risk):
             return out[0], {name: getattr(out[1], name) for name in out[1].names()}
         return out
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Weights and the optimizer's variables, from a first batch; losses and metrics make theirs when they are called."""
+        """Create weights and optimizer variables from a first batch; those of losses and metrics are created when they are called."""
         if self._workbench_torch is None:
             if data_batch is None:
                 data_batch = next(data[0] for _, _, data in iterator)
@@ -108,42 +108,42 @@ class KerasTraining:
         build_optimizer(self)
 
     def _refuse_changes(self) -> None:
-        """Raise RuntimeError if layers have got other variables since the model was wrapped."""
+        """Raise RuntimeError if layers have new variables since the model was wrapped."""
         known = {id(place.variable) for place in self._workbench_module.places}
         new = [v.path for v in self._workbench_plain.weights if id(v) not in known]
         if new:
             raise RuntimeError(
-                f"{type(self).__name__} has got new weights since it was wrapped ({new[0]}), which its voters and heads do not have: change the "
-                "layers first (enable_lora, add), and wrap the model then"
+                f"{type(self).__name__} has new weights since it was wrapped ({new[0]}), which its voters and heads do not have: change the "
+                "layers first (enable_lora, add), then wrap the model"
             )
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as Keras does; what is learned in closed form is then fitted to the same inputs. A model that is not compiled is only fitted.
+        """Train with Keras, then fit methods in closed form to the same inputs; a model that is not compiled is only fitted in closed form.
 
         Args:
-            x, y, args, kwargs: as of `keras.Model.fit`; x alone, an array of inputs, for a model that is not compiled.
+            x, y, args, kwargs: as for `keras.Model.fit`; only x, an array of inputs, for a model that is not compiled.
         """
-        kinds = [method for wrapper in self.wrappers for method in wrapper.make()]
-        closed = any(method.needs_fit for method in kinds)
-        collecting = next((method.name for method in kinds if method.collects), None)
+        methods = [method for wrapper in self.wrappers for method in wrapper.make()]
+        closed = any(method.needs_fit for method in methods)
+        collecting = next((method.name for method in methods if method.collects), None)
         if collecting:
             raise ValueError(
-                f"{collecting} gathers weights while workbench.fit trains, which fit of Keras does not tell it: call "
+                f"{collecting} collects weights during training, which fit of Keras does not support: call "
                 "workbench.fit(model.as_torch(), (x, y), epochs=...)"
             )
         inputs = keras.tree.flatten(x)
         if closed and (len(inputs) != 1 or not hasattr(inputs[0], "shape")):
             raise ValueError(
-                "fit: this model also learns from the training inputs in closed form, and takes them as one array or tensor here; for others "
-                "train the given model by itself, and then call model.as_torch().fit(batches)"
+                "fit: this model is also fitted to the training inputs in closed form, and takes them as one array or tensor here; otherwise "
+                "train the given model separately, and then call model.as_torch().fit(batches)"
             )
         history: Any = self
         if not (closed and not self.compiled):  # type: ignore[attr-defined]
             history = super().fit(x, y, *args, **kwargs)  # type: ignore[misc]
         if closed:
-            held_out = kwargs.get("validation_split", 0.0) if kwargs.get("validation_data") is None else 0.0
+            validation_split = kwargs.get("validation_split", 0.0) if kwargs.get("validation_data") is None else 0.0
             rows = as_tensor(inputs[0])
-            rows = rows[: math.floor(len(rows) * (1 - held_out))]
+            rows = rows[: math.floor(len(rows) * (1 - validation_split))]
             self._materialize((rows[:1],), {})
             self._made().fit(rows)
         return history
@@ -151,7 +151,7 @@ class KerasTraining:
     def _should_torch_compile(self) -> bool:
         if self.jit_compile:  # type: ignore[attr-defined]
             raise ValueError(
-                "jit_compile=True: the steps of a wrapped Keras model cannot be compiled; compile(..., jit_compile=False)"
+                "jit_compile=True: the steps of a wrapped Keras model cannot be compiled; use compile(..., jit_compile=False)"
             )
         return False
 
@@ -162,18 +162,18 @@ class KerasTraining:
         distribution = head() if isinstance(head, type) else head
         if distribution.n_heads != 1 or not distribution.own_prediction:
             raise ValueError(
-                f"{type(distribution).__name__} with a risk head cannot be trained by fit of Keras, whose losses see one prediction and its "
+                f"{type(distribution).__name__} with a risk head cannot be trained by fit of Keras, whose losses take one prediction and its "
                 "standard deviation: call workbench.fit(model.as_torch(), (x, y), epochs=...)"
             )
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """The compiled loss; of a model with a risk head its sum with the likelihood."""
+        """Return the compiled loss; with a risk head, the negative log-likelihood is added."""
         if self._workbench_module is not None and (notes := self._workbench_module.notes):
             raise NotImplementedError(
-                f"this Keras model has {' and '.join(sorted(notes))} in some of its calls only, or beside an output of its own class, so "
-                "that they do not reach the loss of the wrapped model: let every call have them, and return a tensor, or a list, tuple or dict"
+                f"this Keras model has {' and '.join(sorted(notes))} only in some of its calls, or with an output of a custom class, so that "
+                "they do not reach the loss of the wrapped model: use them in every call, and return a tensor, list, tuple or dict"
             )
         head, risk = self._head, None
         if head is not None and self._workbench_step is not None:
@@ -202,7 +202,7 @@ def name_of(head: Any) -> str:
 
 
 def as_tensor(leaf: Any) -> Any:
-    """An array as a tensor, of Keras' type if it is of floating-point numbers, as its own fit makes them; anything else as it is."""
+    """Convert an array to a tensor like `fit` of Keras, with floating-point numbers in `keras.config.floatx()`; others are unchanged."""
     if isinstance(leaf, np.ndarray | np.generic):
         return keras.ops.convert_to_tensor(leaf, dtype=keras.config.floatx() if leaf.dtype.kind == "f" else None)
     return leaf
@@ -213,29 +213,30 @@ def _takes_training(function: Any) -> bool:
 
 
 def _likelihood(
-    head: Any, y: Any, y_hat: Any, sample_weight: Any, losses_of: Callable[..., tuple[Tensor, Any]], *beside: Any
+    head: Any, y: Any, y_hat: Any, sample_weight: Any, losses_of: Callable[..., tuple[Tensor, Any]], *extra_args: Any
 ) -> Tensor:
-    """The negative log-likelihood as Keras averages losses: over rows and outputs, each row times its weight.
+    """Return the negative log-likelihood, averaged like Keras losses: over rows and outputs, with each row multiplied by its weight.
 
     Args:
         head: the distribution.
-        y, y_hat, sample_weight: as of `compute_loss`.
-        losses_of: losses_of(distribution, target, prediction, *beside) -> the loss of each target, and which of them count, None if all do.
-        beside: risk, and what else it takes.
+        y, y_hat, sample_weight: as for `compute_loss`.
+        losses_of: losses_of(distribution, target, prediction, *extra_args) returns the loss of each target, and a mask of those that count
+            (None if all do).
+        extra_args: risk, and further arguments of `losses_of`.
     """
     distribution = head() if isinstance(head, type) else head
     targets, outputs = keras.tree.flatten(y), keras.tree.flatten(y_hat)
     if len(targets) != 1 or len(outputs) != 1:
         raise NotImplementedError(
-            f"a model of {len(outputs)} outputs with a risk head: combine the losses by hand in model.compute_loss, which gets "
-            "y_pred = (y_hat, risk), or train it by workbench.fit(model.as_torch(), ...)"
+            f"a model with {len(outputs)} outputs and a risk head: combine the losses by hand in model.compute_loss, which gets "
+            "y_pred = (y_hat, risk), or train it with workbench.fit(model.as_torch(), ...)"
         )
-    losses, kept = losses_of(distribution, keras.ops.convert_to_tensor(targets[0]), outputs[0], *beside)
+    losses, counted = losses_of(distribution, keras.ops.convert_to_tensor(targets[0]), outputs[0], *extra_args)
     if (mask := mask_of(outputs[0])) is not None:
-        kept = mask.bool() if kept is None else mask.bool() & kept
+        counted = mask.bool() if counted is None else mask.bool() & counted
     weights = [] if sample_weight is None else [keras.ops.convert_to_tensor(sample_weight)]
-    if kept is not None:  # what is left counts as the mean, as in Keras' losses
-        weights.append(kept * (kept.numel() / kept.sum().clamp_min(1)))
+    if counted is not None:  # the mean is over the targets that count, as in Keras losses
+        weights.append(counted * (counted.numel() / counted.sum().clamp_min(1)))
     for weight in weights:
         if weight.dim() == losses.dim() + 1 and weight.shape[-1] == 1:
             weight = weight.squeeze(-1)
@@ -252,7 +253,7 @@ def _losses_of_values(distribution: Any, target: Tensor, y_hat: Tensor, risk: An
     if target.shape != y_hat.shape:
         raise ValueError(
             f"targets of shape {list(target.shape)} for predictions of shape {list(y_hat.shape)}: {type(distribution).__name__} compares them "
-            'one by one. If these are scores of classes and labels, say so when wrapping: output="logits" or "probs"'
+            'elementwise. If these are scores of classes and labels, declare that when wrapping: output="logits" or "probs"'
         )
     leaf = keras.tree.flatten(risk)[0] if not hasattr(risk, "aleatoric") else risk
     return distribution.loss_function(target, y_hat, leaf, reduction="none"), None

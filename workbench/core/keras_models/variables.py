@@ -1,4 +1,4 @@
-"""Keras variables over the tensors of a wrapped torch module, so that Keras' optimizers and callbacks see them."""
+"""Keras variables for the tensors of a wrapped torch module, for use by Keras optimizers and callbacks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ..ownership import MARK, table_of
 
 
 def variables_of(model: Any) -> list[Any]:
-    """The weights of a wrapped Keras model: the variables of the layers that no method took over, and new ones over what methods have added."""
+    """Return the weights of a wrapped Keras model: layer variables that no method took over, and new variables for what methods added."""
     wrapped = model._workbench_torch
     tensors = {**dict(wrapped.named_parameters()), **dict(wrapped.named_buffers())}
-    order = model.__dict__.get("_workbench_order")  # of the file that it was loaded from, which optimizers count by
+    # order in the file it was loaded from, in which optimizers number their state
+    order = model.__dict__.get("_workbench_order")
     if order is not None:
         tensors = {name: tensors[name] for name in sorted(tensors, key=lambda name: order.get(name, len(order)))}
     key = tuple(map(id, tensors.values()))
@@ -31,7 +32,7 @@ def variables_of(model: Any) -> list[Any]:
 
 def _variables(model: Any, wrapped: Any, tensors: dict[str, torch.Tensor]) -> list[Any]:
     places = {f"{p.path}.{p.name}" if p.path else p.name: p.variable for p in model._workbench_module.places}
-    known = {
+    existing = {
         v._workbench_slot: v
         for v in (model.__dict__.get("_workbench_variables") or ((), (), ()))[2]
         if hasattr(v, "_workbench_slot")
@@ -42,7 +43,7 @@ def _variables(model: Any, wrapped: Any, tensors: dict[str, torch.Tensor]) -> li
             out.append(places[name])
             continue
         source = places.get(name.partition(MARK)[0])
-        variable = known[name] if name in known else _variable(name, tensor, source, wrapped)
+        variable = existing[name] if name in existing else _variable(name, tensor, source, wrapped)
         variable._value = tensor
         out.append(variable)
     return out
@@ -57,7 +58,7 @@ def _variable(name: str, tensor: torch.Tensor, source: Any, wrapped: Any) -> Any
         name=source.name if source is not None else name.replace(".", "_").replace("/", "_"),
     )
     variable._workbench_slot = name
-    if source is not None:  # whose name and path optimizers look at
+    if source is not None:  # optimizers look at names and paths, so they follow those of the original variable
         variable._path = f"{source.path}{MARK}{name.partition(MARK)[2]}"
         variable._workbench_source = source
         rule = _rule_of(table_of(wrapped).record.rules.get(name.partition(MARK)[0]), name)
@@ -70,7 +71,7 @@ def _variable(name: str, tensor: torch.Tensor, source: Any, wrapped: Any) -> Any
 
 
 def _rule_of(rule: Any, name: str) -> Any:
-    """That by which a tensor is picked: a rule, or of one that splits the part of the tensor."""
+    """Return the rule that picks a tensor: `rule` itself, or one of its options if it is a `Split`; None if there is none."""
     options = rule.options if isinstance(rule, Split) else (rule,)
     return next((option for option in options if name in (option.registered() if option is not None else ())), None)
 
@@ -78,12 +79,12 @@ def _rule_of(rule: Any, name: str) -> Any:
 def _check_rule(rule: Any, what: str, done: str, name: str) -> None:
     if not isinstance(rule, Stacked | Shared):
         raise NotImplementedError(
-            f"{what} in the branches are none that can be {done} one by one ({name}): leave it out, or wrap with share=None"
+            f"{what} in the branches cannot be {done} separately ({name}): leave it out, or wrap with share=None"
         )
 
 
 class _MeanOfRows:
-    """The regularizer of a weight, on that of each voter: the mean over voters, as each has its share of the rows of a batch."""
+    """Regularizer that averages that of the original weight over voters, since each voter has a share of the rows of a batch."""
 
     def __init__(self, source: Any, rule: Any, name: str) -> None:
         self.source, self.rule, self.name = source, rule, name
@@ -96,7 +97,7 @@ class _MeanOfRows:
 
 
 class _EachRow(keras.constraints.Constraint):
-    """The constraint of a weight, on that of each voter."""
+    """Constraint that applies that of the original weight to each voter."""
 
     def __init__(self, constraint: Any) -> None:
         self.constraint = constraint

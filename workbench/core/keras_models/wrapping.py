@@ -1,4 +1,4 @@
-"""What is made of a Keras model, of a class of them, and of a function that uses some; and what is refused."""
+"""Wrapping of Keras models, of classes of them, and of functions that use them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,31 @@ from .tensors import KerasModule, refuse_layers
 
 
 def check_backend(target: Any) -> None:
-    """Refuse Keras models that do not run on torch.
-
-    Raises:
-        TypeError: if Keras runs on another backend.
-    """
+    """Raise TypeError if Keras does not run on the torch backend."""
     backend = keras.backend.backend()
     if backend != "torch":
         name = target.__name__ if isinstance(target, type) else type(target).__name__
         raise TypeError(
             f"{name} is a Keras model on the {backend} backend, and only those on torch can be wrapped: set the environment variable "
-            'KERAS_BACKEND=torch (os.environ["KERAS_BACKEND"] = "torch") before Keras is imported, and restart the program'
+            'KERAS_BACKEND=torch (os.environ["KERAS_BACKEND"] = "torch") before importing Keras, and restart the program'
         )
 
 
 def wrap(wrapper: Any, target: Any) -> Any:
-    """The wrapped form of a Keras model, or the class whose instances are built wrapped.
+    """Wrap a Keras model, or a class so that its instances are wrapped on construction.
 
     Args:
-        wrapper: the wrapper; it may be one more on a wrapped model.
-        target: a Keras model or a subclass of `keras.Model`.
+        wrapper: the wrapper.
+        target: a Keras model, which may already be wrapped, or a subclass of `keras.Model`.
 
     Raises:
-        TypeError: if it is a layer and no model, or if it has its own `compile`.
-        ValueError: if a part of it cannot be run with other variables.
+        TypeError: if the target is a layer but not a model, or is compiled and overrides `compile`.
+        ValueError: if a part of it cannot run with other variables.
     """
     cls = target if isinstance(target, type) else type(target)
     if not issubclass(cls, keras.Model):
         raise TypeError(
-            f"{cls.__name__} is a Keras layer and no model: wrap the model that it is part of, or keras.Sequential([layer])"
+            f"{cls.__name__} is a Keras layer, not a model: wrap the model that it is part of, or keras.Sequential([layer])"
         )
     if isinstance(target, type):
         return _decorated(target, wrapper)
@@ -52,19 +48,23 @@ def wrap(wrapper: Any, target: Any) -> Any:
 
 
 def wrap_function(wrapper: Any, function: Callable[..., Any], modules: list[Any]) -> Any:
-    """The wrapped form of a function that uses Keras models: a torch module over their variables, in evaluation mode as Keras calls are.
+    """Wrap a function that uses Keras models, as a torch module over their variables, in evaluation mode like calls in Keras.
 
     Args:
         wrapper: the wrapper.
-        function: it calls the models.
-        modules: those that it uses.
+        function: function that calls the models.
+        modules: modules that the function uses.
+
+    Raises:
+        TypeError: if it also uses torch modules, or Keras runs on another backend.
+        ValueError: if a model is already wrapped, or has no weights yet.
     """
     name = getattr(function, "__qualname__", type(function).__name__)
     for module in modules:
         if not is_keras(module):
             raise TypeError(
-                f"{name} uses Keras models and the {type(module).__name__} of torch, whose parameters are swapped in other ways: wrap a "
-                "function of one kind, or each model by itself"
+                f"{name} uses Keras models and the torch module {type(module).__name__}, which cannot be wrapped together: wrap a function of "
+                "one kind, or each model separately"
             )
         check_backend(module)
         if isinstance(module, WrappedKeras):
@@ -77,8 +77,8 @@ def wrap_function(wrapper: Any, function: Callable[..., Any], modules: list[Any]
     return wrapper(KerasModule(modules, function).eval())
 
 
-class _Past:
-    """What `super(Net, self).name` finds in the methods of a decorated class: those of the user's class are passed over."""
+class _SkipOriginal:
+    """Descriptor for `super(Net, self).name` in methods of a decorated class Net, which skips the user's class; see `core.decorated`."""
 
     def __init__(self, cls: type, name: str) -> None:
         self.cls, self.name = cls, name
@@ -96,10 +96,10 @@ def _decorated(cls: type[nn.Module], wrapper: Any) -> type[nn.Module]:
 
     hidden = ("__dict__", "__weakref__", "__slots__")
     namespace = {name: value for name, value in vars(cls).items() if name not in hidden}
-    past: Any = {name: _Past(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")}
-    past["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
+    skipped: Any = {name: _SkipOriginal(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")}
+    skipped["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
     namespace.pop("__init_subclass__", None)
-    return Built(cls.__name__, (type("Past", (), past), cls), namespace)
+    return Built(cls.__name__, (type("Past", (), skipped), cls), namespace)
 
 
 __all__ = ["check_backend", "wrap", "wrap_function"]

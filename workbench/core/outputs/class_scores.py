@@ -1,4 +1,4 @@
-"""Outputs that are scores of classes or labels: which dimension, which numbers, and what they make of targets."""
+"""Outputs that are scores of classes or labels: their class dimension, their conversion to probabilities, and their targets."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ class Classes(Meaning):
 
     @property
     def class_dim(self) -> int | None:
-        """The dimension of scores along which classes stand, None if each element is a yes or no."""
+        """Class dimension of the scores; None if each element is a binary decision."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Probabilities [..., classes] in float32 at least, the classes last, of scores as the model gives them."""
+        """Convert scores as returned by the model to probabilities [..., classes], in float32 or float64, with classes last."""
         raise NotImplementedError
 
     def log_scores(self, scores: Tensor) -> Tensor:
-        """Log-scores [..., classes] in float32 at least, the classes last, up to a constant for each row."""
+        """Convert scores to log-scores [..., classes], in float32 or float64, with classes last; defined up to a constant per row."""
         raise NotImplementedError
 
     def noise(self, risk: Tensor) -> Tensor:
-        """The standard deviations of `log_scores` [..., classes], of those that stand beside the scores."""
+        """Convert standard deviations predicted for the scores to those of `log_scores` [..., classes]."""
         return risk
 
     def labels(self, target: Tensor, scores: Tensor) -> Tensor:
-        """Class numbers [...] of targets, or of soft ones their probabilities [..., classes], for scores as the model gives them."""
+        """Convert targets to class numbers [...], or soft targets to probabilities [..., classes], for scores as returned by the model."""
         raise NotImplementedError
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
-        """Probabilities [..., classes] in the form, the places and the dtype in which the model gives scores."""
+        """Convert probabilities [..., classes] back to the form, dimensions and dtype of the model's scores `like`."""
         raise NotImplementedError
 
     def at_end(self, n_dims: int) -> Self:
-        """The same with dimensions counted from behind, for scores of so many dimensions that others may stand in front of."""
+        """Return the meaning with a negative class dimension, so that further dimensions may precede the `n_dims` of the scores."""
         return self
 
     def check_shape(self, shape: Sequence[int], write: Callable[[str], str]) -> None:
-        """Raise if scores of this shape have no classes, or none that can be told."""
+        """Raise ValueError if the class dimension of scores of this shape is missing or ambiguous; `write` formats code for the message."""
 
     def problem(self, scores: Tensor) -> str:
-        """What is wrong with the numbers, or ""; this looks at them, and makes a program wait for its device."""
+        """Return what is wrong with the values, or ""; reading them synchronises with the device."""
         return ""
 
     def doubt(self, scores: Tensor) -> str:
-        """What the numbers look like if they are not what they are said to be, or ""; as `problem`."""
+        """Return a warning if the values look like something other than declared, or ""; reading them synchronises with the device."""
         return ""
 
 
@@ -64,18 +64,18 @@ class _AlongDimension(Classes):
     """Scores of classes along one dimension.
 
     Args:
-        dim: of the classes; 1 for maps [n, classes, ...] as torch's cross entropy takes them, -1 for tokens [n, t, classes]. None is the
-            last of [n, classes], and is refused where there are more dimensions.
+        dim: class dimension; 1 for maps [n, classes, ...] as in torch's cross entropy, -1 for tokens [n, t, classes]. None means the last of
+            [n, classes], and raises an error for more dimensions.
     """
 
     dim: int | None = None
 
     def __post_init__(self) -> None:
         if self.dim is not None and (isinstance(self.dim, bool) or not isinstance(self.dim, int)):
-            raise ValueError(f"dim is the dimension of the classes, a whole number, not {self.dim!r}")
+            raise ValueError(f"dim must be the dimension of the classes, a whole number, not {self.dim!r}")
 
     def log_scores(self, scores: Tensor) -> Tensor:
-        # counted from behind: branches may stand in front
+        # the class dimension is negative here, since dimensions of branches may precede
         return at_least_float32(self.classes_last(scores))
 
     def noise(self, risk: Tensor) -> Tensor:
@@ -86,26 +86,26 @@ class _AlongDimension(Classes):
         if not target.is_floating_point():
             if target.shape != shape[:-1]:
                 raise ValueError(
-                    f"class numbers have shape {list(target.shape)}, but scores {list(scores.shape)} of output={self!r} want {list(shape[:-1])}"
+                    f"class numbers have shape {list(target.shape)}, but scores {list(scores.shape)} of output={self!r} need {list(shape[:-1])}"
                 )
             return target
-        shares = self.classes_last(target) if target.shape == scores.shape else None
-        if shares is None or not _are_shares(shares):
+        probs = self.classes_last(target) if target.shape == scores.shape else None
+        if probs is None or not _sum_to_one(probs):
             raise ValueError(
                 f'the output is class scores (output="{self.short}") {list(scores.shape)}, and the targets are floats '
-                f'{list(target.shape)}: give class numbers, or probabilities of the same shape that sum to one; for values say output="values"'
+                f'{list(target.shape)}: give class numbers, or probabilities of the same shape that sum to one; for values use output="values"'
             )
-        return shares
+        return probs
 
     @property
     def class_dim(self) -> int:
         return -1 if self.dim is None else self.dim
 
     def classes_last(self, scores: Tensor) -> Tensor:
-        """The same memory with the class dimension as the last one."""
+        """Return a view with the class dimension last."""
         return scores if self.class_dim == -1 else scores.movedim(self.class_dim, -1)
 
-    def _back(self, scores: Tensor) -> Tensor:
+    def _classes_back(self, scores: Tensor) -> Tensor:
         return scores if self.class_dim == -1 else scores.movedim(-1, self.class_dim)
 
     def at_end(self, n_dims: int) -> Self:
@@ -116,24 +116,24 @@ class _AlongDimension(Classes):
         if self.dim is None and n_dims > 2:
             raise ValueError(
                 f'output="{self.short}" can\'t tell which dimension of {list(shape)} is that of the classes. Write\n'
-                f"    output={write(f'{name}(dim=1)')}   # maps [n, classes, ...], as torch's cross entropy takes them: {shape[1]} classes\n"
+                f"    output={write(f'{name}(dim=1)')}   # maps [n, classes, ...], as in torch's cross entropy: {shape[1]} classes\n"
                 f"    output={write(f'{name}(dim=-1)')}  # tokens [n, ..., classes]: {shape[-1]} classes\n"
                 f"with from workbench.outputs import {name}"
             )
         if self.dim is None and n_dims < 2:
             raise ValueError(
-                f'output="{self.short}" wants scores [n, classes], and this output has shape {list(shape)}. Write\n'
-                f"    output={write(BINARY_LINES[self.short])}  # one score a row: a yes or no\n"
+                f'output="{self.short}" needs scores [n, classes], and this output has shape {list(shape)}. Write\n'
+                f"    output={write(BINARY_LINES[self.short])}  # one score per row: a yes or no\n"
                 f"    output={write(f'{name}(dim=-1)')}  # the scores of a single row\n"
-                f"    output={write('Values()')}  # numbers, with a standard deviation\n"
+                f"    output={write('Values()')}  # values, with a standard deviation\n"
                 "with from workbench.outputs import Binary, Logits, Probs, Values"
             )
         if self.dim is not None and not -n_dims <= self.dim < n_dims:
             raise ValueError(f"{name}(dim={self.dim}): the output has {n_dims} dimensions, {list(shape)}")
         if shape[-1 if self.dim is None else self.dim] == 1:
             raise ValueError(
-                f"{name} of one class has probability 1 whatever the model says, and this output has shape {list(shape)}. Write\n"
-                f"    output={write(BINARY_LINES[self.short])}  # one score a row: a yes or no\n"
+                f"{name} of a single class always has probability 1, and this output has shape {list(shape)}. Write\n"
+                f"    output={write(BINARY_LINES[self.short])}  # one score per row: a yes or no\n"
                 "with from workbench.outputs import Binary"
             )
 
@@ -143,7 +143,7 @@ BINARY_LINES = {"logits": "Binary()", "probs": "Binary(logits=False)"}
 
 @dataclass(frozen=True)
 class Logits(_AlongDimension):
-    """Scores of classes of which softmax makes probabilities; prediction is the logarithm of the mean probability.
+    """Logits of classes, before softmax; the prediction is the logarithm of the mean probability.
 
     Example:
         >>> import torch
@@ -160,19 +160,19 @@ class Logits(_AlongDimension):
         return self.log_scores(scores).softmax(-1)
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
-        return self._back(log_of(probs)).to(like.dtype)
+        return self._classes_back(log_of(probs)).to(like.dtype)
 
     def problem(self, scores: Tensor) -> str:
-        rows, slack = self.log_scores(scores), max(1e-4, torch.finfo(scores.dtype).eps)
-        sum_to_one = bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() <= slack).all())
+        rows, tolerance = self.log_scores(scores), max(1e-4, torch.finfo(scores.dtype).eps)
+        sum_to_one = bool((rows >= 0).all()) and bool(((rows.sum(-1) - 1).abs() <= tolerance).all())
         if sum_to_one and not bool(((rows == 0) | (rows == 1)).all()):
-            return 'the model gives probabilities (rows that sum to 1), of which softmax would be taken again: use output="probs"'
+            return 'the model gives probabilities (rows that sum to 1), and softmax would be applied to them again: use output="probs"'
         return ""
 
 
 @dataclass(frozen=True)
 class Probs(_AlongDimension):
-    """Probabilities of classes that sum to one; prediction is their mean.
+    """Class probabilities that sum to one; the prediction is their mean.
 
     Example:
         >>> import torch
@@ -192,29 +192,29 @@ class Probs(_AlongDimension):
         return log_of(self.probabilities(scores))
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
-        return self._back(probs).to(like.dtype)
+        return self._classes_back(probs).to(like.dtype)
 
     def problem(self, scores: Tensor) -> str:
         probs = self.probabilities(scores)
         if outside := _outside(probs):
             return f'output="probs", but the model gives {outside}; use output="logits"'
-        sums, slack = probs.sum(-1), max(1e-3, 4 * torch.finfo(scores.dtype).eps)
-        if bool(((sums - 1).abs() > slack).any()):
+        sums, tolerance = probs.sum(-1), max(1e-3, 4 * torch.finfo(scores.dtype).eps)
+        if bool(((sums - 1).abs() > tolerance).any()):
             return (
-                f'output="probs", but the probabilities of a row sum to {sums.min().item():.3g} to {sums.max().item():.3g}, not to 1: labels '
-                "that don't exclude each other are output=Binary(logits=False), from workbench.outputs import Binary"
+                f'output="probs", but the probabilities of a row sum to {sums.min().item():.3g} to {sums.max().item():.3g}, not to 1: for '
+                "labels that don't exclude each other use output=Binary(logits=False), from workbench.outputs import Binary"
             )
         return ""
 
 
 @dataclass(frozen=True)
 class Binary(Classes):
-    """A yes or no in each element, one for a row [n] or [n, 1], or of several labels at once [n, labels].
+    """A binary decision per element: one per row, [n] or [n, 1], or one per label, [n, labels].
 
-    Prediction is the mean of the sigmoids, in the form in which the model gives scores; risks are the entropies of each element.
+    The prediction is the mean probability, converted back to a logit if `logits`; risks are the entropies of each element.
 
     Args:
-        logits: whether the model gives scores of which sigmoid makes probabilities; False for the probabilities themselves.
+        logits: whether the model returns logits, before sigmoid; False for probabilities.
 
     Example:
         >>> import torch
@@ -230,7 +230,7 @@ class Binary(Classes):
 
     def __post_init__(self) -> None:
         if not isinstance(self.logits, bool):
-            raise ValueError(f"Binary(logits=...) is True or False, not {self.logits!r}")
+            raise ValueError(f"Binary(logits=...) must be True or False, not {self.logits!r}")
 
     def probabilities(self, scores: Tensor) -> Tensor:
         scores = at_least_float32(scores)
@@ -239,7 +239,7 @@ class Binary(Classes):
         return torch.stack([1 - scores, scores], -1)
 
     def log_scores(self, scores: Tensor) -> Tensor:
-        # no against yes: a score of 0 and its own, which alone is uncertain
+        # as two classes: no has score 0 without noise, yes has the model's score
         scores = at_least_float32(scores)
         if not self.logits:
             scores = log_of(scores) - log_of(1 - scores)
@@ -250,11 +250,14 @@ class Binary(Classes):
 
     def labels(self, target: Tensor, scores: Tensor) -> Tensor:
         if target.shape != scores.shape and target.squeeze(-1).shape != scores.squeeze(-1).shape:
-            raise ValueError(f"yes or no of shape {list(target.shape)}, but the model gives {list(scores.shape)}")
+            raise ValueError(
+                f"binary targets have shape {list(target.shape)}, but the model gives {list(scores.shape)}"
+            )
         inside = (target >= 0) & (target <= 1)
         if not holds(inside):
             raise ValueError(
-                f"yes or no is 1 or 0, and there is {target.min().item():g} to {target.max().item():g}{_advice_on_void(target[~inside])}"
+                f"binary targets must lie in [0, 1], not from {target.min().item():g} to {target.max().item():g}"
+                f"{_advice_on_void(target[~inside])}"
             )
         yes = target.to(at_least_float32(scores).dtype).where(inside, torch.nan).reshape(scores.shape)
         return torch.stack([1 - yes, yes], -1)
@@ -271,14 +274,14 @@ class Binary(Classes):
         if not self.logits or _outside(scores) or scores.min() == scores.max():
             return ""
         return (
-            f'output="binary" takes the sigmoid of what the model gives, and all {scores.numel()} numbers lie in [0, 1], from '
-            f"{scores.min().item():.3g} to {scores.max().item():.3g}. If these are probabilities already, write output=Binary(logits=False), "
+            f'output="binary" applies a sigmoid to the scores, and all {scores.numel()} numbers lie in [0, 1], from '
+            f"{scores.min().item():.3g} to {scores.max().item():.3g}. If these are probabilities already, use output=Binary(logits=False), "
             "from workbench.outputs import Binary"
         )
 
 
 def cross_entropy(logs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Mean or "sum" of -log p, for log-probabilities [..., classes] and what `Classes.labels` gives; those that are `IGNORED` are left out."""
+    """Return the mean or sum of -log p, given log-probabilities [..., classes] and labels from `Classes.labels`; `IGNORED` are left out."""
     if labels.is_floating_point():
         losses = -(labels * logs).sum(-1)
         return losses.mean() if reduction == "mean" else losses.sum()
@@ -286,18 +289,18 @@ def cross_entropy(logs: Tensor, labels: Tensor, reduction: str = "mean") -> Tens
 
 
 def _advice_on_void(outside: Tensor) -> str:
-    """What to write if one number marks what has no label."""
+    """Return advice for the case that a single value marks missing labels; "" otherwise."""
     void = outside[0].item()
     if not bool((outside == void).all()):
         return ""
     return (
-        f". If {void:g} marks what has no label: Binary() has no number for that; train with a criterion that leaves it out, "
-        f"lambda scores, y: binary_cross_entropy_with_logits(scores[y != {void:g}], y[y != {void:g}].float()), or give two scores for each yes "
-        f"or no along a dimension of their own, output=Logits(dim=1), where {IGNORED} is left out everywhere"
+        f". If {void:g} marks missing labels: Binary() does not support these; train with a criterion that leaves them out, "
+        f"lambda scores, y: binary_cross_entropy_with_logits(scores[y != {void:g}], y[y != {void:g}].float()), or return two scores for each "
+        f"decision along a separate dimension, output=Logits(dim=1), where {IGNORED} is left out everywhere"
     )
 
 
-def _are_shares(target: Tensor) -> bool:
+def _sum_to_one(target: Tensor) -> bool:
     sums = target.sum(-1)
     return not bool((target < 0).any()) and torch.allclose(
         sums, sums.new_ones(()), atol=max(1e-3, 4 * torch.finfo(sums.dtype).eps)
@@ -305,7 +308,7 @@ def _are_shares(target: Tensor) -> bool:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """In float32 if its dtype is less precise than that."""
+    """Cast to float32 if the dtype is less precise."""
     return (
         tensor
         if tensor.dtype in (torch.float32, torch.float64)
@@ -314,7 +317,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def log_of(probs: Tensor) -> Tensor:
-    """The logarithm, finite at a probability of zero."""
+    """Return the logarithm of probabilities, finite at zero."""
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 

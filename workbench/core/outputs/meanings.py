@@ -1,23 +1,23 @@
-"""What one output of a model means: values, detections, a state, or no more than a mean."""
+"""Meanings of a single output of a model: values, detections, state, or only a mean."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-IGNORED = -100  # the class number of rows, pixels or tokens to leave out, as in torch's losses
+IGNORED = -100  # class number of rows, pixels or tokens to leave out, as in torch's losses
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one output means."""
+    """Meaning of one output."""
 
-    short: ClassVar[str] = ""  # the short form; what the meaning is called where its options don't matter
+    short: ClassVar[str] = ""  # short form, also the name of the meaning regardless of its options
 
 
 @dataclass(frozen=True)
 class Values(Meaning):
-    """Numbers whose risk is a standard deviation, elementwise and in their units.
+    """Real values, whose risk is an elementwise standard deviation in their units.
 
     Example:
         >>> from workbench import vote
@@ -30,9 +30,9 @@ class Values(Meaning):
 
 @dataclass(frozen=True)
 class Mean(Meaning):
-    """A loss or another number that is averaged over voters and samples, without a risk.
+    """A loss or another output that is averaged over voters and samples, without a risk.
 
-    The default for numbers without dimensions beside other outputs, and for what is not named where others are.
+    The default for scalars if there are other outputs, and for outputs that are not named in a dict `output=`.
     """
 
     short = "mean"
@@ -40,26 +40,26 @@ class Mean(Meaning):
 
 @dataclass(frozen=True)
 class State(Meaning):
-    """What the caller hands on from call to call, such as the state of a recurrent cell: each branch keeps its own; see the option `state`."""
+    """State that the caller passes to the next call, such as that of a recurrent cell: each branch has its own; see the option `state`."""
 
     short = "state"
 
 
 @dataclass(frozen=True)
 class Detections(Meaning):
-    """Boxes with scores and labels, as many as the model selects: a dict, or a list of dicts, one for each image, as torchvision gives them.
+    """A variable number of boxes with scores and labels: a dict, or a list of dicts, one per image, as in torchvision.
 
-    The boxes of all voters or samples are matched, see `workbench.core.outputs.detections.match`. The prediction has one box for each
-    cluster, sorted by score: the mean corners of those that saw it, its label, and the mean score of all, where one that did not see it
-    counts as 0. Risks are dicts with the names of the output: of `boxes` the epistemic one is the standard deviation of each corner over
-    those that saw it; of `scores` they are the entropies of a yes or no in nats, as for `Binary`; `risk.epistemic["seen"]` is the share of
-    the voters or samples that saw the box.
+    The boxes of all voters or samples are matched, see `workbench.core.outputs.detections.match`. The prediction has one box per cluster,
+    sorted by score: the mean corners over the branches that detected it, its label, and the mean score over all branches, with 0 for those that
+    did not detect it. Risks are dicts with the names of the output: for `boxes` the epistemic risk is the standard deviation of each corner over
+    the branches that detected it; for `scores` risks are binary entropies in nats, as for `Binary`; `risk.epistemic["seen"]` is the fraction of
+    voters or samples that detected the box.
 
     Args:
-        boxes: name of the corners [k, 4], x1, y1, x2, y2; a dotted path from the dict, the attribute of a dataclass or the position in a tuple.
+        boxes: name of the corners [k, 4], x1, y1, x2, y2: a dotted path from the dict, attribute of a dataclass or position in a tuple.
         scores: name of the scores [k], probabilities.
         labels: name of the labels [k]; None for a detector of a single class.
-        iou: boxes of one label in different branches are the same object if they overlap by so much (intersection over union), in (0, 1].
+        iou: minimum overlap (intersection over union), in (0, 1], at which boxes with the same label in different branches are one object.
 
     Example:
         >>> from workbench import vote
@@ -77,9 +77,9 @@ class Detections(Meaning):
         for name in ("boxes", "scores", "labels"):
             key = getattr(self, name)
             if not ((isinstance(key, str | int) and not isinstance(key, bool)) or (name == "labels" and key is None)):
-                raise ValueError(f"Detections({name}=...) is the name or position of an output, not {key!r}")
+                raise ValueError(f"Detections({name}=...) must be the name or position of an output, not {key!r}")
         keys = [str(key) for key in (self.boxes, self.scores, self.labels) if key is not None]
         if len(set(keys)) < len(keys):
-            raise ValueError(f"boxes, scores and labels are different outputs, not {', '.join(map(repr, keys))}")
+            raise ValueError(f"boxes, scores and labels must be different outputs, not {', '.join(map(repr, keys))}")
         if isinstance(self.iou, bool) or not isinstance(self.iou, int | float) or not 0 < self.iou <= 1:
-            raise ValueError(f"Detections(iou=...) is an overlap in (0, 1], not {self.iou!r}")
+            raise ValueError(f"Detections(iou=...) must be an overlap in (0, 1], not {self.iou!r}")

@@ -1,4 +1,4 @@
-"""The option `output=`: what the outputs of a model mean, by name, in short forms and as JSON."""
+"""The option `output=`, the meanings of a model's outputs: parsing, short forms, and conversion to JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ Output = Short | Meaning | Mapping[str | int, Any] | None
 
 
 def read(output: Any, inside: bool = False) -> Any:
-    """An option `output=` as it is kept: a short form where there is one, else a meaning, or a dict of them by dotted name.
+    """Validate an option `output=` and return it as stored: a short form if there is one, else a meaning, or a dict of these by dotted name.
+
+    Args:
+        output: the option.
+        inside: whether it is a value of a dict.
 
     Raises:
-        ValueError: if it is none of those that are taken.
+        ValueError: if it is not a valid option.
     """
     if output is None and not inside:
         return None
@@ -29,7 +33,7 @@ def read(output: Any, inside: bool = False) -> Any:
         output = output()
     if isinstance(output, State) and not inside:
         raise ValueError(
-            'output=State() leaves nothing to predict; name the output that is state, output={"state": State()}, or say state=1'
+            'output=State() leaves nothing to predict; name the output that is state, output={"state": State()}, or use state=1'
         )
     if isinstance(output, Meaning):
         return next((short for short, meaning in SHORT.items() if meaning == output), output)
@@ -47,38 +51,38 @@ def read(output: Any, inside: bool = False) -> Any:
 
 
 def meaning_of(output: Any) -> Any:
-    """The meaning that an entry of an option stands for."""
+    """Return the meaning that a stored option, or a value of its dict, stands for."""
     return SHORT[output] if isinstance(output, str) else output
 
 
 def form_of(output: Any) -> str:
-    """What a whole output is called: "values", "logits", "probs", "binary" or "detections" if it has one meaning, else "several"."""
+    """Return the name of the output's single meaning ("values", "logits", "probs", "binary", "detections", ...); "several" for a dict."""
     return "several" if isinstance(output, Mapping) else "values" if output is None else meaning_of(output).short
 
 
 def has_classes(output: Any) -> bool:
-    """Whether some output holds scores of classes or boxes, so that risks are entropies there."""
+    """Return whether any output holds scores of classes or boxes, whose risks are entropies."""
     entries = output.values() if isinstance(output, Mapping) else (output,)
     return any(isinstance(entry if entry is None else meaning_of(entry), Classes | Detections) for entry in entries)
 
 
 def has_detections(output: Any) -> bool:
-    """Whether some output holds detections."""
-    if output is None or type(output) is str:  # asked several times a call
+    """Return whether any output holds detections."""
+    if output is None or type(output) is str:  # fast path, since this runs several times per call
         return False
     entries = output.values() if isinstance(output, Mapping) else (output,)
     return any(isinstance(entry, Detections) for entry in entries)
 
 
 def states_of(output: Any) -> tuple[str, ...]:
-    """The names of the outputs that are state."""
+    """Return the names of the outputs that are state."""
     if not isinstance(output, Mapping):
         return ()
     return tuple(name for name, entry in output.items() if isinstance(meaning_of(entry), State))
 
 
 def to_json(output: Any) -> Any:
-    """The option as JSON: {"is": name, option: value} for a meaning without a short form."""
+    """Convert the option to JSON values: {"is": name, option: value} for a meaning without a short form."""
     if isinstance(output, Mapping):
         return {"outputs": {name: to_json(entry) for name, entry in output.items()}}
     if isinstance(output, Meaning):
@@ -87,10 +91,10 @@ def to_json(output: Any) -> Any:
 
 
 def from_json(text: Any) -> Any:
-    """The option that `to_json` wrote.
+    """Convert JSON values from `to_json` back to the option.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if they are not a valid option.
     """
     if isinstance(text, dict) and "outputs" in text:
         return read({name: from_json(entry) for name, entry in text["outputs"].items()})
@@ -101,6 +105,6 @@ def from_json(text: Any) -> Any:
             None,
         )
         if cls is None:
-            raise ValueError(f"output: {text!r} is no meaning of workbench.outputs")
+            raise ValueError(f"output: {text!r} is not a meaning of workbench.outputs")
         return read(cls(**options))
     return read(text)

@@ -1,4 +1,4 @@
-"""Which output of a model has which meaning, and which target belongs to which output."""
+"""Assignment of meanings and of targets to the outputs of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .options import MEAN, SHORT, VALUES, has_detections, meaning_of
 
 
 def detections_at(output: Any, names: Sequence[str]) -> dict[int, Detections]:
-    """Those of the leaves with these dotted names that belong to detections, by their places."""
+    """Return position -> `Detections` for the leaves, given by dotted names, that belong to detections."""
     if isinstance(output, Detections):
         return dict.fromkeys(range(len(names)), output)
     keys = {i: _key_of(name, output) for i, name in enumerate(names)}
@@ -24,16 +24,16 @@ def detections_at(output: Any, names: Sequence[str]) -> dict[int, Detections]:
 
 
 def resolve(output: Any, names: Callable[[], list[str]], leaves: Sequence[Any], depth: int) -> list[Meaning | None]:
-    """The meaning of each leaf of an output, None of what holds no floating-point numbers.
+    """Return the meaning of each leaf of an output; None for leaves that are not floating-point tensors.
 
     Args:
-        output: the option as `read` gives it.
-        names: the dotted names of the leaves, "" if the output is a single one.
-        leaves: tensors have so many dimensions of branches in front.
-        depth: that number.
+        output: the option as returned by `read`.
+        names: function that returns the dotted names of the leaves; [""] if the output is a single leaf.
+        leaves: leaves of the output; tensors have `depth` leading dimensions of branches.
+        depth: number of leading dimensions.
 
     Raises:
-        ValueError: if it cannot be told; the message shows the lines to write.
+        ValueError: if meanings are ambiguous or do not match the output; the message shows what to write.
     """
     floats = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
     meanings: list[Meaning | None] = [None] * len(leaves)
@@ -43,7 +43,7 @@ def resolve(output: Any, names: Callable[[], list[str]], leaves: Sequence[Any], 
         _by_name(output, names(), leaves, floats, depth, meanings)
     if has_detections(output):
         for i, detections in detections_at(output, names()).items():
-            # losses are numbers without dimensions
+            # scalars are losses, not detections
             sized = not isinstance(leaves[i], Tensor) or leaves[i].dim() > depth
             meanings[i] = detections if sized else MEAN if is_float(leaves[i]) else None
         return meanings
@@ -59,7 +59,7 @@ def resolve(output: Any, names: Callable[[], list[str]], leaves: Sequence[Any], 
 
 
 def _named(meaning: Classes, names: list[str], leaves: Sequence[Any], sized: list[int], depth: int) -> list[int]:
-    """The one output that bears the name of the meaning."""
+    """Return the position of the only output named like the meaning, such as "logits", in a list."""
     chosen = [i for i in sized if names[i].rpartition(".")[2] == meaning.short]
     if len(chosen) == 1:
         return chosen
@@ -67,7 +67,7 @@ def _named(meaning: Classes, names: list[str], leaves: Sequence[Any], sized: lis
     raise ValueError(
         f'output="{meaning.short}": the model gives {len(sized)} outputs, and any of them could hold the scores. Write\n'
         f"    output={{{_key(names[sized[0]])}: {_written(meaning)}}}\n"
-        "if it is that one (the others are averaged, without a risk), or say more of\n" + "\n".join(lines)
+        "if it is that one (the others are averaged, without a risk), or add others of\n" + "\n".join(lines)
     )
 
 
@@ -88,8 +88,8 @@ def _by_name(
                 shapes = ", ".join(f"{_key(names[j])}: {list(leaves[j].shape[depth:])}" for j in floats)
                 raise ValueError(
                     f"output={{{_key(key)}: {_written(meaning_of(output[key]))}}}, but {_key(names[i])} is a number without dimensions, such as "
-                    f"a loss, which some models put first where they are given labels; here the model gives {shapes}. Name the scores for the "
-                    "calls that you make, or let the model return names (return_dict=True), which stay the same"
+                    f"a loss, which some models return first when called with labels; here the model gives {shapes}. Give the name of the "
+                    "scores in your calls, or let the model return names (return_dict=True), which do not depend on labels"
                 )
             meanings[i] = _checked(meaning_of(output[key]), leaves[i], depth, names, i)
     missing = [
@@ -97,18 +97,22 @@ def _by_name(
         for key, entry in unused.items()
         if not isinstance(meaning_of(entry), Mean | State | Detections) and key != "*"
     ]
-    # an output that is not there in this call, such as one of training only, must not be one that bears another name
+    # a named output may be absent in this call (such as one of training only), unless an unnamed output suggests a wrong name
     unnamed = [i for i in floats if leaves[i].dim() > depth and _key_of(names[i], output) is None]
     if missing and (unnamed or len(missing) == len(output)):
         shapes = ", ".join(f"{_key(names[i])}: {list(leaves[i].shape[depth:])}" for i in floats)
         raise ValueError(
-            f"output names {', '.join(map(_key, missing))}, which the model does not give; it gives {shapes or 'none of numbers'}"
-            + (". It gives one output, whose meaning is said without a name: output=..." if names == [""] else "")
+            f"output names {', '.join(map(_key, missing))}, which the model does not return; it returns {shapes or 'no floating-point numbers'}"
+            + (
+                ". It returns a single output, whose meaning is given without a name: output=..."
+                if names == [""]
+                else ""
+            )
         )
 
 
 def _key_of(name: str, output: Mapping[str, Any]) -> str | None:
-    """The longest key that is the name of an output or of what holds it."""
+    """Return the longest key that is the name of an output or a prefix of its path; "*" matches any other."""
     keys = [key for key in output if key == name or name.startswith(f"{key}.")]
     return max(keys, key=len) if keys else "*" if "*" in output else None
 
@@ -117,7 +121,7 @@ def _checked(meaning: Meaning, leaf: Tensor, depth: int, names: list[str], i: in
     if not isinstance(meaning, Classes):
         return meaning
     if leaf.is_complex():
-        raise ValueError(f'output="{meaning.short}": scores are real numbers, and this output is complex')
+        raise ValueError(f'output="{meaning.short}": scores must be real numbers, and this output is complex')
     name = names[i]
     meaning.check_shape(leaf.shape[depth:], lambda line: f"{{{_key(name)}: {line}}}" if name else line)
     return meaning.at_end(leaf.dim() - depth)
@@ -133,10 +137,12 @@ def _written(meaning: Meaning) -> str:
 
 
 def check_numbers(meaning: Classes, scores: Tensor, warned: set[str]) -> None:
-    """Raise if scores are not what they are said to be: on the CPU at each call, elsewhere at the first.
+    """Raise ValueError if the values of scores contradict their meaning: checked at every call on the CPU, otherwise at the first.
 
-    Raises:
-        ValueError: with what to write instead.
+    Args:
+        meaning: declared meaning.
+        scores: the scores.
+        warned: keys of checks done so far, extended in place.
     """
     if scores.is_meta or not scores.numel() or values_unavailable():
         return
@@ -149,29 +155,29 @@ def check_numbers(meaning: Classes, scores: Tensor, warned: set[str]) -> None:
 
 
 def targets_of(y: Any, names: Sequence[str], meanings: Sequence[Meaning | None]) -> list[Any]:
-    """The target of each part of an output, None of those without one.
+    """Return the target of each output, None for outputs without one.
 
     Args:
-        y: a tensor, which is the target of the only part that has a risk; or a tree whose parts bear the names of outputs.
-        names: the dotted names of the outputs.
-        meanings: of the outputs.
+        y: a tensor, the target of the only output with a risk; or a tree whose leaves have the names of outputs.
+        names: dotted names of the outputs.
+        meanings: meanings of the outputs.
 
     Raises:
-        ValueError: if it cannot be told which output a target is of.
+        ValueError: if it is ambiguous to which output a target belongs.
     """
     scored = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Values | Classes)]
     targets: list[Any] = [None] * len(meanings)
     if children(y) is None:
         if not scored:
             raise ValueError(
-                f"the target is one {type(y).__name__}, and no output has a risk: numbers for a whole batch, such as a loss, have none. Return "
-                "what is compared with the target as well"
+                f"the target is a single {type(y).__name__}, and no output has a risk: numbers for a whole batch, such as a loss, have none. "
+                "Also return the output that is compared with the target"
             )
         if len(scored) != 1:
             outputs = ", ".join(_key(names[i]) for i in scored)
             raise ValueError(
-                f"the target is one {type(y).__name__}, and the outputs {outputs} have a risk: give a dict of targets with the names of the "
-                f"outputs, or say which one it is of, output={{{_key(names[scored[0]])}: ...}}"
+                f"the target is a single {type(y).__name__}, and the outputs {outputs} have a risk: give a dict of targets with the names of "
+                f"the outputs, or choose the output that it belongs to, output={{{_key(names[scored[0]])}: ...}}"
             )
         targets[scored[0]] = y
         return targets
@@ -179,7 +185,7 @@ def targets_of(y: Any, names: Sequence[str], meanings: Sequence[Meaning | None])
     unknown = [name for name in by_name if name not in {names[i] for i in scored}]
     if unknown:
         raise ValueError(
-            f"there are targets for {', '.join(map(_key, unknown))}, and outputs with a risk are "
+            f"there are targets for {', '.join(map(_key, unknown))}, but the outputs with a risk are "
             f"{', '.join(_key(names[i]) for i in scored) or 'none'}: give targets the names of their outputs"
         )
     for i in scored:

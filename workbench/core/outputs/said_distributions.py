@@ -1,4 +1,4 @@
-"""Outputs that are distributions of torch: their means as prediction, their variances as aleatoric risk, and the mixture over branches."""
+"""Outputs that are torch distributions: their means as prediction, variances as aleatoric risk, and mixtures over branches."""
 
 from __future__ import annotations
 
@@ -24,102 +24,105 @@ CLASSES = (
 
 
 def distributions_in(tree: Any) -> list[Distribution]:
-    """The distributions in an output."""
+    """Return the distributions in an output, in order."""
     if isinstance(tree, Distribution):
         return [tree]
-    return [said for _, value in children(tree) or () for said in distributions_in(value)]
+    return [distribution for _, value in children(tree) or () for distribution in distributions_in(value)]
 
 
 def with_moments(branched: Branched, method: Any = None) -> tuple[Branched, dict[int, Tensor]]:
-    """The outputs of all branches with the means of distributions in their place, and the variances by the places of these leaves.
+    """Replace distributions in the outputs of all branches by their means, and return the variances.
 
     Args:
-        branched: the outputs; parameters have the axes of the run in front.
-        method: of risk heads beside the model, which has nothing to say where the model says its own distribution.
+        branched: the outputs; parameters of distributions have the axes of the run as leading dimensions.
+        method: method with risk heads, which is not allowed with distributions; None if there is none.
+
+    Returns:
+        The outputs with means, and {position of a leaf: variance}.
 
     Raises:
-        ValueError: if a distribution has no mean or variance, is one of classes, or has risk heads beside it.
+        ValueError: if a distribution has no mean or variance, is over classes, or the model also has risk heads.
     """
     tree = branched.rebuild(branched.leaves)
-    said = distributions_in(tree)
-    if not said:
+    distributions = distributions_in(tree)
+    if not distributions:
         return branched, {}
-    for distribution in said:
+    for distribution in distributions:
         _check(distribution, method)
-    variances = {id(d): at_least_float32(d.variance) for d in said}
-    means = {id(d): at_least_float32(d.mean) for d in said}
-    marks: dict[int, int] = {}
+    variances = {id(d): at_least_float32(d.variance) for d in distributions}
+    means = {id(d): at_least_float32(d.mean) for d in distributions}
+    owner_of_mean: dict[int, int] = {}
 
     def replaced(node: Any) -> Any:
         if isinstance(node, Distribution):
-            marks[id(means[id(node)])] = id(node)
+            owner_of_mean[id(means[id(node)])] = id(node)
             return means[id(node)]
         parts = children(node)
         return node if parts is None else like(node, [replaced(value) for _, value in parts])
 
     leaves, rebuild = flatten(replaced(tree))
-    at = {i: variances[marks[id(leaf)]] for i, leaf in enumerate(leaves) if id(leaf) in marks}
-    return Branched(branched.axes, leaves, rebuild), at
+    variance_at = {i: variances[owner_of_mean[id(leaf)]] for i, leaf in enumerate(leaves) if id(leaf) in owner_of_mean}
+    return Branched(branched.axes, leaves, rebuild), variance_at
 
 
 def _check(distribution: Distribution, method: Any) -> None:
     name = type(distribution).__name__
     if name in CLASSES:
         raise ValueError(
-            f'the model gives a distribution of classes, {name}: return its logits, and wrap with output="logits" (or "binary")'
+            f'the model returns a distribution of classes, {name}: return its logits, and wrap with output="logits" (or "binary")'
         )
     if method is not None:
         raise ValueError(
-            f"{method.name}: the model gives a distribution, {name}, which says the noise already, and a risk head would say it again: leave "
+            f"{method.name}: the model returns a distribution, {name}, which already describes the noise that a risk head would predict: leave "
             f"{method.name} out, or return the mean"
         )
     try:
         moments = distribution.mean, distribution.variance
     except NotImplementedError as error:
         raise ValueError(
-            f"the model gives a {name}, which has no mean or variance in closed form: return samples or moments"
+            f"the model returns a {name}, which has no mean or variance in closed form: return samples or moments"
         ) from error
     if any(bool(moment.isnan().all()) for moment in moments if moment.numel() and moment.device.type == "cpu"):
         raise ValueError(
-            f"the model gives a {name}, whose mean or variance does not exist: return its location and scale"
+            f"the model returns a {name}, whose mean or variance does not exist: return its location and scale"
         )
 
 
-def nll(said: Any, target: Any) -> Tensor:
-    """The mean negative log-likelihood of targets under the distribution that a model gives.
+def nll(distribution: Any, target: Any) -> Tensor:
+    """Return the mean negative log-likelihood of targets under the distribution that a model returns.
 
     Raises:
-        TypeError: if it gives several outputs.
-        ValueError: if targets have another shape.
+        TypeError: if the model returns several outputs.
+        ValueError: if targets have another shape, or lie outside of the support.
     """
-    if not isinstance(said, Distribution):
+    if not isinstance(distribution, Distribution):
         raise TypeError(
-            "criterion: the model gives several outputs, one of them a distribution; give criterion(prediction, target)"
+            "criterion: the model returns several outputs, one of them a distribution; give criterion(prediction, target)"
         )
-    shape = said.batch_shape + said.event_shape
+    shape = distribution.batch_shape + distribution.event_shape
     if target.shape != shape:
         raise ValueError(
-            f"y: targets are {list(target.shape)}, but the distribution is of {list(shape)}; they must have one shape"
+            f"y: targets have shape {list(target.shape)}, but the distribution {list(shape)}; both must have the same shape"
         )
-    support: Any = said.support
+    support: Any = distribution.support
     if not bool(support.check(target).all()):
-        raise ValueError(f"y: there are targets outside of the support of {type(said).__name__}, {support}")
-    return -said.log_prob(target).mean()
+        raise ValueError(f"y: there are targets outside of the support of {type(distribution).__name__}, {support}")
+    return -distribution.log_prob(target).mean()
 
 
 def mixture(distribution: Distribution, depth: int) -> Distribution:
-    """The mixture over equally likely branches, whose axes are the first of the batch shape.
+    """Return the mixture over equally likely branches.
 
     Args:
-        distribution: batch shape [*branches, ...].
-        depth: how many axes there are.
+        distribution: distribution with batch shape [*branches, ...].
+        depth: number of leading axes of branches.
     """
     if not depth:
         return distribution
-    place = len(distribution.batch_shape) - depth
+    mixture_dim = len(distribution.batch_shape) - depth
     leaves, rebuild = flatten(distribution)
     parts = rebuild(
-        [leaf.flatten(0, depth - 1).movedim(0, place) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        [leaf.flatten(0, depth - 1).movedim(0, mixture_dim) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     )
     count = math.prod(distribution.batch_shape[:depth])
     weights = torch.zeros(

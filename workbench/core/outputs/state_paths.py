@@ -1,4 +1,4 @@
-"""State that the caller hands on: which outputs it is."""
+"""The setting `state=`: paths of outputs that are state, which the caller passes to the next call."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ...engine.state import BranchedState, Path
 
 
 def state_paths(setting: Any) -> tuple[Path, ...] | None:
-    """The paths that the setting `state=` names.
+    """Parse the setting `state=`.
 
     Args:
-        setting: an index, a name or a dotted path of an output, a tuple or list of them; () for none, None if nobody said.
+        setting: an index, name or dotted path of an output, or a tuple or list of them; () if no output is state, None if not given.
 
     Returns:
-        Names and indices, outermost first; what it gives is also taken.
+        Tuple of paths, each a tuple of names and indices, outermost first (also a valid `setting`); None for None.
 
     Example:
         >>> state_paths("cache.0"), state_paths((1, "memory")), state_paths(())

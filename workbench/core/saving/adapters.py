@@ -1,4 +1,4 @@
-"""Adapters of peft in folders of wrapped models: those of the first branch, which peft and the Trainer find, and the loading of all of them."""
+"""Adapters of peft in saved folders: those of the first branch, which peft and the Trainer can read, and loading of those of all branches."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import Tensor
 
-WHOLE = "workbench.safetensors"  # of a folder that the plain class does not read
-ADAPTERS = "adapter_model.safetensors"  # a name of peft
+WHOLE = "workbench.safetensors"  # complete wrapped state, in folders whose weights the plain class cannot read
+ADAPTERS = "adapter_model.safetensors"  # file name of peft
 
 
 def has_readable_adapters(wrapped: Any) -> bool:
-    """Whether the adapters of the first branch alone are a model of peft: there is one set of them, and no units or priors."""
+    """Return whether the adapters of the first branch are a valid peft model: there is one set of them, and no scaling or prior."""
     return len(wrapped.peft_config) == 1 and "_workbench" not in type(wrapped).unwrap(wrapped).__dict__
 
 
 def write_adapters(wrapped: Any, folder: Path) -> None:
-    """Write the adapters of the first branch as peft reads them."""
+    """Write the adapters of the first branch in the format of peft."""
     import peft
     from safetensors.torch import save_file
 
@@ -33,10 +33,10 @@ def write_adapters(wrapped: Any, folder: Path) -> None:
 
 
 def loading_adapters(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`load_adapter` for the wrapped objects of a class of peft, by which the Trainer goes on from a checkpoint: that of every branch.
+    """Make `load_adapter` for wrapped objects of a peft class, which the Trainer calls to resume: it loads the adapters of every branch.
 
     Args:
-        load: the class's own.
+        load: `load_adapter` of the class.
     """
 
     @functools.wraps(load)
@@ -47,25 +47,25 @@ def loading_adapters(load: Callable[..., Any]) -> Callable[..., Any]:
         if whole.is_file() and [*self.peft_config] == [adapter_name]:
             from safetensors.torch import load_file
 
-            return _load_beside_four_bits(self, load_file(whole))
+            return _load_except_four_bits(self, load_file(whole))
         if self._workbench.released:
             raise TypeError(
-                f"load_adapter of this wrapped {type(self).__name__} would load one set of adapters, of which each branch has its own, from "
-                f"{model_id}: load them into the plain model and wrap that with finetune=True, or give a folder that save_pretrained of such a "
-                "wrapped model has written, and the name of its only adapters"
+                f"load_adapter of this wrapped {type(self).__name__} would load one set of adapters from {model_id}, but each branch has "
+                "its own: load them into the plain model and wrap that with finetune=True, or give a folder written by save_pretrained of such "
+                "a wrapped model, and the name of its only adapter"
             )
         return load(self, model_id, adapter_name, *args, **kwargs)
 
     return load_adapter
 
 
-def _load_beside_four_bits(wrapped: Any, state: dict[str, Tensor]) -> Any:
-    """Load a state, but what the layers of bitsandbytes in four bits do not take of their own: they stay, frozen as they are."""
+def _load_except_four_bits(wrapped: Any, state: dict[str, Tensor]) -> Any:
+    """Load a state, except for frozen four-bit layers of bitsandbytes, which cannot load their own state and stay unchanged."""
     left_out = tuple(name for name, p in wrapped.named_parameters() if getattr(p, "quant_state", None) is not None)
-    kept = {name: tensor for name, tensor in state.items() if not name.startswith(left_out)}
-    if not left_out or kept.keys() != {name for name in wrapped.state_dict() if not name.startswith(left_out)}:
+    loaded = {name: tensor for name, tensor in state.items() if not name.startswith(left_out)}
+    if not left_out or loaded.keys() != {name for name in wrapped.state_dict() if not name.startswith(left_out)}:
         return wrapped.load_state_dict(state)
-    return wrapped.load_state_dict(kept, strict=False)
+    return wrapped.load_state_dict(loaded, strict=False)
 
 
 __all__ = ["WHOLE", "has_readable_adapters", "loading_adapters", "write_adapters"]

@@ -1,4 +1,4 @@
-"""Contents of the files of wrapped models, checked before anything is built from them."""
+"""Validation of the contents of saved files, before anything is built from them."""
 
 from __future__ import annotations
 
@@ -19,80 +19,83 @@ from .wrapper_json import LARGEST, OPTIONS, built, options_of, unknown_methods
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file says and the tensors that it holds.
+    """Read the metadata and tensors of a file.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is not one of `write`, of a newer version, or damaged.
+        ValueError: if the file was not written by `write`, has a newer format, or is damaged.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there'}")
+        raise FileNotFoundError(f"{path} {'is a folder, not a file' if path.is_dir() else 'does not exist'}")
     return checked(path, *_open(path))
 
 
 def checked(
     path: Path, metadata: dict[str, str], tensors: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file says and the tensors that it holds, as `read` gives them.
+    """Validate the metadata and tensors of a file, and return the parsed metadata and the tensors.
 
     Args:
-        path: the file, for errors.
-        metadata: of the file.
-        tensors: by name.
+        path: path of the file, for errors.
+        metadata: metadata of the file.
+        tensors: name -> tensor.
     """
     if KEY not in metadata:
         raise ValueError(
             f"{path} names no wrappers: it holds the weights of a plain model ({len(tensors)} tensors: {', '.join(list(tensors)[:3])}, ...). "
             "Wrap the model, and wrapped.load_state_dict(safetensors.torch.load_file(path))"
         )
-    changed = CHECKSUM in metadata and metadata[CHECKSUM] != digest(metadata[KEY])
+    checksum_differs = CHECKSUM in metadata and metadata[CHECKSUM] != digest(metadata[KEY])
     try:
         text = json.loads(metadata[KEY])
     except (ValueError, RecursionError) as error:
-        _refuse(path, f"its settings are no JSON text ({error})")
+        _refuse(path, f"its settings are not valid JSON ({error})")
     version = text.get("version") if isinstance(text, dict) else None
     if type(version) is int and version > VERSION:
         raise ValueError(
             f"{path} was written by a newer workbench (format {version}, this one reads up to {VERSION}): update workbench"
-            + ("; or the file is damaged, since the checksum of its settings is another" if changed else "")
+            + ("; or the file is damaged, since the checksum of its settings is wrong" if checksum_differs else "")
         )
-    if changed:
-        _refuse(path, "the checksum of its settings is another")
+    if checksum_differs:
+        _refuse(path, "the checksum of its settings is wrong")
     if type(version) is not int or version < 1:
-        _refuse(path, f"it names version={version!r}")
+        _refuse(path, f"it has version={version!r}")
     if version > 1:
         _verify(path, CHECKSUM in metadata, text.get("checksums"), tensors)
     _check_text(path, text, tensors)
     for name in text["complex"]:
-        tensors[name] = torch.view_as_complex(tensors[name].clone())  # the file aligns to 8 bytes, not 16
+        # cloned, since the file aligns tensors to 8 bytes, not 16
+        tensors[name] = torch.view_as_complex(tensors[name].clone())
     return text, tensors
 
 
-def _refuse(path: Path, what: str) -> NoReturn:
-    raise ValueError(f"{path} is damaged: {what}. Take another copy of the file, or save the model again")
+def _refuse(path: Path, problem: str) -> NoReturn:
+    raise ValueError(f"{path} is damaged: {problem}. Use another copy of the file, or save the model again")
 
 
-def _open(path: Path, again: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _open(path: Path, retry: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
-        if error.errno is not None:  # no permission, a disk that fails
+        if error.errno is not None:  # no permission, or a failing disk
             raise
-        raise ValueError(f"{path} is no safetensors file ({error}). Give a file that workbench.save wrote") from error
+        raise ValueError(
+            f"{path} is not a safetensors file ({error}). Give a file written by workbench.save"
+        ) from error
     except (SafetensorError, RuntimeError, TypeError, ValueError, LookupError) as error:
-        if again:  # safetensors takes a Ctrl-C in its midst for a fault of the file
-            return _open(path, again=False)
+        if retry:  # safetensors reports a Ctrl-C while it reads as a faulty file
+            return _open(path, retry=False)
         with path.open("rb") as raw:
             pickled = raw.read(4)[:2] in (b"PK", b"\x80\x02")
         raise ValueError(
-            f"{path} is no safetensors file, or a damaged one ({error}). "
+            f"{path} is not a safetensors file, or a damaged one ({error}). "
             + (
-                "It looks like one of torch.save: wrap the model, and wrapped.load_state_dict(torch.load(path, weights_only=True))"
+                "It looks like a file of torch.save: wrap the model, and wrapped.load_state_dict(torch.load(path, weights_only=True))"
                 if pickled
-                else "Give a file that workbench.save wrote"
+                else "Give a file written by workbench.save"
             )
         ) from error
 
@@ -103,17 +106,19 @@ def _verify(path: Path, signed: bool, checksums: Any, tensors: dict[str, Tensor]
         _refuse(path, "its checksums are missing")
     for name in (*checksums, *tensors):
         if name not in checksums or name not in tensors:
-            _refuse(path, f"the tensor {name!r} is {'missing' if name in checksums else 'none that was saved'}")
+            _refuse(
+                path, f"the tensor {name!r} is {'missing' if name in checksums else 'not one of those that were saved'}"
+            )
         if checksum(tensors[name]) != checksums[name]:
             shape = tuple(tensors[name].shape)
-            _refuse(path, f"the checksum of the tensor {name!r} ({tensors[name].dtype}, {shape}) is another")
+            _refuse(path, f"the checksum of the tensor {name!r} ({tensors[name].dtype}, {shape}) is wrong")
 
 
 def _check_text(path: Path, text: Any, tensors: dict[str, Tensor]) -> None:
-    """Refuse a text of another structure than `save` writes, and options that no wrapper has."""
+    """Raise ValueError if the metadata differ in structure from those of `save`, or contain invalid options."""
 
-    def require(right: bool, name: str, value: Any) -> None:
-        if not right:
+    def require(valid: bool, name: str, value: Any) -> None:
+        if not valid:
             _refuse(path, f"{name} in its settings is {value!r:.80}")
 
     split: Any = text.get("complex")
@@ -158,17 +163,23 @@ def _check_text(path: Path, text: Any, tensors: dict[str, Tensor]) -> None:
                 _refuse(path, f"{name}: {error}")
 
 
-# ---- the wrappers that are named
+# ---- wrappers named in files
 def named_wrapper(path: Path, part: dict[str, Any], at: str, tensors: dict[str, Tensor]) -> Wrapper:
-    """The wrappers that a file names for a part of a model.
+    """Build the wrapper that a file names for a part of a model.
+
+    Args:
+        path: path of the file, for errors.
+        part: metadata of the part.
+        at: dotted path of the part, "" for the whole model.
+        tensors: name -> tensor of the file.
 
     Raises:
-        ValueError: if one of them is not known, or its settings are none that it can have, or not those of the tensors in the file.
+        ValueError: if a wrapper is unknown, or its settings are invalid or do not match the tensors of the file.
     """
     if foreign := unknown_methods(part):
         raise ValueError(
-            f"{path} was saved with {', '.join(foreign)}, which is not one of workbench's own, and code is never imported from a file: give "
-            "the wrapper yourself, load(path, model, wrapper=...), or register it before (workbench.register)"
+            f"{path} was saved with {', '.join(foreign)}, which is not part of workbench, and code is never imported from a file: give the "
+            "wrapper yourself, load(path, model, wrapper=...), or register it before (workbench.register)"
         )
     sizes = {size for tensor in tensors.values() for size in tensor.shape}
     wrappers = []
@@ -179,18 +190,17 @@ def named_wrapper(path: Path, part: dict[str, Any], at: str, tensors: dict[str, 
                 _check_members(made, f"{at}." if at else "", tensors)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path} has settings of {name} that this workbench does not take ({error}): the file is damaged, changed by hand, or written "
-                "by another version"
+                f"{path} has settings of {name} that this version of workbench does not accept ({error}): the file is damaged, changed by hand, "
+                "or written by another version"
             ) from error
         wrappers.append(wrapper)
     return compose(*wrappers).with_options(**options_of(part))
 
 
 def _check_members(method: Any, prefix: str, tensors: dict[str, Tensor]) -> None:
-    """Compare the number of members that the settings name with the tensors of the file, before any is made.
+    """Raise ValueError if sizes in the settings, such as the number of members, do not match the tensors of the file.
 
-    Raises:
-        ValueError: if it is another.
+    This runs before any tensor is created, so that damaged settings cannot exhaust the memory.
     """
     axis = method.axis(Call(training=False, return_risk=True))
     if not method.members or axis is None:
@@ -203,12 +213,12 @@ def _check_members(method: Any, prefix: str, tensors: dict[str, Tensor]) -> None
     }
     if sizes != {axis.size}:
         raise ValueError(
-            f"they name {axis.size} members, and the tensors are those of {' or '.join(map(str, sorted(sizes))) or 'none'}"
+            f"they name {axis.size} members, but the tensors are those of {' or '.join(map(str, sorted(sizes))) or 'none'}"
         )
     for setting in settings_of(type(method.wrapper)):
         value = getattr(method.wrapper, setting.name)
         if type(value) is int and value > LARGEST and all(value not in tensor.shape for tensor in tensors.values()):
-            raise ValueError(f"{setting.name}={value}, which is no size of a tensor in the file")
+            raise ValueError(f"{setting.name}={value}, which is not a size of any tensor in the file")
 
 
 __all__ = ["checked", "named_wrapper", "read"]

@@ -1,4 +1,4 @@
-"""Files of wrapped models as they are written: tensors, and beside them a JSON text with a checksum of each."""
+"""Format of saved files: safetensors with JSON metadata, including a checksum of each tensor."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from torch import Tensor
 
 from ...atomic import replacing
 
-KEY = "workbench"  # in the file's metadata
-CHECKSUM = f"{KEY}_checksum"  # beside it: that of the text under KEY
-VERSION = 3  # since 2 there are checksums, since 3 modules around the model
+KEY = "workbench"  # key of the JSON text in the file's metadata
+CHECKSUM = f"{KEY}_checksum"  # key of the checksum of that text
+VERSION = 3  # version 2 added checksums, version 3 modules around the model
 
 
 def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """The state, each tensor once and with memory of its own; and the names of those that are stored as pairs of real numbers."""
+    """Return the state with each tensor once and in separate memory, and the names of complex tensors that are stored as pairs of reals.
+
+    Raises:
+        TypeError: if the state has parts that are not tensors.
+        ValueError: if a tensor is on the meta device.
+    """
     tensors: dict[str, Tensor] = {}
     split: list[str] = []
     seen: set[int] = set()
@@ -34,10 +39,10 @@ def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
                 f"{name} is on the meta device and has no values to save; load or initialise the model first"
             )
         if id(tensor) in seen:
-            continue  # tied; loading gives it its other names
+            continue  # tied tensors are stored once; loading restores their other names
         seen.add(id(tensor))
         value = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        if value.dtype == torch.complex128:  # the one dtype of torch that the format does not know
+        if value.dtype == torch.complex128:  # safetensors does not support this dtype
             split.append(name)
             value = torch.view_as_real(value).contiguous()
         storage = value.untyped_storage()
@@ -49,7 +54,7 @@ def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     from safetensors.torch import save_file
 
     with replacing(path) as unfinished:
@@ -57,7 +62,7 @@ def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 
 def metadata_of(text: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
-    """What a file says beside its tensors, with a checksum of each."""
+    """Return the metadata of a file: `text` as JSON, extended by a checksum of each tensor."""
     checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
     content = json.dumps({"version": VERSION if "around" in text else 2, **text, "checksums": checksums})
     return {KEY: content, CHECKSUM: digest(content)}
@@ -68,7 +73,7 @@ def digest(content: str) -> str:
 
 
 def checksum(tensor: Tensor) -> str:
-    """sha256 of type, shape and values."""
+    """Return the SHA-256 of dtype, shape and values of a tensor."""
     total = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
     total.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -1,4 +1,4 @@
-"""Wrapped models on disk: one safetensors file that holds their tensors, and the wrappers to rebuild them with."""
+"""Saving and loading of wrapped models: one safetensors file with their tensors and their wrappers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from .wrapper_json import described, import_path, recall_data, unknown_methods
 
 # ---- saving
 def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
-    """Write a wrapped model, or one that is calibrated or abstains, to one safetensors file, whole or not at all.
+    """Save a wrapped model, also a calibrated or selective one, to a safetensors file; the write is atomic.
 
-    The file holds what `wrapped.state_dict()` holds, tied tensors once, each in its own dtype, and in its metadata the wrappers with all
-    their settings and a checksum of each tensor. It holds no code, and none is run when it is read.
+    The file holds `wrapped.state_dict()` with tied tensors stored once, each in its own dtype, and in its metadata the wrappers with all
+    settings and a checksum of each tensor. It contains no code, and loading it runs none.
 
     Args:
-        wrapped: what a wrapper gave, or what `calibrate` or `Selective.predictor` made of it.
-        path: the file; missing folders are made, a file that is there is replaced. One that ends in .keras is of a wrapped Keras model, as
-            its own `save` writes it, with what stands around its `as_torch()`.
+        wrapped: a wrapped model, or the result of `calibrate` or `Selective.predictor`.
+        path: path of the file; missing folders are created, an existing file is replaced. A path that ends in .keras is for wrapped Keras
+            models, in the format of their own `save`, including modules around their `as_torch()`.
 
     Raises:
-        TypeError: if the model is not wrapped, or its state has parts that are no tensors.
+        TypeError: if the model is not wrapped, or its state has parts that are not tensors.
         ValueError: if a tensor has no values (on the meta device).
 
     Example:
@@ -66,7 +66,7 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
     parts = _parts(wrapped)
     if not parts:
         raise TypeError(
-            f"save takes what a wrapper gave, not {_kind(wrapped)}: wrap it first, or save a plain model with safetensors.torch.save_model"
+            f"save takes a wrapped model, not {_kind(wrapped)}: wrap it first, or save a plain model with safetensors.torch.save_model"
         )
     around, tensors, split = contents_of(outer, wrapped)
     text = {
@@ -89,32 +89,32 @@ def _plain_class(model: Any) -> type:
 
 
 def _parts(model: Any) -> dict[str, Any]:
-    """The wrapped parts of a model by path: "" if it is wrapped as a whole."""
+    """Return path -> module for the wrapped parts of a model; the path is "" if the whole model is wrapped."""
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
     return {path: module for path, module in modules if is_wrapped(module)}
 
 
 # ---- loading
 def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | None = None) -> Any:
-    """A model from a file of `save`: the plain model is wrapped, and calibrated, as the file says, and takes its tensors.
+    """Load a model from a file of `save`: wrap (and calibrate) the plain model as the file says, and load its tensors.
 
-    As with `load_state_dict`, the tensors are copied into those of the model: what no method takes over is shared with the model that is
-    given. They stay on its device, and take the dtype that they were saved in. On the meta device, the file's own tensors are used.
+    As with `load_state_dict`, values are copied into the tensors of the model, which stay on their device and are cast to the saved dtypes;
+    tensors that no method has taken over are shared with the given model. For a model on the meta device, the tensors of the file are used.
 
     Args:
-        path: the file.
-        model: the plain model, built as it was when it was saved; or one that is wrapped already, which is then loaded in place; or one
-            that is calibrated alike, which is needed if it was calibrated with functions (`groups=`, `weight=`). Nothing for a
-            `.keras` file that the `save` of a wrapped Keras model has written: it says how to build it, as for `keras.saving.load_model`.
-        wrapper: only for files of distributions or densities of your own, and of wrappers that are not registered (`workbench.register`), which
-            are never imported from a file.
+        path: path of the file.
+        model: the plain model, built as when it was saved; or a wrapped model, which is loaded in place; or a model calibrated in the same way,
+            which is required if it was calibrated with functions (`groups=`, `weight=`). None for a `.keras` file of a wrapped Keras model,
+            which contains the model, as for `keras.saving.load_model`.
+        wrapper: the wrapper; only needed for custom distributions or densities, and for wrappers that are not registered
+            (`workbench.register`), which are never imported from a file.
 
     Returns:
-        The wrapped model, or what stood around it when it was saved.
+        The wrapped model, or the saved module around it.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is not one of `save`, or does not fit the model or its wrappers; nothing is changed then.
+        ValueError: if the file was not written by `save`, or does not fit the model or its wrappers; nothing is changed then.
         TypeError: if the model is neither a module nor a function.
 
     Example:
@@ -132,7 +132,7 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
     if callable(model) and not isinstance(model, nn.Module | type):
         model = Function(model)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"load takes the model that the file is of, {text['model']}, not {_kind(model)}")
+        raise TypeError(f"load needs the plain model of the file, a {text['model']}, not {_kind(model)}")
     around = text.get("around", [])
     outer, model = split_outer(model)
     check_outer(path, around, outer)
@@ -146,11 +146,11 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
 
 
 def _with_outer_of(path: Path, model: Any) -> Any:
-    """What stood around the torch module behind a wrapped Keras model when its file was written, or the model if nothing did.
+    """Restore the modules around the torch module of a wrapped Keras model; return the Keras model if the file has none.
 
     Args:
-        path: the file, a zip archive.
-        model: the model of it.
+        path: path of the file, a zip archive.
+        model: the Keras model loaded from it.
     """
     with zipfile.ZipFile(path) as archive, TemporaryDirectory() as folder:
         if AROUND not in archive.namelist():
@@ -158,7 +158,7 @@ def _with_outer_of(path: Path, model: Any) -> Any:
         try:
             text, tensors = read(Path(archive.extract(AROUND, folder)))
         except ValueError as error:
-            raise ValueError(f"what stands around the model of {path} cannot be read: {error}") from error
+            raise ValueError(f"the modules around the model of {path} cannot be read: {error}") from error
     check_outer(path, text["around"], [])
     return load_outer(text["around"], [], model._made(), tensors)
 
@@ -171,12 +171,14 @@ def load_with_outer(
     tensors: dict[str, Tensor],
     path: Path,
 ) -> Any:
-    """A wrapped model and what stands around it; both stay as they were if one does not load.
+    """Load a wrapped model and the modules around it; if either fails, both are restored.
 
     Args:
-        around, outer, tensors: as of `load_outer`.
-        load_inner: gives the wrapped model, of `model`.
-        path: the file, for errors.
+        around: metadata of the modules around the model, as `described` of `load_outer`.
+        outer, tensors: as for `load_outer`.
+        load_inner: function that loads and returns the wrapped model.
+        model: the model to restore after an error.
+        path: path of the file, for errors.
     """
     savepoint = Savepoint(outer[0] if outer else model)
     try:
@@ -185,22 +187,22 @@ def load_with_outer(
         savepoint.restore(error)
         if not isinstance(error, KeyError | TypeError | ValueError) or str(path) in str(error):
             raise
-        raise ValueError(f"{path}: what stands around its model does not load: {error}") from error
+        raise ValueError(f"{path}: the modules around its model do not load: {error}") from error
 
 
 def load_contents(
     model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: dict[str, Tensor], path: Path
 ) -> Any:
-    """The wrapped model of what `read` gives; the model stays as it was if that does not fit.
+    """Load a wrapped model from the contents of a file; after an error the model is restored.
 
     Args:
-        model, wrapper: as of `load`.
-        text, tensors: the contents.
-        path: the file, for errors.
+        model, wrapper: as for `load`.
+        text, tensors: contents, as returned by `read`.
+        path: path of the file, for errors.
     """
     model = eager(model)
     if _parts(model) and wrapper is not None:
-        raise ValueError("the model is wrapped already: give wrapper= together with a plain one")
+        raise ValueError("the model is wrapped already: give wrapper= only with a plain model")
     savepoint = Savepoint(model)
     try:
         return _loaded(model, wrapper, text, tensors, path)
@@ -216,7 +218,7 @@ def load_contents(
 
 
 def _loaded(model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Any:
-    """The model wrapped as the file says, with its tensors."""
+    """Wrap the model as the file says, unless it is wrapped, and load its tensors."""
     plain = not _parts(model)
     for at, part in text["parts"].items():
         named = wrapper
@@ -230,7 +232,7 @@ def _loaded(model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: 
                 model = _wrapped(model, named, at, part["method"], tensors)
             except (AttributeError, TypeError, ValueError) as error:
                 raise ValueError(
-                    f"{path} was saved from {text['model']}, and this {type(model).__name__} cannot be wrapped alike: {error}"
+                    f"{path} was saved from {text['model']}, and this {type(model).__name__} cannot be wrapped in the same way: {error}"
                 ) from error
     _adapt(model, tensors)
     _check(model, text, tensors, path)
@@ -242,7 +244,7 @@ def _loaded(model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: 
 
 
 def _wrapped(model: Any, wrapper: Wrapper, at: str, method: str, tensors: dict[str, Tensor]) -> Any:
-    """Wrap a part of the model, and let members take over what they had taken over when the file was saved, whatever is frozen now."""
+    """Wrap a part of the model so that members take over the same parameters as when the file was saved, whatever is frozen now."""
     part, prefix = model.get_submodule(at), f"{at}." if at else ""
     flags = {p: p.requires_grad for p in part.parameters()}
     names = dict(part.named_parameters(remove_duplicate=False))
@@ -270,27 +272,29 @@ def _adapt(model: Any, names: Iterable[str]) -> None:
 
 
 def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path: Any) -> None:
-    """Raise what speaks against loading, before anything is changed."""
+    """Raise ValueError if the file does not fit the model, before any tensor is loaded."""
     parts = _parts(wrapped)
     if parts.keys() != text["parts"].keys():
-        there, here = (" and ".join(at or "the whole" for at in sorted(paths)) for paths in (text["parts"], parts))
-        raise ValueError(f"in {path} {there} of {text['model']} is wrapped, in this model {here}")
+        in_file, in_model = (
+            " and ".join(at or "the whole" for at in sorted(paths)) for paths in (text["parts"], parts)
+        )
+        raise ValueError(f"in {path} {in_file} of {text['model']} is wrapped, in this model {in_model}")
     for at, part in parts.items():
         if (f"{at}." if at else "") + SETTINGS not in tensors:
             raise ValueError(f"{path} is damaged: it holds no {SETTINGS} of {at or 'the whole'}")
         check_settings(stored_settings(tensors, f"{at}." if at else "")[0], part)
         text_of_part, record = text["parts"][at], part._workbench
-        for name, saved, present in (
+        for name, saved, current in (
             ("output", from_json(text_of_part["output"]) or "values", record.output or "values"),
             ("method", text_of_part["method"], record.method),
         ):
-            if saved != present:
+            if saved != current:
                 raise ValueError(
-                    f"{path} was saved with {name}={saved!r}, this model is wrapped with {name}={present!r}"
+                    f"{path} was saved with {name}={saved!r}, this model is wrapped with {name}={current!r}"
                 )
     complete(tensors, wrapped)
     axes = {members_axis(part._workbench.methods) for part in parts.values()} - {""}
-    stored, present = (
+    stored, current_shapes = (
         dict(_plain(name, value, axes) for name, value in state.items() if f"{MARK}workbench" not in name)
         for state in (tensors, wrapped.state_dict())
     )
@@ -302,11 +306,11 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
             f"{path} holds {name} in {tensors[name].dtype}, which this {type(wrapped).__name__} has in {kinds[name].dtype}"
         )
     wrong = [
-        f"{name} {tuple(stored[name])} there, {tuple(present[name])} here"
-        if name in stored and name in present
-        else f"{name} only {'there' if name in stored else 'here'}"
-        for name in dict.fromkeys([*present, *stored])
-        if stored.get(name) != present.get(name)
+        f"{name} {tuple(stored[name])} in the file, {tuple(current_shapes[name])} in the model"
+        if name in stored and name in current_shapes
+        else f"{name} only in the {'file' if name in stored else 'model'}"
+        for name in dict.fromkeys([*current_shapes, *stored])
+        if stored.get(name) != current_shapes.get(name)
     ]
     if wrong:
         more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
@@ -321,13 +325,13 @@ def _number_kind(tensor: Tensor) -> tuple[bool, ...]:
 
 
 def _plain(name: str, value: Tensor, axes: set[str]) -> tuple[str, torch.Size]:
-    """Name and shape as the plain model has them, for what members have one each of."""
+    """Return name and shape of a tensor in the plain model, without the mark and dimension of members."""
     stem, _, mark = name.rpartition(MARK)
     return (stem, value.shape[1:]) if mark in axes else (name, value.shape)
 
 
 def _cast(wrapped: Any, tensors: dict[str, Tensor]) -> None:
-    """Give every tensor the dtype that it was saved in."""
+    """Cast every tensor to the dtype in which it was saved."""
     state = nn.Module.state_dict(wrapped, keep_vars=True)
     dtypes = {id(tensor): tensors[name].dtype for name, tensor in state.items() if name in tensors}
     if any(dtypes.get(id(tensor), tensor.dtype) != tensor.dtype for tensor in state.values()):

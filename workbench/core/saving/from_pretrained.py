@@ -1,4 +1,4 @@
-"""Folders that `save_pretrained` of a wrapped model has written, and the models that are built of them."""
+"""Loading of wrapped models from folders written by `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .wrapper_json import import_path
 
 
 def from_pretrained(folder: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | None = None) -> Any:
-    """A wrapped model from a folder that `save_pretrained` of a wrapped model of transformers or peft has written.
+    """Load a wrapped model from a folder written by `save_pretrained` of a wrapped transformers or peft model.
 
-    It has all voters, what was learned in closed form, the units and the calibration that it had. No code is imported from the folder, and
-    nothing pickled is read.
+    The model is complete, with all voters, what was fitted in closed form, its scaling and its calibration. No code is imported from the folder,
+    and nothing pickled is read.
 
     Args:
-        folder: a local one; of the hub, what `huggingface_hub.snapshot_download` gives.
-        model: for classes that are not those of transformers, or have several adapters: the class, or a plain model built as the saved one was;
-            or one that is calibrated alike, which is needed if it was calibrated with functions (`groups=`, `weight=`).
-        wrapper: as of `load`, for wrappers that are not registered.
+        folder: a local folder; for a model of the hub, the result of `huggingface_hub.snapshot_download`.
+        model: for classes that are not in transformers, or models with several adapters: the class, or a plain model built as the saved one;
+            or a model calibrated in the same way, which is required if it was calibrated with functions (`groups=`, `weight=`).
+        wrapper: as for `load`, for wrappers that are not registered.
 
     Returns:
-        The wrapped model, or what stood around it when it was saved, in evaluation mode.
+        The wrapped model, or the saved module around it, in evaluation mode.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -55,7 +55,7 @@ def from_pretrained(folder: str | os.PathLike[str], model: Any = None, wrapper: 
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{folder} is no folder here. If it is a model of the hub, fetch it first: "
+            f"there is no folder {folder}. If it is a model of the hub, download it first: "
             f"workbench.from_pretrained(huggingface_hub.snapshot_download({os.fspath(folder)!r}))"
         )
     path, (text, tensors) = _contents(folder)
@@ -70,10 +70,10 @@ def from_pretrained(folder: str | os.PathLike[str], model: Any = None, wrapper: 
 
 
 def _around(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """What stands around the model in a folder, and its tensors.
+    """Return the metadata and tensors of the modules around the model in a folder.
 
     Raises:
-        ValueError: if it is of other weights than those that are there.
+        ValueError: if they were saved with other weights than those in the folder.
     """
     path = folder / AROUND
     if not path.is_file():
@@ -81,8 +81,8 @@ def _around(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     text, tensors = read(path)
     if text.get("of") != signature(folder):
         raise ValueError(
-            f"{path} is of other weights than those in {folder}, which were saved again without it: calibrate anew, or delete the file and take "
-            "the model as it is"
+            f"{path} belongs to other weights than those in {folder}, which were saved again without it: calibrate again, or delete the file "
+            "and use the model without it"
         )
     return text["around"], tensors
 
@@ -95,24 +95,24 @@ def _contents(folder: Path) -> tuple[Path, tuple[dict[str, Any], dict[str, Tenso
         return whole, read(whole)
     if not note.is_file():
         raise ValueError(
-            f"{folder} names no wrappers: it was not written by save_pretrained of a wrapped model (of this version). Load it by the plain "
-            "class's from_pretrained, and wrap that; or decorate the class, wrapper(Class).from_pretrained(folder)"
+            f"{folder} names no wrappers: it was not written by save_pretrained of a wrapped model (of this version). Load it with "
+            "from_pretrained of the plain class, and wrap the model; or decorate the class, wrapper(Class).from_pretrained(folder)"
         )
     try:
         metadata = json.loads(note.read_text(encoding="utf-8"))
-        kept = json.loads(metadata[KEY])["checksums"]
+        names = json.loads(metadata[KEY])["checksums"]
     except (ValueError, TypeError, LookupError) as error:
         raise ValueError(f"{note} is damaged ({error!r}): save the model again") from error
     tensors: dict[str, Tensor] = {}
     for name, file in names_in(folder).items():
-        if name in kept:
+        if name in names:
             with safe_open(file, "pt") as opened:
                 tensors[name] = opened.get_tensor(name)
     return note, checked(note, metadata, tensors)
 
 
 def _plain(folder: Path, text: dict[str, Any], cls: Any) -> nn.Module:
-    """The plain model that a folder says, with weights of no meaning."""
+    """Build the plain model of a folder, with arbitrary weights."""
     import transformers
 
     named = text["model"]
@@ -120,8 +120,8 @@ def _plain(folder: Path, text: dict[str, Any], cls: Any) -> nn.Module:
     base = cls or getattr(transformers, str(text.get("base")).rpartition(".")[2], None)
     if not isinstance(base, type) or (cls is None and import_path(base) != text["base"]):
         raise ValueError(
-            f"{folder} was saved from {named}, which is no class of transformers, and code is never imported from a folder: give the class or a "
-            "plain model, from_pretrained(folder, model)"
+            f"{folder} was saved from {named}, which is not a class of transformers, and code is never imported from a folder: give the class "
+            "or a plain model, from_pretrained(folder, model)"
         )
     config: Any = base.config_class.from_pretrained(folder, local_files_only=True)  # type: ignore[attr-defined]
     config._attn_implementation = text.get("attention")

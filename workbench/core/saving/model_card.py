@@ -1,4 +1,4 @@
-"""Model cards of wrapped models: what a reader of the folder has to know about the risks that the model says."""
+"""Model cards of wrapped models, which describe their risks to readers of the folder."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MARK = "<!-- written by workbench; without this line the card is yours, and sta
 
 
 def write_card(wrapped: Any, folder: Path, around: Sequence[dict[str, Any]] = ()) -> None:
-    """Write README.md into a folder of a wrapped model; one that somebody else has written stays.
+    """Write README.md into the folder of a wrapped model, unless there is one that workbench has not written.
 
     Args:
         wrapped: the wrapped model.
-        folder: where it was saved.
-        around: what stands around it, as files say it, the outermost first.
+        folder: folder in which it was saved.
+        around: metadata of the modules around it, outermost first.
     """
     path = folder / "README.md"
     if path.is_file() and _MARK not in path.read_text(encoding="utf-8"):
         return
-    import huggingface_hub as hub  # which transformers needs
+    import huggingface_hub as hub  # a dependency of transformers
 
     source = str(getattr(getattr(wrapped, "config", None), "_name_or_path", "") or "")
     base = source if source and not Path(source).exists() and source.count("/") < 2 else None
@@ -50,7 +50,7 @@ def _text(wrapped: Any, base: str | None, around: Sequence[dict[str, Any]]) -> s
         f"- Base model: {f'[{base}](https://huggingface.co/{base})' if base else 'not known (built or loaded in the program that saved it)'}",
         f"- Outputs: {f'`{record.output!r}`' if record.output is not None else 'values; the risk is a standard deviation'}",
         f"- Units: {'standardised inside; predictions and risks are in those of the data' if units is not None else 'those of the model'}",
-        f"- Calibration: {' of '.join(map(_called, around)) or 'none in this folder'}",
+        f"- Calibration: {' of '.join(map(_constructor_call, around)) or 'none in this folder'}",
         f"- Voters: {len(wrapped.voters()) if any(method.members for method in record.methods) else 1}",
     ]
     abstains = bool(around) and around[0]["class"] == "SelectivePredictor"
@@ -85,8 +85,8 @@ workbench {__version__}, torch {torch.__version__}, transformers {_version("tran
 """
 
 
-def _called(entry: dict[str, Any]) -> str:
-    """How a module around a model was made."""
+def _constructor_call(entry: dict[str, Any]) -> str:
+    """Format the constructor call of a module around a model."""
     arguments = [f"{name}={value!r}" for name, value in entry["arguments"].items()]
     return f"`{entry['class']}({', '.join([*arguments, *(f'{name}=...' for name in entry['functions'])])})`"
 

@@ -1,4 +1,4 @@
-"""Modules around a wrapped model, such as calibrations: how files name them, and how they are put around the model again."""
+"""Modules around a wrapped model, such as calibrations: their description in files, and how they are restored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...engine.clone import eager
 from ..registry import OUTER, outer_class
 from .file_format import tensors_of
 
-INNER = "wrapped."  # where each of them has what stands inside
+INNER = "wrapped."  # prefix of the inner model in the state of such a module
 
 
 def split_outer(model: Any) -> tuple[list[Any], Any]:
-    """The modules around a wrapped model, the outermost first, and the model."""
+    """Return the modules around a wrapped model, outermost first, and the model itself."""
     outer = []
     while f"{type(model).__module__}:{type(model).__name__}" in OUTER.values():
         outer.append(model)
@@ -25,7 +25,7 @@ def split_outer(model: Any) -> tuple[list[Any], Any]:
 
 
 def contents_of(outer: list[Any], model: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor], list[str]]:
-    """What a file says of the modules around a model; the tensors of all; the names of those that are stored as pairs of real numbers."""
+    """Return the descriptions of the modules around a model, all tensors, and the names of those stored as pairs of real numbers."""
     described, around = around_of(outer)
     tensors, split = tensors_of(model)
     prefix = INNER * len(outer)
@@ -33,7 +33,7 @@ def contents_of(outer: list[Any], model: Any) -> tuple[list[dict[str, Any]], dic
 
 
 def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """What a file says of the modules around a model, and their own tensors, by the names that they have in the outermost."""
+    """Return the descriptions of the modules around a model, and their own tensors by name in the outermost module."""
     described: list[dict[str, Any]] = []
     named: dict[str, Tensor] = {}
     for level, module in enumerate(outer):
@@ -45,37 +45,42 @@ def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]
 
 
 def check_outer(path: Path, described: Any, outer: list[Any], call: str = "load(path, ") -> None:
-    """Raise what speaks against putting modules around a model as a file says.
+    """Raise ValueError if the modules around a model cannot be restored as a file says.
 
     Args:
-        path: the file, for errors.
-        described: what the file says.
-        outer: the modules that are around the model already; none if they are to be made.
-        call: how to load it into one that is made alike, for errors.
+        path: path of the file, for errors.
+        described: descriptions in the file.
+        outer: existing modules around the model; empty if they are to be created.
+        call: beginning of a call that loads into an existing module, for errors.
     """
     if not isinstance(described, list) or any(entry.get("class") not in OUTER for entry in described):
         raise ValueError(
-            f"{path} has modules around its model that this workbench does not know ({described!r:.80}): update workbench"
+            f"{path} has modules around its model that this version of workbench does not know ({described!r:.80}): update workbench"
         )
-    there, here = [entry["class"] for entry in described], [type(module).__name__ for module in outer]
-    if outer and there != here:
-        raise ValueError(f"{path} holds {' of '.join([*there, 'a wrapped model'])}, and this is a {' of '.join(here)}")
+    saved, existing = [entry["class"] for entry in described], [type(module).__name__ for module in outer]
+    if outer and saved != existing:
+        raise ValueError(
+            f"{path} holds {' of '.join([*saved, 'a wrapped model'])}, and this is a {' of '.join(existing)}"
+        )
     for entry in () if outer else described:
         if entry["functions"]:
             functions = ", ".join(f"{name}=" for name in entry["functions"])
             raise ValueError(
-                f"{path} holds a {entry['class']} that was made with {functions}, functions that no file holds: load it into one that is made "
-                f"alike, {call}{entry['class']}(wrapper(model), {functions}...))"
+                f"{path} holds a {entry['class']} that was made with {functions}, functions, which files cannot hold: load it into one made in "
+                f"the same way, {call}{entry['class']}(wrapper(model), {functions}...))"
             )
 
 
 def load_outer(described: list[dict[str, Any]], outer: list[Any], model: Any, tensors: dict[str, Tensor]) -> Any:
-    """Put modules around a model, or load those that are there.
+    """Create modules around a model, or load existing ones, and return the outermost.
 
     Args:
-        described, outer: as of `check_outer`.
+        described, outer: as for `check_outer`.
         model: the wrapped model.
-        tensors: of the file, by the names that they have in the outermost module.
+        tensors: tensors of the file by name in the outermost module.
+
+    Raises:
+        ValueError: if tensors are missing or do not fit.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     for level in reversed(range(len(described))):

@@ -1,4 +1,4 @@
-"""`save_pretrained` of wrapped models of transformers and peft: a folder that `workbench.from_pretrained` reads, with a model card."""
+"""`save_pretrained` of wrapped transformers and peft models: writes a folder for `workbench.from_pretrained`, with a model card."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from .outer import around_of, split_outer
 from .training_data import note_trainer
 from .wrapper_json import described, import_path
 
-TEXT = "workbench.json"  # of a folder whose weights are where the plain class looks for them
-AROUND = "workbench_calibration.safetensors"  # what stands around the model, beside one of these
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # names of transformers
-# options that are not followed, and what they are without
-_UNKNOWN = {"push_to_hub": False, "variant": None, "distributed_checkpoint": False}
+TEXT = "workbench.json"  # metadata, in folders whose weights the plain class can read
+AROUND = "workbench_calibration.safetensors"  # modules around the model, such as a calibration
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # file names of transformers
+# unsupported options and their defaults
+_UNSUPPORTED = {"push_to_hub": False, "variant": None, "distributed_checkpoint": False}
 
 
 def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
-    """`save_pretrained` for the wrapped objects of a class: it writes the wrapped state, and beside it what `unwrap` gives.
+    """Make `save_pretrained` for wrapped objects of a class, which writes the wrapped state along with that of `unwrap()`.
 
-    The plain class then loads a model with trained weights from the same folder. Where it would read another model than the wrapped one (units,
-    rank-one voters, adapters), the folder has no weights that it finds. With `data=`, a text, the model card says what the model was trained on
-    in the user's words, beside what is known.
+    The plain class can then load a model with trained weights from the same folder. If it would load a different model (because of scaling,
+    rank-one voters or adapters), the folder has no weights that it finds. The option `data=`, a text, adds the user's description of the
+    training data to the model card.
 
     Args:
-        save: the class's own.
+        save: `save_pretrained` of the class.
     """
 
     @functools.wraps(save)
@@ -48,42 +48,42 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
         libraries = {base.__module__.partition(".")[0] for base in type(self).__mro__} & {"transformers", "peft"}
         if not libraries:
             raise TypeError(
-                f"save_pretrained of this wrapped {type(self).__name__} would write what the plain class reads as another model. "
-                "Use workbench.save(wrapped, path), or wrapped.unwrap().save_pretrained(folder) for the plain model alone"
+                f"save_pretrained of this wrapped {type(self).__name__} would write files that the plain class reads as another model. "
+                "Use workbench.save(wrapped, path), or wrapped.unwrap().save_pretrained(folder) for the plain model only"
             )
         bound = inspect.signature(save).bind(self, *args, **kwargs).arguments
         options = {
             **{name: value for name, value in bound.items() if name not in ("self", "kwargs")},
             **bound.get("kwargs", {}),
         }
-        said = options.pop("data", None)
-        if said is not None and not (isinstance(said, str) and said.strip()):
-            raise TypeError(f"data: found {said!r:.80}; give a text that says what the model was trained on")
-        for name, value in _UNKNOWN.items():
+        data = options.pop("data", None)
+        if data is not None and not (isinstance(data, str) and data.strip()):
+            raise TypeError(f"data: found {data!r:.80}; give a text that says what the model was trained on")
+        for name, value in _UNSUPPORTED.items():
             if options.get(name, value) != value:
                 raise TypeError(
-                    f"save_pretrained of a wrapped {type(self).__name__} does not follow {name}: save to a folder, and send that "
+                    f"save_pretrained of a wrapped {type(self).__name__} does not support {name}: save to a folder, and upload that "
                     "(huggingface_hub.upload_folder)"
                 )
         folder, main = Path(options.pop("save_directory")), options.get("is_main_process", True)
-        by_trainer = "state_dict" in options  # None in newer versions, where the user would not write it
+        by_trainer = "state_dict" in options  # the Trainer passes it (None in newer versions), users do not
         state = options.pop("state_dict", None)
         adapters = "peft" in libraries and has_readable_adapters(self)
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file: give a folder")
         if by_trainer:
             note_trainer(self, sys._getframe(1))
-        self._workbench.data = said or self._workbench.data
+        self._workbench.data = data or self._workbench.data
         if main:
-            (folder / AROUND).unlink(missing_ok=True)  # of what was saved there before
+            (folder / AROUND).unlink(missing_ok=True)  # of an earlier save
         if "peft" not in libraries and (plain := _readable(self, state)) is not None:
             save(self, folder, state_dict={**plain, **(state or self.state_dict())}, **options)
             if main:
-                _note(self, folder, state or self.state_dict())
+                _write_metadata(self, folder, state or self.state_dict())
         elif by_trainer and not adapters:
             raise TypeError(
-                f"the weights of this wrapped {type(self).__name__} are none that the plain class could read, so that the Trainer could not go "
-                'on from them: save_strategy="no", and save_pretrained(folder) or workbench.save(wrapped, path) after the training'
+                f"the plain class could not read the weights of this wrapped {type(self).__name__}, so that the Trainer could not resume from "
+                'them: use save_strategy="no", and save_pretrained(folder) or workbench.save(wrapped, path) after the training'
             )
         elif main:
             _save_whole(self, folder, adapters)
@@ -95,36 +95,36 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The state of a plain model that the plain class may read; None if it would be another model."""
+    """Return the state that the plain class can read from the folder; None if it would be a different model."""
     single = type(wrapped).unwrap(wrapped)
-    # units or priors, which the class does not know; adapters, which are saved alone
+    # scaling or priors, which the plain class does not know, or adapters, which are saved separately
     if "_workbench" in single.__dict__ or getattr(wrapped, "_hf_peft_config_loaded", False):
         return None
     if any("lora_" in name or ".base_layer." in name for name in single.state_dict()):
         return None
     plain, state = single.state_dict(), state or wrapped.state_dict()
-    # such as the shared weights of rank-one voters
-    another = any(name in state and not torch.equal(value, state[name]) for name, value in plain.items())
-    return None if another else plain
+    # weights that have another meaning in the wrapped model, such as the shared ones of rank-one voters
+    differs = any(name in state and not torch.equal(value, state[name]) for name, value in plain.items())
+    return None if differs else plain
 
 
 class SavesPretrained:
-    """What stands around a wrapped model, such as a calibration, and is saved with it."""
+    """Mix-in for modules around a wrapped model, such as calibrations, that are saved with it."""
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> None:
-        """Write the model of transformers or peft, and what stands around it, to a folder that `workbench.from_pretrained` reads.
+        """Save the transformers or peft model, and the modules around it, to a folder for `workbench.from_pretrained`.
 
         Args:
-            save_directory: the folder; a model card in it says what is there.
-            options: as for `save_pretrained` of the model, and `data`, a text for the card that says what it was trained on.
+            save_directory: the folder; a model card is written as well.
+            options: as for `save_pretrained` of the model, and `data`, a text for the card that describes the training data.
 
         Raises:
-            TypeError: the model is none of transformers or peft; `workbench.save` writes any.
+            TypeError: if the model is neither of transformers nor of peft; `workbench.save` supports all models.
         """
         outer, model = split_outer(self)
         if not hasattr(model, "save_pretrained"):
             raise TypeError(
-                f"save_pretrained writes models of transformers and peft, and this {type(self).__name__} is of a {type(model).__name__}: use "
+                f"save_pretrained supports models of transformers and peft, and this {type(self).__name__} is of a {type(model).__name__}: use "
                 "workbench.save(calibrated, path)"
             )
         folder = Path(save_directory)
@@ -137,7 +137,7 @@ class SavesPretrained:
 
 
 def signature(folder: Path) -> str:
-    """The checksum of what a folder says of its wrapped model, that of each tensor included."""
+    """Return the checksum of the metadata of a folder, which include that of each tensor."""
     from safetensors import safe_open
 
     if (folder / WHOLE).is_file():
@@ -147,12 +147,12 @@ def signature(folder: Path) -> str:
 
 
 def text_of(wrapped: Any, split: list[str]) -> dict[str, Any]:
-    """What a file says of a wrapped model, and how its plain one is built."""
+    """Return the metadata of a wrapped model, including how to build its plain model."""
     parts = {path: part for path, part in wrapped.named_modules() if "_workbench" in part.__dict__}
     base = (
         wrapped.get_base_model() if hasattr(wrapped, "peft_config") and hasattr(wrapped, "get_base_model") else wrapped
     )
-    kept = {name for name, _ in base.state_dict().items()}
+    saved_names = {name for name, _ in base.state_dict().items()}
     return {
         "model": import_path(type(wrapped)._plain_class),
         "parts": {path: described(part) for path, part in parts.items()},
@@ -162,20 +162,20 @@ def text_of(wrapped: Any, split: list[str]) -> dict[str, Any]:
         "buffers": {
             name: str(buffer.dtype).removeprefix("torch.")
             for name, buffer in base.named_buffers()
-            if name not in kept and buffer.is_floating_point()
+            if name not in saved_names and buffer.is_floating_point()
         },
     }
 
 
-def _note(wrapped: Any, folder: Path, state: dict[str, Tensor]) -> None:
-    """Write what the weights that transformers has written are of; all of it where transformers has left some out, or renamed them."""
+def _write_metadata(wrapped: Any, folder: Path, state: dict[str, Tensor]) -> None:
+    """Write the metadata for weights written by transformers; the complete state if transformers has omitted or renamed some."""
     weights, index = folder / WEIGHTS, folder / INDEX
-    # one of them is of an earlier save, and transformers would go on reading it
+    # the older one is from an earlier save, and transformers would still read it
     if weights.is_file() and index.is_file():
         min(weights, index, key=lambda path: path.stat().st_mtime_ns).unlink()
     written = names_in(folder)
-    there = {state[name].data_ptr() for name in written if name in state}
-    if all(name in written or tensor.data_ptr() in there for name, tensor in state.items()):
+    written_memory = {state[name].data_ptr() for name in written if name in state}
+    if all(name in written or tensor.data_ptr() in written_memory for name, tensor in state.items()):
         tensors = {name: tensor.detach() for name, tensor in state.items() if name in written}
         write_text(folder / TEXT, json.dumps(metadata_of(text_of(wrapped, []), tensors)))
         (folder / WHOLE).unlink(missing_ok=True)
@@ -184,7 +184,7 @@ def _note(wrapped: Any, folder: Path, state: dict[str, Tensor]) -> None:
 
 
 def names_in(folder: Path) -> dict[str, Path]:
-    """The tensors of the weights that transformers has written into a folder, and the file of each."""
+    """Return name -> file for the tensors of the weights that transformers has written into a folder."""
     from safetensors import safe_open
 
     index, names = folder / INDEX, {}
@@ -201,14 +201,14 @@ def names_in(folder: Path) -> dict[str, Path]:
 
 
 def _save_whole(wrapped: Any, folder: Path, readable: bool) -> None:
-    """The configuration, and all in one file of ours; beside it the adapters of the first branch, where peft may read these."""
+    """Write the configuration and the complete state in a workbench file; if `readable`, also the adapters of the first branch for peft."""
     others = ("adapter_model.bin",) if readable else ("adapter_model.*",)
     stale = [
         file.name for pattern in ("model*.safetensors", *others, "pytorch_model*.bin") for file in folder.glob(pattern)
     ]
     if stale:
         raise ValueError(
-            f"{folder} holds {stale[0]}, which the plain class would read in place of this wrapped {type(wrapped).__name__}: give an empty "
+            f"{folder} contains {stale[0]}, which the plain class would read in place of this wrapped {type(wrapped).__name__}: give an empty "
             "folder"
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Savepoints: a module as it is, to go back to where a change of it fails or is interrupted."""
+"""Savepoints: snapshots of a module, to be restored if a change fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..ownership import EXTRAS
 
 
 class Savepoint:
-    """All that a load or a fit may change in a module: values, dtypes and flags of its tensors, what its modules hold, and what methods know.
+    """Snapshot of everything that a load or a fit may change in a module: values, dtypes and flags of tensors, and attributes.
 
-    Copies of the tensors lie beside them, those of a GPU in the memory of the host, for as long as the savepoint lives.
+    Copies of the tensors are kept for the lifetime of the savepoint, those of GPU tensors in host memory.
 
     Args:
-        root: the module, wrapped or with wrapped parts or neither.
-        values: whether the values of the model's parameters may change; without, only those of buffers and of what belongs to no layer are kept.
+        root: the module, wrapped or not.
+        values: whether the values of the model's parameters may change; otherwise only those of buffers and of extra modules are copied.
 
     Example:
         >>> model = nn.Linear(1, 1)
@@ -56,20 +56,20 @@ class Savepoint:
                 self._values.append((memory, memory.cpu() if memory.is_cuda else memory.clone()))
 
     def restore(self, error: BaseException) -> None:
-        """Go back; doing so twice is the same as once.
+        """Restore the snapshot; idempotent.
 
         Args:
-            error: what ended the change.
+            error: the exception that ended the change.
         """
         self._surroundings.restore(error)
         with torch.no_grad():
             for container, contents in self._contents:
                 container.clear()
                 container.update(contents)
-            for tensor, memory, learns in self._flags:
+            for tensor, memory, requires_grad in self._flags:
                 tensor.data = memory
-                if tensor.requires_grad is not learns:
-                    tensor.requires_grad_(learns)
+                if tensor.requires_grad is not requires_grad:
+                    tensor.requires_grad_(requires_grad)
             for memory, value in self._values:
                 memory.copy_(value)
 

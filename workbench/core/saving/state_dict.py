@@ -1,4 +1,4 @@
-"""Plain models out of a wrapped one, and states into it: those of its kind, and those of the plain model."""
+"""Extraction of plain models from a wrapped one, and loading of states, both of wrapped and of plain models."""
 
 from __future__ import annotations
 
@@ -23,59 +23,58 @@ from ..ownership import EXTRAS, MARK, Slot, Table, add_extra, remove_extra, tabl
 from ..quantised import own_copy
 from ..standardize import Scaling
 
-SETTINGS = f"settings{MARK}workbench"  # in the state_dict: the wrappers' settings as the bytes of a JSON text
+SETTINGS = f"settings{MARK}workbench"  # key in the state_dict: settings of the wrappers as bytes of a JSON text
+OUTPUT = f"output{MARK}workbench"  # key in that text: meaning of the outputs, if given
 
 
-OUTPUT = f"output{MARK}workbench"  # in that text: what the outputs mean, if it was said
-
-
-# ---- out of it
+# ---- extraction
 def extract(model: nn.Module, table: Table, index: dict[str, int], independent: bool) -> nn.Module:
-    """Give a plain clone the tensors of one branch.
+    """Install the tensors of one branch in a plain clone, and return the clone.
 
     Args:
-        model: a structural copy of the wrapped object without what wrapping added.
-        table: the tensors of the wrapped object.
+        model: structural copy of the wrapped object without what wrapping added.
+        table: ownership table of the wrapped object.
         index: axis -> position of the branch.
-        independent: whether all its tensors are its own; else those that no method took over are shared.
+        independent: whether to copy all tensors; otherwise those that no method has taken over are shared.
     """
     record, bank = table.record, Bank(table.get)
     new: dict[str, Tensor] = {}
     for slot in record.slots.values():
-        kept = (record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index)  # what swag and snapshot hold beside it
-        rule = next((other for other in kept if other is not None), record.rules.get(slot.name))
+        # swag and snapshot register the weights that they collect under the slot's name and their axis
+        collected = (record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index)
+        rule = next((other for other in collected if other is not None), record.rules.get(slot.name))
         shared = slot.name not in table.views
-        present = None if rule is None else rule.pick(bank, index)
-        if not independent and shared and (present is None or present is table.get(slot.name)):
-            continue  # the clone holds the shared tensor already
-        if not slot.buffer and shared and present is None:
+        tensor = None if rule is None else rule.pick(bank, index)
+        if not independent and shared and (tensor is None or tensor is table.get(slot.name)):
+            continue  # the clone already holds the shared tensor
+        if not slot.buffer and shared and tensor is None:
             new[slot.name] = own_copy(table.get(slot.name))
             continue
-        value = (table.get(slot.name) if present is None else present).detach().clone()
+        value = (table.get(slot.name) if tensor is None else tensor).detach().clone()
         if not slot.buffer:
             names = [slot.name] if rule is None or shared else rule.registered()
-            learns = any(table.get(name).requires_grad for name in names)
-            value = nn.Parameter(value, requires_grad=learns)
+            requires_grad = any(table.get(name).requires_grad for name in names)
+            value = nn.Parameter(value, requires_grad=requires_grad)
         new[slot.name] = value
-    replaced = {id(_held(model, record.slots[name])): name for name in new}
-    for container, key, name in places(model, replaced):  # one walk for all
+    replaced = {id(_tensor_of(model, record.slots[name])): name for name in new}
+    for container, key, name in places(model, replaced):  # a single walk through the model for all tensors
         container[key] = new[name]
     return model
 
 
-def _held(model: nn.Module, slot: Slot) -> Tensor | None:
+def _tensor_of(model: nn.Module, slot: Slot) -> Tensor | None:
     path, attribute = slot.owners[0]
     owner = model.get_submodule(path) if path else model
     return (owner._buffers if slot.buffer else owner._parameters)[attribute]
 
 
 def settings_of(wrapped: Any) -> dict[str, Any]:
-    """The settings of all methods by name, as a state keeps them."""
+    """Return method name -> settings, as saved in a state."""
     return json.loads(json.dumps({method.name: method.settings() for method in wrapped._workbench.methods}))
 
 
 def described(wrapped: Any) -> Tensor:
-    """What the state_dict holds under `SETTINGS`, uint8 [bytes]: tensors alone can be loaded with weights_only=True."""
+    """Return the settings for the state_dict, uint8 [bytes]; a tensor, since only tensors can be loaded with weights_only=True."""
     methods = wrapped._workbench.methods
     notes = {f"{key}{MARK}{method.name}": value for method in methods for key, value in method.notes().items()}
     if wrapped._workbench.output is not None:
@@ -85,13 +84,13 @@ def described(wrapped: Any) -> Tensor:
 
 
 def saves_itself(module: nn.Module) -> bool:
-    """Whether a layer writes its state by code of its own, as those of torch_geometric do, which knows no voters."""
+    """Return whether a layer overrides how its state is saved, as layers of torch_geometric do, and so does not know of voters."""
     return type(module)._save_to_state_dict is not nn.Module._save_to_state_dict
 
 
 def add_registered(wrapped: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """A hook: the state of layers that write it themselves has the tensors that the methods have registered, not those they replace."""
-    as_they_are = any(isinstance(value, nn.Parameter) for value in state.values())
+    """Hook for state_dict that adds the tensors registered by methods to the state of layers that save themselves, and removes replaced ones."""
+    keep_vars = any(isinstance(value, nn.Parameter) for value in state.values())
     for path, module in wrapped.named_modules():
         if not saves_itself(module):
             continue
@@ -99,79 +98,82 @@ def add_registered(wrapped: nn.Module, state: dict[str, Any], prefix: str, metad
         registered = {**module._parameters, **module._buffers}
         for name, tensor in registered.items():
             if tensor is not None and MARK in name:
-                state.setdefault(stem + name, tensor if as_they_are else tensor.detach())
+                state.setdefault(stem + name, tensor if keep_vars else tensor.detach())
                 if (single := name.partition(MARK)[0]) not in registered:
                     state.pop(stem + single, None)
 
 
-# ---- into it
+# ---- loading
 def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings in a state by method, empty if it has none; and what methods have noted, by "name@method"."""
+    """Return the settings in a state by method ({} if it has none), and the notes of methods by "name@method"."""
     stored = state.get(prefix + SETTINGS)
     if stored is None:
         return {}, {}
     try:
-        text = json.loads(bytes(_whole(stored).cpu().tolist()).decode())
+        text = json.loads(bytes(_as_bytes(stored).cpu().tolist()).decode())
         notes = {key: text.pop(key) for key in list(text) if MARK in key}
         if not all(isinstance(settings, dict) for settings in text.values()):
             raise ValueError(f"they are {text!r:.80}")
     except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{prefix}{SETTINGS} in the state holds no settings of wrappers ({error}): the state is damaged or was changed; take another copy"
+            f"{prefix}{SETTINGS} in the state holds no valid wrapper settings ({error}): the state is damaged or was changed; use another copy"
         ) from error
     return text, notes
 
 
-def _whole(stored: Tensor) -> Tensor:
-    """The bytes of settings, also where all that two states hold was averaged, as for target networks: the mean of equal bytes is the byte."""
+def _as_bytes(stored: Tensor) -> Tensor:
+    """Return the bytes of settings, also from a floating-point average of states with equal settings, such as for target networks."""
     if not stored.is_floating_point():
         return stored
-    whole = stored.round()
-    return whole.to(torch.uint8) if bool((stored - whole).abs().max() < 0.01) else stored
+    rounded = stored.round()
+    return rounded.to(torch.uint8) if bool((stored - rounded).abs().max() < 0.01) else stored
 
 
 def check_settings(saved: dict[str, Any], wrapped: Any, strict: bool | None = True) -> None:
-    """Raise ValueError if a state was saved with other settings; with strict=False of the methods that it shares with the object."""
-    present = settings_of(wrapped)
-    differing, unequal = [], saved.keys() ^ present.keys()
-    for name in sorted(saved.keys() | present.keys()):
+    """Raise ValueError if a state was saved with other settings; with strict=False only methods in both are compared."""
+    current = settings_of(wrapped)
+    differing, unequal = [], saved.keys() ^ current.keys()
+    for name in sorted(saved.keys() | current.keys()):
         if name not in unequal:
-            # settings that a state does not name are newer than it
+            # settings that are missing in the state were added to workbench after it was saved
             keys = [
-                key for key, value in saved[name].items() if key not in present[name] or present[name][key] != value
+                key for key, value in saved[name].items() if key not in current[name] or current[name][key] != value
             ]
-            there, here = (_named({key: settings[name].get(key) for key in keys}) for settings in (saved, present))
-            if keys:
-                differing.append(f"{name}: the state has {there}, this object {here}")
-        elif strict is not False:
-            there, here = (
-                _named(settings[name]) if name in settings else "no such method" for settings in (saved, present)
+            in_state, in_object = (
+                _format_settings({key: settings[name].get(key) for key in keys}) for settings in (saved, current)
             )
-            differing.append(f"{name}: the state has {there}, this object {here}")
+            if keys:
+                differing.append(f"{name}: the state has {in_state}, this object {in_object}")
+        elif strict is not False:
+            in_state, in_object = (
+                _format_settings(settings[name]) if name in settings else "no such method"
+                for settings in (saved, current)
+            )
+            differing.append(f"{name}: the state has {in_state}, this object {in_object}")
     if saved and differing:
-        partly = (
-            ", or take what both have with load_state_dict(state, strict=False) of the wrapped part" if unequal else ""
+        alternative = (
+            ", or load what both have with load_state_dict(state, strict=False) of the wrapped part" if unequal else ""
         )
         raise ValueError(
-            f"the state was saved with other wrapper settings; wrap the model alike before loading it{partly}. {'; '.join(differing)}"
+            f"the state was saved with other wrapper settings; wrap the model alike before loading it{alternative}. {'; '.join(differing)}"
         )
 
 
 def check_output(notes: dict[str, Any], wrapped: Any) -> None:
-    """Raise ValueError if the outputs meant something else where a state was saved; one in which nobody said it fits all."""
-    present = wrapped._workbench.output
-    if OUTPUT in notes and notes[OUTPUT] != to_json("values" if present is None else present):
+    """Raise ValueError if a state was saved with another `output=`; a state without one fits any object."""
+    current = wrapped._workbench.output
+    if OUTPUT in notes and notes[OUTPUT] != to_json("values" if current is None else current):
         saved = from_json(notes[OUTPUT])
-        here = "none" if present is None else f"output={present!r}"
+        current_text = "none" if current is None else f"output={current!r}"
         raise ValueError(
-            f"the state was saved with output={saved!r}, and this object has {here}: predictions and risks would be computed in another way. "
-            f"Wrap the model with output={saved!r} before loading it, or, if the weights are to be read with another meaning, load them with "
+            f"the state was saved with output={saved!r}, and this object has {current_text}: predictions and risks would be computed in another "
+            f"way. Wrap the model with output={saved!r} before loading it, or, to use the weights with another meaning, load them with "
             "load_state_dict(state, strict=False)"
         )
 
 
 def adapt(wrapped: Any, names: Iterable[str], prefix: str = "") -> None:
-    """Let the methods register what a state has, whose tensors of this object have these names behind a prefix."""
+    """Let methods register the tensors that a state has; `names` are all names in the state, those of this object begin with `prefix`."""
     stored = {name[len(prefix) :] for name in names if name.startswith(prefix)}
     for method in wrapped._workbench.methods:
         method.adapt(table_of(wrapped), stored)
@@ -179,15 +181,16 @@ def adapt(wrapped: Any, names: Iterable[str], prefix: str = "") -> None:
 
 @dataclass
 class Loading:
-    """One load_state_dict from the first look at the state to the report.
+    """One call of load_state_dict, from the inspection of the state to the report.
 
     Args:
         wrapped: the object that loads.
-        table: its tensors.
-        build: gives a structural copy of it as the user's class had it.
-        state: the state_dict, whose keys of this object begin with `prefix`; torch made it for this load, so that it may be changed.
-        strict: whether missing and unexpected keys are errors; None where a larger model loads, which does not tell its parts.
-        missing, unexpected, errors: the lists that torch makes its report of.
+        table: its ownership table.
+        build: function that returns a plain structural copy of the object.
+        state: the state_dict, in which keys of this object begin with `prefix`; torch copied it for this load, so that it may be modified.
+        prefix: prefix of the object's keys.
+        strict: whether missing and unexpected keys are errors; None if a larger model loads, which does not pass it on.
+        missing, unexpected, errors: lists from which torch makes its report.
     """
 
     wrapped: Any
@@ -200,10 +203,10 @@ class Loading:
     unexpected: list[str]
     errors: list[str]
     keys: set[str] = field(default_factory=set)
-    hint: str = "strict=False takes what fits, and leaves the rest as it is."
+    hint: str = "strict=False loads what fits, and leaves the rest unchanged."
 
     def prepare(self) -> None:
-        """Compare the settings, then translate what is not of this object's form, in place.
+        """Compare settings, then convert the state to the form of this object, in place.
 
         Raises:
             ValueError: if the state was saved with other settings; nothing has been loaded then.
@@ -231,9 +234,9 @@ class Loading:
         self.keys = {*self._own(self.state), *self.unexpected}
 
     def finish(self, incompatible: Any) -> None:
-        """After all parts have loaded: no key is unexpected that the state did not have.
+        """Complete the report after all parts have loaded: only keys of the state can be unexpected.
 
-        BatchNorm, told no version (safetensors keep none), adds the counter that it misses, which the voters have under another name.
+        BatchNorm adds a missing counter to states without version (such as from safetensors), but voters have it under another name.
         """
         incompatible.unexpected_keys[:] = [
             key for key in incompatible.unexpected_keys if not key.startswith(self.prefix) or key in self.keys
@@ -244,13 +247,13 @@ class Loading:
             self.errors.append(self.hint)
 
     def _tie(self) -> None:
-        """What is one tensor stays one: a load with assign=True gives each of its names another."""
+        """Restore tied tensors, since a load with assign=True sets a different tensor under each name."""
         for slot in self.table.record.slots.values():
             for path, attribute in slot.owners[1:] if slot.name not in self.table.views else ():
-                module, one = self.table.module(path), self.table.get(slot.name)
+                module, tied = self.table.module(path), self.table.get(slot.name)
                 registry: dict[str, Any] = module._buffers if slot.buffer else module._parameters
-                if registry.get(attribute) is not one:
-                    registry[attribute] = one
+                if registry.get(attribute) is not tied:
+                    registry[attribute] = tied
 
     def _own(self, keys: Iterable[str]) -> list[str]:
         return [key for key in keys if key.startswith(self.prefix)]
@@ -260,7 +263,7 @@ class Loading:
         return {key: value for key, value in state.items() if key != SETTINGS}
 
     def _unprefix(self) -> None:
-        """Names without what torch.compile, DataParallel and DistributedDataParallel put into them."""
+        """Remove the prefixes that torch.compile, DataParallel and DistributedDataParallel add to names."""
         state, start = self.state, len(self.prefix)
         for key in self._own(state):
             if "_orig_mod." in key[start:]:
@@ -272,34 +275,34 @@ class Loading:
 
     # ---- a state of fewer methods
     def _widen(self) -> None:
-        """With strict=False the voters take what a state without voters has one of."""
+        """With strict=False, expand single tensors of a state without voters to all voters."""
         axis = members_axis(self.table.record.methods)
         for key, current in self._current().items() if self.strict is False and axis else ():
             single = key.removesuffix(f"{MARK}{axis}")
             names = _names(self.table.record.slots[single]) if single in self.table.record.slots else [single]
-            present = [self.prefix + name for name in names if self.prefix + name in self.state]
-            if single != key and present and self.prefix + key not in self.state:
-                value = self.state[present[0]]
-                for name in present:
+            in_state = [self.prefix + name for name in names if self.prefix + name in self.state]
+            if single != key and in_state and self.prefix + key not in self.state:
+                value = self.state[in_state[0]]
+                for name in in_state:
                     del self.state[name]
                 fits = value.shape == current.shape[1:]
                 self.state[self.prefix + key] = value.expand(current.shape).clone() if fits else value
 
     # ---- a state of the plain model
     def _plain(self) -> None:
-        """Let the plain class read its state, with its hooks and versions; every voter gets what it read, and what wrapping adds stays."""
+        """Load a state of the plain model through the plain class, with its hooks and versions, then expand the result to all voters."""
         plain: Any = OrderedDict()
         for key in self._own(self.state):
             if MARK not in key:
                 plain[key[len(self.prefix) :]] = self.state.pop(key)
         if not self.prefix and hasattr(self.state, "_metadata"):
-            plain._metadata = copy.deepcopy(self.state._metadata)  # an assigning load leaves its mark in it
+            plain._metadata = copy.deepcopy(self.state._metadata)  # copied, since a load with assign=True modifies it
         trial = extract(self.build(), self.table, {}, independent=False)
         self.hint = _hint(plain, trial) or self.hint
         complete(plain, trial)
         missing, unexpected, errors = [], [], []
         try:
-            # assigned, not copied: the tensors here may be those of the wrapped object
+            # assigned, not copied, since the clone may share tensors with the wrapped object
             missing, unexpected = nn.Module.load_state_dict(trial, plain, strict=False, assign=True)
         except RuntimeError as error:
             errors.append(str(error).partition("\n\t")[2] or str(error))
@@ -316,7 +319,7 @@ class Loading:
             self.state.setdefault(self.prefix + key, value)
 
     def _spread(self, values: dict[str, Any]) -> dict[str, Any]:
-        """A plain model's tensors by the keys of the wrapped one, for every branch that has them of its own."""
+        """Convert tensors of the plain model to keys and shapes of the wrapped one, expanded to all members."""
         record = self.table.record
         slots = {name: slot.name for slot in record.slots.values() for name in _names(slot)}
         aliases = _aliases(self.wrapped)
@@ -336,12 +339,12 @@ class Loading:
 
     # ---- what belongs to no single layer
     def _extras(self, notes: dict[str, Any], new: dict[str, Any], partial: bool) -> None:
-        """Units, and what methods have learned, travel with the weights that they were made with.
+        """Load the scaling, the cross-fitting weights and what methods have learned; what a complete state lacks is removed.
 
         Args:
-            notes: what methods have noted, by "name@method".
-            new: the new values of the state by key.
-            partial: whether the state lacks weights.
+            notes: notes of methods by "name@method".
+            new: key -> new value of the state.
+            partial: whether weights are missing in the state.
         """
         stem = f"{self.prefix}{EXTRAS}."
         stored = {key[len(stem) :]: value for key, value in self.state.items() if key.startswith(stem)}
@@ -358,11 +361,13 @@ class Loading:
         elif not partial:
             seat(self.wrapped, None)
         for method in self.table.record.methods:
-            noted = {key.partition(MARK)[0]: value for key, value in notes.items() if key.endswith(MARK + method.name)}
-            method.recall(self.wrapped, noted, stored, functools.partial(self._moved, new))
+            method_notes = {
+                key.partition(MARK)[0]: value for key, value in notes.items() if key.endswith(MARK + method.name)
+            }
+            method.recall(self.wrapped, method_notes, stored, functools.partial(self._moved, new))
 
     def _moved(self, new: dict[str, Any]) -> bool:
-        """Whether a state changes the weights, whose signature is then another."""
+        """Return whether the state changes any weights."""
         for key, old in self._current().items():
             value = new.get(key)
             if EXTRAS in key or not isinstance(value, Tensor) or old.is_meta:
@@ -376,12 +381,12 @@ def _names(slot: Slot) -> list[str]:
     return [f"{path}.{attribute}" if path else attribute for path, attribute in slot.owners]
 
 
-def _named(settings: dict[str, Any]) -> str:
+def _format_settings(settings: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "no settings"
 
 
 def _aliases(module: nn.Module) -> dict[int, list[str]]:
-    """The keys of every tensor in a state_dict, by its id: several for tied ones, and for those of a module with several names."""
+    """Return id of a tensor -> its keys in the state_dict: several for tied tensors, and for modules with several names."""
     keys: dict[int, list[str]] = {}
     for key, tensor in nn.Module.state_dict(module, keep_vars=True).items():
         keys.setdefault(id(tensor), []).append(key)
@@ -389,23 +394,23 @@ def _aliases(module: nn.Module) -> dict[int, list[str]]:
 
 
 def complete(state: dict[str, Any], module: nn.Module, prefix: str = "") -> None:
-    """Give tied tensors that were stored once, as safetensors files do, all their names."""
+    """Add all names of tied tensors that were stored once, as in safetensors files."""
     for keys in _aliases(module).values():
-        present = [prefix + key for key in keys if prefix + key in state]
-        for key in keys if present else ():
-            state.setdefault(prefix + key, state[present[0]])
+        in_state = [prefix + key for key in keys if prefix + key in state]
+        for key in keys if in_state else ():
+            state.setdefault(prefix + key, state[in_state[0]])
 
 
 def _hint(entries: dict[str, Any], model: nn.Module) -> str:
-    """What to do about a state none of whose names fits."""
+    """Return advice for a state in which no name matches; "" otherwise."""
     names = set(nn.Module.state_dict(model))
     if not entries or names & entries.keys():
         return ""
     inner = [key for key, value in entries.items() if isinstance(value, dict)]
     if inner:
-        return f"The state is that of a training, with parts of its own: load the one of the weights, such as state[{inner[0]!r}]."
+        return f"The state is a training checkpoint with several parts: load the one with the weights, such as state[{inner[0]!r}]."
     for key in entries:
         prefix = next((key[: -len(name)] for name in names if key.endswith(f".{name}")), "")
         if prefix and all(other.startswith(prefix) for other in entries):
-            return f"All its names begin with {prefix!r}: load {{name.removeprefix({prefix!r}): value for name, value in state.items()}}."
+            return f"All names begin with {prefix!r}: load {{name.removeprefix({prefix!r}): value for name, value in state.items()}}."
     return ""

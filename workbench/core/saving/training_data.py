@@ -1,4 +1,4 @@
-"""What is known about the rows that a wrapped model was trained on, for its files and its model card."""
+"""Facts about the training data of a wrapped model, for its files and its model card."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 Facts = dict[str, Any]
-SHOWN = 12  # columns that a card names
+MAX_COLUMNS = 12  # number of columns listed in a card
 UNKNOWN = "not recorded"
 
 
 def facts_of(data: Any) -> Facts:
-    """What rows say of themselves, without being read; what they do not say is left out.
+    """Collect facts about rows without reading them; unknown facts are left out.
 
     Args:
-        data: a Dataset, also one of the package datasets, a DataLoader that goes through one, or a dict of columns.
+        data: a torch or Hugging Face dataset, a DataLoader over the whole of one, or a dict of columns.
 
     Returns:
-        By what it is: "name", "rows", "columns", "checksum".
+        Dict with any of the keys "name", "rows", "columns", "checksum".
     """
     if isinstance(data, DataLoader):
-        whole = type(data.sampler) in (SequentialSampler, RandomSampler) and type(data.batch_sampler) is BatchSampler
-        return facts_of(data.dataset) if whole else {}
+        is_complete = (
+            type(data.sampler) in (SequentialSampler, RandomSampler) and type(data.batch_sampler) is BatchSampler
+        )
+        return facts_of(data.dataset) if is_complete else {}
     columns = list(data) if isinstance(data, Mapping) else getattr(data, "column_names", None)
     fingerprint = getattr(data, "_fingerprint", None)
     facts = {
@@ -33,30 +35,30 @@ def facts_of(data: Any) -> Facts:
         "columns": [*map(str, columns)] if isinstance(columns, list | tuple) else None,
         "checksum": f"fingerprint {fingerprint}" if isinstance(fingerprint, str) else None,
     }
-    return {what: fact for what, fact in facts.items() if fact is not None}
+    return {key: fact for key, fact in facts.items() if fact is not None}
 
 
 def note_training(wrapped: Any, facts: Facts, by: str) -> None:
-    """Remember a training; one more by the same on the same rows takes the place of the last.
+    """Record a training; a repeated training on the same rows replaces the last record.
 
     Args:
         wrapped: the wrapped model.
-        facts: of the rows, as of `facts_of`.
-        by: what trained it.
+        facts: facts about the rows, as from `facts_of`.
+        by: name of what trained the model.
     """
     record, training = wrapped._workbench, {**facts, "by": by}
     *earlier, last = record.trainings or ({},)
-    repeated = {what: fact for what, fact in last.items() if what != "date"} == training
+    repeated = {key: fact for key, fact in last.items() if key != "date"} == training
     date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
     record.trainings = (*(earlier if repeated else record.trainings), {**training, "date": date})
 
 
 def note_trainer(wrapped: Any, frame: Any) -> None:
-    """Remember the training by the Trainer of transformers that saves a model, which tells the model nothing of its rows.
+    """Record the training by a transformers Trainer that saves a model; the rows are found through the Trainer in the calling frame.
 
     Args:
         wrapped: the wrapped model.
-        frame: what calls `save_pretrained`.
+        frame: stack frame of the caller of `save_pretrained`.
     """
     trainer: Any = frame.f_locals.get("self")
     if any(cls.__module__ == "transformers.trainer" for cls in type(trainer).__mro__) and trainer.state.global_step:
@@ -64,10 +66,10 @@ def note_trainer(wrapped: Any, frame: Any) -> None:
 
 
 def card_section(record: Any) -> str:
-    """What a model card says about the data.
+    """Return the section of a model card about the data.
 
     Args:
-        record: of the wrapped model.
+        record: record of the wrapped model.
     """
     lines = [] if record.data is None else [record.data, ""]
     if record.trainings:
@@ -80,12 +82,12 @@ def card_section(record: Any) -> str:
 
 def _cells(training: Facts) -> list[str]:
     columns, rows = training.get("columns", [UNKNOWN]), training.get("rows", UNKNOWN)
-    more = [f"and {len(columns) - SHOWN} more"] if len(columns) > SHOWN else []
+    more = [f"and {len(columns) - MAX_COLUMNS} more"] if len(columns) > MAX_COLUMNS else []
     held_out = f", and {training['validation rows']} to validate on" if "validation rows" in training else ""
     cells = [
         training.get("name", UNKNOWN),
         f"{rows}{held_out}",
-        ", ".join([*columns[:SHOWN], *more]),
+        ", ".join([*columns[:MAX_COLUMNS], *more]),
         training.get("checksum", UNKNOWN),
         f"{training['by']}, {training['date']}",
     ]

@@ -1,4 +1,4 @@
-"""Wrappers as JSON texts, for the files of wrapped models: what made a model, and the same wrappers out of it."""
+"""Conversion of wrappers to and from JSON values, for saved files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..outputs.options import from_json, to_json
 from ..registry import wrapper_class, wrapper_names
 from ..settings import settings_of
 
-OPTIONS = ("output", "state", "strategy", "purity", "chunk")  # settings that all wrappers of a model share
-LARGEST = 2**16  # of a whole number among the settings that is no size of a tensor in the file
+OPTIONS = ("output", "state", "strategy", "purity", "chunk")  # options common to all wrappers of a model
+LARGEST = 2**16  # maximum of integer settings that are not a size of any tensor in the file
 
 
 def import_path(cls: type) -> str:
@@ -36,16 +36,16 @@ def described(part: Any) -> dict[str, Any]:
 
 
 def recall_data(record: Any, part: dict[str, Any]) -> None:
-    """Let a wrapped model know what `described` says of the data; files of earlier versions say the number of rows alone."""
+    """Restore what `described` says about the training data; files of earlier versions only contain the number of rows."""
     record.rows, record.data, record.trainings = part["rows"], part.get("data"), tuple(part.get("trainings", ()))
 
 
 def _arguments(wrapped: Any, method: Method) -> dict[str, Any]:
-    """The arguments of the wrapper that made a method; of what is not known by name the import path, for the message only."""
-    named = method.name in wrapper_names() and type(method.wrapper) is wrapper_class(method.name)
-    if not named or type(method) not in map(type, method.wrapper.make()):
+    """Return the arguments of the wrapper of a method; for unregistered classes only the import path, for error messages."""
+    is_registered = method.name in wrapper_names() and type(method.wrapper) is wrapper_class(method.name)
+    if not is_registered or type(method) not in map(type, method.wrapper.make()):
         return {"foreign": import_path(type(method))}
-    classes = {known.name: known.classes for known in settings_of(type(method.wrapper))}
+    classes = {setting.name: setting.classes for setting in settings_of(type(method.wrapper))}
     arguments: dict[str, Any] = {}
     for name, value in method.arguments(wrapped).items():
         if type(value) in classes[name]:
@@ -61,7 +61,7 @@ def _arguments(wrapped: Any, method: Method) -> dict[str, Any]:
 
 
 def _number(option: Any) -> Any:
-    """An option as JSON: a number that is learned with its value now; generators are not kept."""
+    """Convert an option of a class to a JSON value; parameters are saved with their current value, generators are not saved."""
     if isinstance(option, nn.Parameter):
         return {"learned": option.item()}
     if isinstance(option, Tensor):
@@ -70,7 +70,7 @@ def _number(option: Any) -> Any:
 
 
 def unknown_methods(part: dict[str, Any]) -> list[str]:
-    """What a part was wrapped with that is none of ours and not registered, and that code is never imported for."""
+    """Return the wrappers of a part that are neither built in nor registered, so that they cannot be built from a file."""
     return [
         method.get("foreign", name)
         for name, method in part["methods"].items()
@@ -79,15 +79,15 @@ def unknown_methods(part: dict[str, Any]) -> list[str]:
 
 
 def built(name: str, arguments: dict[str, Any], sizes: set[int]) -> Any:
-    """The wrapper of a name with the arguments that a file has.
+    """Build a wrapper from the arguments in a file.
 
     Args:
-        name: of a registered wrapper.
-        arguments: by name.
-        sizes: of the tensors in the file: no larger whole number is taken from a text that may be damaged.
+        name: name of a registered wrapper.
+        arguments: argument name -> JSON value.
+        sizes: sizes of tensors in the file; other integers above `LARGEST` are refused, since the settings may be damaged.
 
     Raises:
-        ValueError: if it does not take them.
+        ValueError: if the wrapper does not accept the arguments.
     """
     wrapper = wrapper_class(name)
     known = {setting.name: setting for setting in settings_of(wrapper)}
@@ -112,7 +112,7 @@ def built(name: str, arguments: dict[str, Any], sizes: set[int]) -> Any:
 
 
 def options_of(part: dict[str, Any]) -> dict[str, Any]:
-    """What all wrappers of a part share, as `with_options` takes it."""
+    """Return the options common to all wrappers of a part, as arguments of `with_options`."""
     return {name: part[name] for name in OPTIONS if name in part} | {"output": from_json(part["output"])}
 
 
