@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.data import Data
-from workbench.models import NumericColumns, tabular
+from workbench.models import NumericColumns, PiecewiseLinear, tables, tabular
 from workbench.models import embedding_choice as choice
 
 
@@ -55,6 +55,74 @@ def test_targets_with_steps_want_bins_and_smooth_ones_do_not(target: Callable[[T
     )
     assert [tuple(p.shape) for p in model.parameters()] == [tuple(p.shape) for p in named.parameters()]
     assert all(map(torch.equal, model.parameters(), named.parameters()))  # the choice draws nothing
+
+
+@pytest.mark.parametrize(
+    ("target", "bins"),
+    [
+        (
+            lambda x: x[:, :1] - x[:, 1:2] + 0.3 * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(1)),
+            False,
+        ),
+        (lambda x: (3 * x[:, :1]).round() % 2 - 2 * (x[:, 1:2] > 1).float(), True),
+        (lambda x: (3 * x[:, 0]).round().long() % 2, True),
+    ],
+    ids=["smooth", "steps", "classes by steps"],
+)
+def test_on_large_tables_short_trainings_choose(
+    target: Callable[[Tensor], Tensor], bins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MIN_TRAINED_ROWS", 1000)
+    monkeypatch.setattr(tables, "helps", None)
+    x = rows(1200)
+    data, before = Data.from_arrays(x, target(x), test=[0]), torch.get_rng_state()
+    model = tabular(data, width=16)
+    after = torch.get_rng_state()
+    embedding = next((module for module in model if isinstance(module, NumericColumns)), None)
+    assert (embedding is not None) == bins
+    torch.set_rng_state(before)
+    if embedding is None:
+        named = tabular(data, embedding="none", width=16)
+    else:
+        inside = embedding.embedding
+        dim = 0 if isinstance(inside, PiecewiseLinear) else 12
+        n_bins = (inside if isinstance(inside, PiecewiseLinear) else inside[0]).start.shape[1]
+        named = tabular(data, embedding="piecewise", bins=n_bins, embedding_dim=dim, width=16)
+    assert all(map(torch.equal, model.parameters(), named.parameters()))  # the choice draws nothing
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_settings_that_are_given_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(tables, "MIN_TRAINED_ROWS", 50)
+    monkeypatch.setattr(
+        tables, "best_trained", lambda candidates, build, data: asked.extend(candidates) or candidates[-1]
+    )
+    x = rows(80)
+    data = Data.from_arrays(x, x[:, :1], test=[0])
+    tabular(data, width=4)
+    assert asked == [("none", 0, 0), ("piecewise", 16, 0), ("piecewise", 48, 0), ("piecewise", 48, 12)]
+    asked.clear()
+    tabular(data, width=4, bins=5)
+    assert asked == [("none", 0, 0), ("piecewise", 5, 0), ("piecewise", 5, 12)]
+    asked.clear()
+    tabular(data, width=4, bins=5, embedding_dim=3)
+    assert asked == [("none", 0, 0), ("piecewise", 5, 3)]
+
+
+def test_rows_without_a_class_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = rows(100)
+    y = (x[:, 0] > 0).long()
+    y[::2] = -100
+    seen: list[tuple[Tensor, Tensor]] = []
+    fit = choice.fit
+    monkeypatch.setattr(
+        choice, "fit", lambda wrapped, pair, **options: seen.append(pair) or fit(wrapped, pair, **options)
+    )
+    data = Data.from_arrays(x, y, test=[0])
+    choice.best_trained([(4,)], lambda width: nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2)), data)
+    assert sorted(seen[0][0][:, 0].tolist()) == sorted(x[1::2, 0].tolist())
+    assert torch.equal(seen[0][1], (seen[0][0][:, 0] > 0).long())
 
 
 def test_rows_that_are_there_twice_do_not_choose() -> None:

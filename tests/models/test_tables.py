@@ -40,6 +40,8 @@ def by_hand(model: nn.Sequential, data: Data, x: Tensor, bins: int) -> np.ndarra
     """What enters the first linear layer, by numpy from the training rows."""
     seen, z = data.train.x.double().numpy(), x.double().numpy()
     mean, scale = seen.mean(0), np.where(seen.std(0) > 0, seen.std(0), 1.0)
+    for column in (c for c in range(seen.shape[1]) if len(np.unique(seen[:, c])) == 2):
+        mean[column], scale[column] = seen[:, column].min(), np.ptp(seen[:, column])
     seen, z = (seen - mean) / scale, (z - mean) / scale
     columns = [column for column in range(z.shape[1]) if len(np.unique(seen[:, column])) > 2]
     parts = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor, nn
 
-from workbench.models.embedding_choice import chosen_rows, helps
+from workbench.models.embedding_choice import MIN_TRAINED_ROWS, best_trained, chosen_rows, helps
 from workbench.models.embeddings import (
     ColumnLinear,
     NumericColumns,
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Embedding = Literal["auto", "piecewise", "periodic", "none"]
 Activation = Literal["silu", "relu"]
+BINS = 16
+BINS_AND_DIMS = ((BINS, 0), (48, 0), (48, 12))  # that "auto" tries on large tables
 ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "relu": nn.ReLU}
 
 
@@ -31,9 +33,9 @@ def tabular(
     data: Data,
     *,
     embedding: Embedding = "auto",
-    bins: int = 16,
+    bins: int | None = None,
     frequencies: int = 6,
-    embedding_dim: int = 0,
+    embedding_dim: int | None = None,
     width: int = 100,
     depth: int = 2,
     activation: Activation = "silu",
@@ -42,9 +44,9 @@ def tabular(
     """An MLP on embedded columns, the network of TabM (Gorishniy et al. 2025) without its ensemble, which a wrapper makes.
 
     Inputs are in the units of the table: the first layer standardises them, and `workbench.fit` then does not. Each number is handed on
-    beside an embedding of its column (Gorishniy et al. 2022). Columns with at most two different numbers, such as those that
-    `Data.from_dataframe` makes of categories and of what is missing, go without one. Means, scales and bins are counted on the training rows
-    of `data`, never on its test rows; rows that `fit` holds out of them for validation are counted, their inputs and, where "auto" chooses,
+    beside an embedding of its column (Gorishniy et al. 2022). Columns of two different numbers, such as those that `Data.from_dataframe` makes
+    of categories and of what is missing, become 0 and 1 and have no embedding. Means, scales and bins are counted on the training rows of
+    `data`, never on its test rows; rows that `fit` holds out of them for validation are counted, their inputs and, where "auto" chooses,
     their targets. For another split of the data make another model, as `experiments.grid("tabular", ...)` does: the test rows of one split
     are training rows of the next.
 
@@ -55,12 +57,15 @@ def tabular(
     Args:
         data: whose inputs [n, features] and targets it is for; regression of one or more columns, classes, several labels.
         embedding: "piecewise", how far a number has come through each of its column's bins (`PiecewiseLinear`); "periodic", sines and cosines
-            of it (`Periodic`); "none"; "auto", piecewise or none, whichever lets kernel ridge regression tell the targets of training rows
-            that are left out with the smaller error (of at most 800 rows, which takes about a second). Steps in what is to be learned
-            want bins, which a smooth target is harder to learn with.
-        bins: of a column at most, with about as many training rows in each; a column of fewer different numbers has fewer.
-        frequencies: of a column, each with a sine and a cosine.
-        embedding_dim: with a number, a linear layer and a ReLU of each column's own make so many numbers of its embedding; 0 leaves it as it is.
+            of it (`Periodic`); "none"; "auto", piecewise or none. Fewer than 4,000 training rows are judged by the leave-one-out error of
+            kernel ridge regression on at most 800 of them, within about a second; more by the validation loss of networks trained for 30
+            to 100 epochs on at most 20,000 of them, within about half a minute. Steps in the target favour bins, with which a smooth target
+            is harder to learn.
+        bins: maximal number per column, with about as many training rows in each; a column of fewer distinct numbers has fewer. None: 16;
+            with "auto" on 4,000 training rows or more 16 or 48, whichever validates better.
+        frequencies: number per column, each with a sine and a cosine.
+        embedding_dim: size of the embedding of a column after a linear layer of its own and a ReLU; 0 leaves the embedding as it is. None: 0;
+            with "auto" on 4,000 training rows or more 0, or 12 after 48 bins, whichever validates better.
         width: units of each hidden layer.
         depth: number of hidden layers.
         activation: of the hidden layers, "silu" (Hendrycks & Gimpel 2016), which is smooth, or "relu".
@@ -86,9 +91,9 @@ def tabular(
     if embedding not in get_args(Embedding):
         raise ValueError(f"embedding must be one of {', '.join(map(repr, get_args(Embedding)))}; found {embedding!r}")
     for name, value, least in (
-        ("bins", bins, 1),
+        ("bins", BINS if bins is None else bins, 1),
         ("frequencies", frequencies, 1),
-        ("embedding_dim", embedding_dim, 0),
+        ("embedding_dim", embedding_dim or 0, 0),
         ("width", width, 1),
         ("depth", depth, 0),
     ):
@@ -99,28 +104,44 @@ def tabular(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}; found {activation!r}")
     x, n_outputs = _table(data)
-    standardization = Standardization(*moments(x))
-    layers: list[nn.Module] = [standardization]
+    standardization = Standardization(*_moments(x))
     standard = standardization(x.to(standardization.mean.dtype))
     numeric = [number for number, column in enumerate(standard.T) if len(column.unique()) > 2]
-    inputs = x.shape[1]
-    if numeric and embedding != "none":
-        embedded: nn.Module
-        if embedding == "periodic":
-            embedded, numbers = Periodic(len(numeric), frequencies), 2 * frequencies
-        else:
-            embedded = PiecewiseLinear([quantile_edges(standard[:, number], bins) for number in numeric])
-            numbers = embedded.start.shape[1]
-        if embedding != "auto" or _bins_help(NumericColumns(numeric, embedded), standard, data):
+
+    def build(embedding: Embedding, bins: int, embedding_dim: int) -> nn.Sequential:
+        layers: list[nn.Module] = [standardization]
+        inputs = x.shape[1]
+        if embedding != "none" and numeric:
+            embedded: nn.Module
+            if embedding == "periodic":
+                embedded, numbers = Periodic(len(numeric), frequencies), 2 * frequencies
+            else:
+                embedded = PiecewiseLinear([quantile_edges(standard[:, number], bins) for number in numeric])
+                numbers = embedded.start.shape[1]
             if embedding_dim:
                 embedded = nn.Sequential(embedded, ColumnLinear(len(numeric), numbers, embedding_dim), nn.ReLU())
                 numbers = embedding_dim
             layers.append(NumericColumns(numeric, embedded))
             inputs += len(numeric) * numbers
-    sizes = [inputs, *[width] * depth]
-    for before, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(before, after), ACTIVATIONS[activation](), *([nn.Dropout(dropout)] if dropout else [])]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
+        sizes = [inputs, *[width] * depth]
+        for before, after in itertools.pairwise(sizes):
+            layers += [nn.Linear(before, after), ACTIVATIONS[activation](), *([nn.Dropout(dropout)] if dropout else [])]
+        return nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
+
+    if embedding == "auto" and numeric and len(x) >= MIN_TRAINED_ROWS:
+        embedded_as = {(bins or n, dim if embedding_dim is None else embedding_dim) for n, dim in BINS_AND_DIMS}
+        candidates: list[tuple[Embedding, int, int]] = [
+            ("none", 0, 0),
+            *(("piecewise", *each) for each in sorted(embedded_as)),
+        ]
+        return build(*best_trained(candidates, build, data))
+    bins, embedding_dim = BINS if bins is None else bins, embedding_dim or 0
+    if embedding == "auto" and numeric:
+        edges = [quantile_edges(standard[:, number], bins) for number in numeric]
+        some = chosen_rows(standard)
+        embedded = NumericColumns(numeric, PiecewiseLinear(edges))(standard[some])
+        embedding = "piecewise" if helps(standard[some], embedded, data.train.load().y[some]) else "none"
+    return build(embedding, bins, embedding_dim)
 
 
 def is_table(data: Data) -> bool:
@@ -138,11 +159,12 @@ def is_table(data: Data) -> bool:
     return row.x.ndim == 2 and row.x.shape[1] > 0 and row.x.is_floating_point() and row.y.ndim <= answers
 
 
-def _bins_help(embedding: NumericColumns, standard: Tensor, data: Data) -> bool:
-    """What "auto" decides."""
-    rows = chosen_rows(standard)
-    some = standard[rows]
-    return helps(some, embedding(some), data.train.load().y[rows])
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and scale of each column; two different numbers become 0 and 1, since the standard deviation of a rare category is small."""
+    mean, scale = moments(x)
+    least, greatest = x.aminmax(dim=0)
+    is_binary = ((x == least) | (x == greatest)).all(0) & (least < greatest)
+    return mean.where(~is_binary, least), scale.where(~is_binary, greatest - least)
 
 
 def _table(data: Data) -> tuple[Tensor, int]:
