@@ -33,9 +33,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
         steps.append(self)
 
     monkeypatch.setattr(TracedStep, "__init__", noted)
-    monkeypatch.setattr(traced_step, "LEAST_STEPS", 2)
+    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
     monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
-    monkeypatch.setattr(traced_step, "LEAST_LONG", 2)
+    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
     return steps
 
 
@@ -398,10 +398,10 @@ def test_short_trainings_make_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         return taken is not None
 
     assert not is_taken(50)
-    assert is_taken(traced_step.LEAST_STEPS)
-    monkeypatch.setattr(traced_step, "LONGEST", 0.0)  # now all steps are long
-    assert not is_taken(traced_step.LEAST_STEPS)
-    assert is_taken(traced_step.LEAST_LONG)
+    assert is_taken(traced_step.MIN_STEPS)
+    monkeypatch.setattr(traced_step, "LONG_STEP", 0.0)  # now all steps are long
+    assert not is_taken(traced_step.MIN_STEPS)
+    assert is_taken(traced_step.MIN_LONG_STEPS)
 
 
 def test_without_what_torch_keeps_for_itself(made: list[TracedStep], monkeypatch: pytest.MonkeyPatch) -> None:

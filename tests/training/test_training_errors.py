@@ -36,7 +36,7 @@ def test_a_nan_loss_names_epoch_and_step_and_keeps_the_best_weights() -> None:
 
     wrapped = plain()
     start = weights(wrapped)
-    with pytest.raises(FloatingPointError, match=r"epoch 1, step 1 .*weights it had before"):
+    with pytest.raises(FloatingPointError, match=r"epoch 1, step 1 .*weights from before the training"):
         quiet(wrapped, (x, y), epochs=9, criterion=Breaks(1))
     assert same(weights(wrapped), start)
     assert wrapped.scaling is None

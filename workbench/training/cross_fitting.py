@@ -155,7 +155,7 @@ class CrossFit:
                 mean = total.item() / self.per_epoch / len(self.train)
                 if not math.isfinite(mean):
                     raise FloatingPointError(
-                        f"the loss is {mean} in epoch {epoch}: try a smaller lr and standardize=True. The model has the weights it had before"
+                        f"the loss is {mean} in epoch {epoch}: try a smaller lr or standardize=True. The model has the weights from before the training"
                     )
                 self.records.append((epoch, mean, math.nan, self._present_lr(), time.perf_counter() - start))
                 if self.checkpoint is not None:
