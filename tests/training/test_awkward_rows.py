@@ -103,7 +103,7 @@ def test_a_class_without_a_score_in_a_later_batch_is_named() -> None:
 @pytest.mark.parametrize(
     ("y", "outputs", "says"),
     [
-        (F.one_hot(LABELS), 2, r"of one 1 a row make class numbers, y\.argmax\(1\)"),
+        (F.one_hot(LABELS), 2, r"convert one-hot rows to class numbers, y\.argmax\(1\)"),
         (LABELS + 1, 2, r"0 to 1; .*torch\.unique\(y, return_inverse=True\)\[1\] numbers the classes from 0"),
         (2 * LABELS - 1, 2, r"go from -1 to 1, .*torch\.unique\(y, return_inverse=True\)"),
         (3 * LABELS, 1, r"for values rather than classes give y as float \[n, 1\]"),

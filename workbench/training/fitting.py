@@ -131,10 +131,10 @@ def fit(
             predictions and risks are in original units in any case. Tables get one mean and scale per column, images one
             for all pixels. With several inputs, each floating-point one is standardized separately, except masks (at most two distinct
             values, or infinite ones). Integers are not standardized, but bytes (uint8) that the model does not accept are
-            scaled, and booleans are converted to 0 and 1. None: inputs are standardized, and float targets unless a custom criterion is given (other
-            than mean squared or mean absolute error, standardization could change what it measures). Counts and positive values under a class
-            of torch.distributions keep their units; instead, the bias of the last layer is shifted so that predictions start at the mean and
-            variance of the targets, if they are off by more than a factor of e. A model that already has a
+            scaled, and booleans are converted to 0 and 1. None: inputs are standardized, and float targets unless a custom criterion is given
+            (other than mean squared or mean absolute error, standardization could change what it measures). Counts and positive values under a
+            class of torch.distributions keep their units; instead, the bias of the last layer is shifted so that predictions start at the mean
+            and variance of the targets, if they are off by more than a factor of e. A model that already has a
             standardization keeps it, and one whose prediction is frozen gets none. The inputs of a model with a module whose
             `standardizes_inputs` is True, such as those of `workbench.models.tabular`, are left as they are. Pass False for a model that
             was trained elsewhere in original units.
@@ -148,14 +148,14 @@ def fit(
             compared, not their contents.
         callback: callback(progress), called after each step and each epoch with a `Progress`. If it returns something true, the training
             ends there, as with Ctrl-C but without a warning. It may predict with the model; it does not change the training.
-        strategy: None, "eager" or "ddp". "ddp" trains one model in all processes started by torchrun (`torchrun --nproc-per-node=4 train.py`), or
-            of the current torch.distributed process group. Every process is given the same model, rows and settings, and takes its share of each
-            batch (batch_size counts all of them); gradients are averaged, and the result is the same in every process. With device="auto" each
-            process has its own GPU. Only the first process calls the callback and shows the bar. With None, long trainings of small models on
-            the CPU replay their steps from a graph of all branches, wherever this is certain to give bitwise equal numbers; "eager" never
+        strategy: None, "eager" or "ddp". "ddp" trains one model in all processes started by torchrun (`torchrun --nproc-per-node=4 train.py`),
+            or of the current torch.distributed process group. Every process is given the same model, rows and settings, and takes its share of
+            each batch (batch_size counts all of them); gradients are averaged, and the result is the same in every process. With device="auto"
+            each process has its own GPU. Only the first process calls the callback and shows the bar. With None, long trainings of small models
+            on the CPU replay their steps from a graph of all branches, wherever this is certain to give bitwise equal numbers; "eager" never
             records such a graph.
-        augment: augment(x, y, generator) -> (x, y), or a sequence of such functions applied in order: changes the rows of each training batch, in
-            original units, so that an image and its map are transformed together; see `workbench.training.RandomFlip` and `RandomCrop`. All
+        augment: augment(x, y, generator) -> (x, y), or a sequence of such functions applied in order: changes the rows of each training batch,
+            in original units, so that an image and its map are transformed together; see `workbench.training.RandomFlip` and `RandomCrop`. All
             draws are determined by the seed, both those of the generator (on the CPU) and those of torch. Validation rows, and the rows from
             which a method is fitted in closed form, are not changed.
         class_weight: weights of the classes in the default criterion: one per class [classes] (for `Binary` [2] for no and yes, or
@@ -164,8 +164,8 @@ def fit(
             names of outputs to these. The predicted probabilities are then proportional to weight times frequency: they are not calibrated
             on the original rows, which a temperature cannot repair. To undo it, divide the probabilities by the weights and normalize them.
         log_to: "tensorboard" (in the folder runs), "mlflow" or "wandb", or a `workbench.trackers.Tracker`: logs the settings, the losses and
-            learning rate of each epoch, and how the training ended, to the active run, which stays open, or else to a new run, which is continued
-            when training resumes from a checkpoint. A failing tracker causes a warning only. Only the first of several processes logs.
+            learning rate of each epoch, and how the training ended, to the active run, which stays open, or else to a new run, which is
+            continued when training resumes from a checkpoint. A failing tracker causes a warning only. Only the first of several processes logs.
 
     Returns:
         The course of the training, see `History`.
