@@ -264,7 +264,7 @@ def test_another_training_forgets_what_was_decided() -> None:
 
 
 def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     x, y = plane()
     whole = wrapped(6)
     quiet(whole, (x, y), folds=3, epochs=10)

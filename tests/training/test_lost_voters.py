@@ -56,7 +56,7 @@ def test_a_lost_voter_is_told_and_gets_the_weights_of_its_own_best_epoch(parts: 
         hurt(progress)
 
     model = made(*parts)
-    with pytest.warns(WorkbenchWarning, match=r"1 of 4 voters lost .* voter 2 .* weights of epoch 1 ") as told:
+    with pytest.warns(WorkbenchWarning, match=r"1 of 4 voters diverged .* voter 2 .* weights of epoch 1 ") as told:
         history = trained(model, callback=callback)
     assert Path(told[0].filename).name == Path(__file__).name
     state = model.state_dict()
@@ -107,7 +107,7 @@ def test_noise_alone_loses_nobody() -> None:
 
 
 def test_it_is_brought_back_after_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
 
     def interrupt(progress: Progress) -> None:
         hurt(progress)
