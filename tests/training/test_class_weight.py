@@ -258,7 +258,7 @@ def test_other_weights_are_another_training_for_a_checkpoint(tmp_path: Path) -> 
     rows, path = (x_of(20, 4), drawn(20)), tmp_path / "state.pt"
     model = compose().with_options(output="logits")(linear(4, 3))
     quiet(model, rows, epochs=1, class_weight="balanced", checkpoint=path)
-    with pytest.raises(ValueError, match="class weight: .* in the file"):
+    with pytest.raises(ValueError, match=r"class weight: .* in the file"):
         quiet(model, rows, epochs=1, class_weight=WEIGHT, checkpoint=path)
 
 

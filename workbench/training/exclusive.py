@@ -36,8 +36,8 @@ def one_at_a_time(train: Callable[Concatenate[Any, P], R]) -> Callable[Concatena
                 # entries of this thread, which trains one model at a time, or of an ended thread are left over from an interrupt
                 if earlier_thread is not thread and earlier_thread.is_alive() and parameters & earlier_parameters:
                     raise RuntimeError(
-                        f"{type(wrapped).__name__} is already being trained in thread {earlier_thread.name}: wait for it to finish, or train a copy "
-                        "(copy.deepcopy) of it"
+                        f"{type(wrapped).__name__} is already being trained in thread {earlier_thread.name}: wait for it to finish, or train "
+                        "a copy of it (copy.deepcopy)"
                     )
             return train(wrapped, *args, **kwargs)
         finally:
