@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.answers import level
-from workbench.metrics._inputs import numbers, real, risks, same_shape, whole
+from workbench.metrics._inputs import check_integer, numbers, real, risks, same_shape
 
 Method = Literal["aci", "dtaci", "pid", "enbpi"]
 RATES = (0.001, 0.002, 0.004, 0.008, 0.0160, 0.032, 0.064, 0.128)  # of the experts (Gibbs & Candes 2024, section 4)
@@ -72,7 +72,7 @@ class OnlineConformal:
                 "rate must be above 0 and finite, method='dtaci' has rates of its own, and 'enbpi' has none; "
                 f"found {rate!r:.100} for {method!r}"
             )
-        whole("window", window, least=2)
+        check_integer("window", window, minimum=2)
         self.coverage, self.method, self.window = float(level("coverage", coverage)), method, window
         self.rate = {"aci": 0.005, "pid": 0.1, "enbpi": 0.0}.get(method, math.nan) if rate is None else float(rate)
         self._time = 0
@@ -206,7 +206,7 @@ class OnlineConformal:
         same_shape(prediction=prediction, target=target, **({} if risk is None else {"risk": risk}))
         if prediction.dim() < 2:
             raise ValueError(f"prediction must have shape [times, steps, ...], found {list(prediction.shape)}")
-        whole("every", every, most=prediction.shape[1])
+        check_integer("every", every, maximum=prediction.shape[1])
         earlier, later = target[:-1, every:], target[1:, : target.shape[1] - every]
         if not torch.equal(earlier.nan_to_num(), later.nan_to_num()):
             raise ValueError(
