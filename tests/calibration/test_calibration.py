@@ -214,7 +214,7 @@ def test_labels_beyond_the_classes_and_empty_rows_are_refused() -> None:
         calibrate(scores(output="logits"), (torch.zeros(2, 3), torch.tensor([0, 3])))
     with pytest.raises(ValueError, match="at least 10 held-out rows, there are 2"):  # rows without a class don't count
         calibrate(scores(output="logits"), (torch.zeros(12, 3), torch.tensor([0, 2, *[-100] * 10])))
-    with pytest.raises(ValueError, match="there is no row"):
+    with pytest.raises(ValueError, match="there are no rows"):
         calibrate(known(), (torch.zeros(0, 2), torch.zeros(0, 1)))
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1; found 0"):
         calibrate(known(), (torch.zeros(2, 2), torch.zeros(2, 1)), batch_size=0)

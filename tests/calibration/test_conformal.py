@@ -302,7 +302,7 @@ def test_what_cannot_be_answered_is_refused() -> None:
         classes.interval(logits)
     with pytest.raises(ValueError, match="needs at least 99 held-out rows, there are 30"):
         values.interval(x, 0.99)
-    with pytest.raises(NotFittedError, match="no rows were held out yet"):
+    with pytest.raises(NotFittedError, match="not fitted yet"):
         SplitConformal(known()).interval(x)
 
 
@@ -330,5 +330,5 @@ def test_risks_of_zero_and_parts_of_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the total risk is 0 in 30 of 30 held-out numbers.*score='absolute'"):
         calibrate(vote.Wrapper(1)(nn.Linear(2, 1).double()), (x, y), "conformal")
     tokens, labels = torch.randn(5, 4, 3, generator=rng()), torch.zeros(5, 4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="rows are exchangeable, not the pixels or tokens of one"):
+    with pytest.raises(ValueError, match="rows are exchangeable, but not the pixels or tokens of a row"):
         calibrate(vote.Wrapper(2, output="values")(nn.Linear(3, 3)), (tokens, labels), "conformal")

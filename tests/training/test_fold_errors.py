@@ -52,7 +52,7 @@ from workbench import fit, sculpt, snapshot, vote
             lambda: vote.Wrapper(3)(net()),
             {"lr": (0.1, 0.2), "weight_decay": (0.1, 0.2, 0.3)},
             ValueError,
-            "give as many of both",
+            "give equally many of both",
         ),
         (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2), "folds": None}, ValueError, "several settings need folds="),
     ],

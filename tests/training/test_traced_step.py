@@ -320,7 +320,7 @@ def test_a_difference_ends_tracing_and_is_told(made: list[TracedStep], monkeypat
             monkeypatch.setattr(F, "gelu", lambda *args, **kwargs: 2 * layer(*args, **kwargs))
 
     wrapped = vote.Wrapper(3)(mlp(nn.GELU()))
-    with pytest.warns(WorkbenchWarning, match="changed what its steps compute"):
+    with pytest.warns(WorkbenchWarning, match="changed what a training step computes"):
         fit(wrapped, _rows(), epochs=10, batch_size=16, progress=False, callback=change)
     assert "other numbers" in made[0].off
 

@@ -132,7 +132,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         quiet(compose()(nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))), (x, y), epochs=2, checkpoint=path)
     assert same(weights(wrapped), start)
     path.write_text("something else")
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         quiet(wrapped, (x, y), epochs=2, checkpoint=path)
     assert path.read_text() == "something else"
 
@@ -168,5 +168,5 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> 
                 quiet(wrapped, rows, epochs=2, checkpoint=path)
             assert same(weights(wrapped), before)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="no checkpoint of a training"):
+    with pytest.raises(ValueError, match="not a checkpoint of a training"):
         quiet(plain(), rows, epochs=2, checkpoint=path)
