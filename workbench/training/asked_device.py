@@ -13,7 +13,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def on_asked_device(train: Callable[P, R]) -> Callable[P, R]:
+def on_requested_device(train: Callable[P, R]) -> Callable[P, R]:
     """Train on the device in the environment variable WORKBENCH_DEVICE, unless the call names one, and move the model back.
 
     Args:

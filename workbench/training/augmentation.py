@@ -36,7 +36,7 @@ def augmentations(augment: Augmentation | Sequence[Augmentation] | None) -> tupl
     return functions
 
 
-def changed(batch: Batch, augment: Sequence[Augmentation], generator: torch.Generator) -> Batch:
+def augmented(batch: Batch, augment: Sequence[Augmentation], generator: torch.Generator) -> Batch:
     """Return a batch after all augmentations; its `source` holds the rows before them.
 
     Raises:
@@ -283,4 +283,4 @@ def _leaf_names(root: str, tree: Any) -> list[str]:
     return [f"{root}[{name!r}]" if name else root for name in names(tree)]
 
 
-__all__ = ["Augmentation", "RandomCrop", "RandomFlip", "augmentations", "changed", "image_size"]
+__all__ = ["Augmentation", "RandomCrop", "RandomFlip", "augmentations", "augmented", "image_size"]

@@ -38,7 +38,7 @@ class Checkpoint:
         self.runs: dict[str, str] = {}
         self._written = float("-inf")
 
-    def beside(self, suffix: str, **settings: str) -> Checkpoint:
+    def with_suffix(self, suffix: str, **settings: str) -> Checkpoint:
         """Return a checkpoint with other settings in a file whose name has this suffix; it shares the tracker runs."""
         other = Checkpoint(f"{self.path}{suffix}", self.settings | settings)
         other.runs = self.runs

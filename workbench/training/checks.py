@@ -88,12 +88,12 @@ def try_batch(
             loss.check_labels(prediction, targets)
         loss(prediction, y)
     elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
-        family = trained_alone(wrapped)
+        family = sole_likelihood(wrapped)
         target_shape = prediction.shape if family is None else family.target_shape(prediction.shape)
         if y.is_floating_point() or family is not None:
             # without this check, such shapes would broadcast to a loss over all pairs of rows
             broadcasts = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
-            if target_shape != y.shape and (keeps_meaning(criterion) or broadcasts or family is not None):
+            if target_shape != y.shape and (allows_standardization(criterion) or broadcasts or family is not None):
                 hint = "; give y as a column, y[:, None]" if y.dim() + 1 == prediction.dim() else ""
                 if output in ("logits", "probs"):
                     hint = f', or, for output="{output}", be class numbers, y.long()'
@@ -210,12 +210,12 @@ def _shape_of_rows(tensor: Tensor) -> str:
     return f"[{', '.join(['n', *map(str, tensor.shape[1:])])}]" if tensor.dim() else "one number"
 
 
-def trained_alone(wrapped: Wrapped) -> Parametric | None:
+def sole_likelihood(wrapped: Wrapped) -> Parametric | None:
     """Return the distribution whose likelihood is the only loss of the model if no criterion is given; None if there is none."""
     families = (method.distribution for method in wrapped._workbench.methods)
     return next((family for family in families if isinstance(family, Parametric)), None)
 
 
-def keeps_meaning(criterion: Criterion | None) -> bool:
+def allows_standardization(criterion: Criterion | None) -> bool:
     """Return whether a criterion has the same optimum for standardized targets as for targets in original units."""
     return criterion in (None, F.mse_loss, F.l1_loss) or type(criterion) in (nn.MSELoss, nn.L1Loss)

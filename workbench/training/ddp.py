@@ -69,7 +69,7 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def agree(train: Source, valid: Source | None, settings: dict[str, str], has_callback: bool) -> None:
+def check_agreement(train: Source, valid: Source | None, settings: dict[str, str], has_callback: bool) -> None:
     """Check that all processes are about to run the same training.
 
     Raises:
@@ -206,4 +206,4 @@ def _broadcast(wrapped: Any) -> None:
         tensor.copy_(first)
 
 
-__all__ = ["ParallelLoop", "agree", "join"]
+__all__ = ["ParallelLoop", "check_agreement", "join"]

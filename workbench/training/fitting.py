@@ -32,14 +32,14 @@ from workbench.data.provenance import facts
 from workbench.engine.effects.private_random import own_random
 from workbench.trackers.base import Tracker
 from workbench.trackers.delivery import tracker_of
-from workbench.training.asked_device import on_asked_device
-from workbench.training.augmentation import Augmentation, augmentations, changed
+from workbench.training.asked_device import on_requested_device
+from workbench.training.augmentation import Augmentation, augmentations, augmented
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum, describe
-from workbench.training.checks import LR, check_numbers, trained_alone, try_batch
+from workbench.training.checks import LR, check_numbers, sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
 from workbench.training.cross_fitting import CrossFit
-from workbench.training.ddp import ParallelLoop, agree, join
+from workbench.training.ddp import ParallelLoop, check_agreement, join
 from workbench.training.default_losses import Criterion, LossByMeaning, cross_entropy_of_probs, default_criterion
 from workbench.training.defaults import (
     default_batch_size,
@@ -55,10 +55,10 @@ from workbench.training.history import History
 from workbench.training.loop import Loop
 from workbench.training.lost_voters import VoterWatch
 from workbench.training.progress import Callback
-from workbench.training.standardization import choose_standardization, keeps_present, tell_of_bytes
+from workbench.training.standardization import choose_standardization, keeps_standardization, warn_about_bytes
 from workbench.training.starting_priors import settle_priors
 from workbench.training.starting_values import start_at_targets
-from workbench.training.told_units import tell_of_batch, tell_of_columns
+from workbench.training.told_units import warn_about_batch, warn_about_columns
 from workbench.training.traced_step import TracedStep
 from workbench.training.tracking import TrainingLog, logged
 from workbench.training.unshadowed import unshadowed
@@ -68,7 +68,7 @@ MEAN_CRITERIA = (None, F.mse_loss, F.l1_loss, F.cross_entropy, cross_entropy_of_
 
 
 @one_at_a_time
-@on_asked_device
+@on_requested_device
 def fit(
     wrapped: nn.Module,
     data: Any,
@@ -131,8 +131,8 @@ def fit(
             predictions and risks are in original units in any case. Tables get one mean and scale per column, images one
             for all pixels. With several inputs, each floating-point one is standardized separately, except masks (at most two distinct
             values, or infinite ones). Integers are not standardized, but bytes (uint8) that the model does not accept are
-            scaled, and booleans are converted to 0 and 1. None: inputs are standardized, and float targets unless a custom criterion is given
-            (other than mean squared or mean absolute error, standardization could change what it measures). Counts and positive values under a
+            scaled, and booleans are converted to 0 and 1. None: inputs are standardized, and float targets, unless a custom criterion is
+            given whose optimum this could change (any but mean squared and mean absolute error). Counts and positive values under a
             class of torch.distributions keep their units; instead, the bias of the last layer is shifted so that predictions start at the mean
             and variance of the targets, if they are off by more than a factor of e. A model that already has a
             standardization keeps it, and one whose prediction is frozen gets none. The inputs of a model with a module whose
@@ -199,7 +199,7 @@ def fit(
         check_numbers(length, batch_size, rate, decay, optimizer, patience, dtype)
     seed = operator.index(seed)
     tracker = None if log_to is None else tracker_of(log_to)
-    if folds is not None and (family := trained_alone(wrapped)) is not None:
+    if folds is not None and (family := sole_likelihood(wrapped)) is not None:
         raise ValueError(
             f"folds: cross-fitting rescales a standard deviation, and {family} has no such parameter; leave folds out"
         )
@@ -218,7 +218,7 @@ def fit(
         raise ValueError("patience: there are no validation rows to decide when to stop; give validation=0.1")
     data_facts = facts(data, train, valid)
     parameter = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-    keeps_scaling = keeps_present(wrapped, standardize)
+    keeps_scaling = keeps_standardization(wrapped, standardize)
     savepoint = Savepoint(wrapped)
     try:
         first_batch, trainable, converted, weighted_loss, structured = _try_first_batch(
@@ -230,7 +230,7 @@ def fit(
     scaling = choose_standardization(wrapped, train, criterion, standardize, trainable, converted)
     target, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
     if not keeps_scaling:
-        tell_of_columns(wrapped, train, dtype)
+        warn_about_columns(wrapped, train, dtype)
     size = batch_size or default_batch_size(train)
     batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
 
@@ -262,7 +262,7 @@ def fit(
             settings["folds"] = hashlib.sha256(fold_layout[0].numpy().tobytes()).hexdigest()
             settings["optimizer"] = f"StackedAdam, lr {rates}, weight decay {decays}"
         if parallel is not None:
-            agree(train, valid, settings, callback is not None)
+            check_agreement(train, valid, settings, callback is not None)
 
         initial_state = copy.deepcopy(wrapped.state_dict())
         _reset(wrapped, scaling, train, target, dtype)
@@ -297,7 +297,7 @@ def fit(
             length_file = (
                 checkpoint_file
                 if len(lengths) == 1 or checkpoint_file is None
-                else checkpoint_file.beside(f".{length}", epochs=str(length))
+                else checkpoint_file.with_suffix(f".{length}", epochs=str(length))
             )
             if log is not None:
                 log.epochs_before = sum(shorter for shorter in lengths if shorter < length)
@@ -362,7 +362,7 @@ def _default_criterion(wrapped: Wrapped, batch: Batch, structured: bool, has_fol
     """Return the default loss; None (the likelihood of the risk heads) if the family has no other loss, or with folds and risk heads."""
     if wrapped._workbench.says_distributions:
         return nll
-    if trained_alone(wrapped) is not None or (
+    if sole_likelihood(wrapped) is not None or (
         has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
     ):
         return None
@@ -400,10 +400,10 @@ def _try_first_batch(
         if augment:
             if valid is not None:  # validation rows are not augmented
                 try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
-            batch = changed(batch, augment, torch.Generator().manual_seed(seed))
+            batch = augmented(batch, augment, torch.Generator().manual_seed(seed))
         trainable, converted, prediction = try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
         if trainable and not keeps_scaling and not isinstance(train, TensorRows):
-            tell_of_batch(wrapped, batch, prediction, criterion)
+            warn_about_batch(wrapped, batch, prediction, criterion)
         weighted_loss = None
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)
@@ -451,5 +451,5 @@ def _reset(
         unshadowed(wrapped, "unscale")()
     if scaling:
         unshadowed(wrapped, "scale")(**place(scaling, device, dtype))
-        tell_of_bytes(wrapped, scaling)
+        warn_about_bytes(wrapped, scaling)
     wrapped._workbench.rows = len(train) if isinstance(train, TensorRows) else None

@@ -26,7 +26,7 @@ from workbench.engine.surroundings import Surroundings
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
 from workbench.introspect.source_lines import user_stacklevel
-from workbench.training.augmentation import Augmentation, changed
+from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import FROZEN
@@ -133,7 +133,7 @@ class Loop:
                 self._finish(restore_best=self.best_epoch > 0)
                 raise
             if self.watch is not None and self.best_epoch > 0:
-                self.lost_voters = self.watch.bring_back()
+                self.lost_voters = self.watch.restore_lost()
             self._fit_in_closed_form()
         return interrupted, stopped
 
@@ -176,7 +176,7 @@ class Loop:
                     self.best = copy.deepcopy(self.wrapped.state_dict())
                     self.best_epoch, self.best_loss = epoch, validation
                     if self.watch is not None:
-                        self.watch.choose()
+                        self.watch.mark_best()
                 self.records.append((epoch, loss, validation, self.lr, time.perf_counter() - start))
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state())
@@ -191,7 +191,7 @@ class Loop:
         for step, batch in enumerate(self.train, 1):
             self.optimizer.zero_grad()
             if self.changes is not None:
-                batch = changed(batch, self.augment, self.changes)
+                batch = augmented(batch, self.augment, self.changes)
             traced_step = None if self.traced is None else self.traced.take(batch, self._remaining())
             loss = self._loss(batch) if traced_step is None else traced_step.loss
             value = losses.add(self._mean(loss), f"epoch {epoch}, step {step}", batch)
@@ -262,13 +262,13 @@ class Loop:
         # the same draws in every epoch, so that the losses of two epochs differ only because of the weights
         with own_random(self.seed, batches.device):
             for batch in batches:
-                with nullcontext() if self.watch is None else self.watch.listening(len(batch)):
+                with nullcontext() if self.watch is None else self.watch.recording(len(batch)):
                     loss = self._mean(self._loss(batch))
                 if epoch:
                     losses.add(loss, f"the validation of epoch {epoch}", batch)
             mean = losses.mean()
         if self.watch is not None:
-            self.watch.see(epoch)
+            self.watch.update(epoch)
         if epoch and not losses.rows:
             raise ValueError("validation: there was no batch; can the loader be iterated only once?")
         return mean

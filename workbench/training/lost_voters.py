@@ -48,7 +48,7 @@ class VoterWatch:
         return None if any(method.collects for method in wrapped._workbench.methods) else cls(wrapped, vote.n_voters)
 
     @contextmanager
-    def listening(self, n_rows: int) -> Iterator[None]:
+    def recording(self, n_rows: int) -> Iterator[None]:
         """Record the losses of the voters inside of this context, which computes the validation loss of `n_rows` rows."""
         record = self.wrapped._workbench
         recorded: list[tuple[dict[str, int], Tensor]] = []
@@ -57,9 +57,9 @@ class VoterWatch:
             yield
         finally:
             record.losses = None
-        self._sums += [(mean_of_voters(*losses) * n_rows, n_rows) for losses in recorded]
+        self._sums += [(mean_per_voter(*losses) * n_rows, n_rows) for losses in recorded]
 
-    def see(self, epoch: int) -> None:
+    def update(self, epoch: int) -> None:
         """Keep the weights of the voters that improved in this epoch; epoch 0 is before the training."""
         if not self._sums:
             return
@@ -76,11 +76,11 @@ class VoterWatch:
             self.best[name][better] = tensor[better]
         self.least, self.epoch = self.latest.where(better, self.least), self.epoch.where(~better, epoch)
 
-    def choose(self) -> None:
+    def mark_best(self) -> None:
         """Note that the latest epoch is the best of all voters together."""
         self.chosen = self.latest
 
-    def bring_back(self) -> str:
+    def restore_lost(self) -> str:
         """Give lost voters the weights of their own best epoch.
 
         Returns:
@@ -127,10 +127,10 @@ class VoterWatch:
         self.best = {name: tensor.to(device) for name, tensor in self.best.items()}
 
 
-def mean_of_voters(n_models: dict[str, int], losses: Tensor) -> Tensor:
+def mean_per_voter(n_models: dict[str, int], losses: Tensor) -> Tensor:
     """Return mean losses [voters] from the losses of all models; `n_models` has the number of models along each axis, the last one fastest."""
     by_axis = losses.double().reshape(*n_models.values(), -1)
     return by_axis.movedim(list(n_models).index(VOTERS), 0).flatten(1).mean(1)
 
 
-__all__ = ["VoterWatch", "mean_of_voters"]
+__all__ = ["VoterWatch", "mean_per_voter"]

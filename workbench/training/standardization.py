@@ -13,7 +13,7 @@ from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.outputs.options import has_classes
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
-from workbench.training.checks import keeps_meaning
+from workbench.training.checks import allows_standardization
 from workbench.training.default_losses import Criterion
 from workbench.training.told_units import is_far
 from workbench.training.unshadowed import unshadowed
@@ -39,7 +39,7 @@ def choose_standardization(
         learns: whether the prediction can be trained.
         converted: inputs that are bytes or booleans but must be passed to the model as floating-point numbers.
     """
-    if keeps_present(wrapped, standardize) or (standardize is None and not (learns or converted)):
+    if keeps_standardization(wrapped, standardize) or (standardize is None and not (learns or converted)):
         return None
     if standardize and not isinstance(train, TensorRows):
         raise ValueError(
@@ -73,13 +73,13 @@ def choose_standardization(
         return values
     y = train.y  # type: ignore[union-attr]
     if standardize is None and criterion is None and not isinstance(y, Tensor):
-        _tell_of_units(wrapped, y)
+        _warn_about_units(wrapped, y)
     has_values = isinstance(y, Tensor) and y.is_floating_point() and not has_classes(wrapped._workbench.output)
     methods = wrapped._workbench.methods
     keeps_units = any(not getattr(method.distribution, "standardizable", True) for method in methods)
     if keeps_units or wrapped._workbench.says_distributions:
         return values  # counts and shares must keep their units
-    if has_values and (standardize or keeps_meaning(criterion)):
+    if has_values and (standardize or allows_standardization(criterion)):
         values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
     return values
 
@@ -99,7 +99,7 @@ def _bytes_only(wrapped: Wrapped, rows: dict[Key, Any], converted: Mapping[Key, 
     return {key: leaf for key, leaf in rows.items() if key in converted}
 
 
-def _tell_of_units(wrapped: Wrapped, targets: Any) -> None:
+def _warn_about_units(wrapped: Wrapped, targets: Any) -> None:
     """Warn once about which of several targets, none of which is standardized, are far from mean 0 and standard deviation 1."""
     for key, target in items_of(targets):
         if not (isinstance(target, Tensor) and target.is_floating_point()):
@@ -114,7 +114,7 @@ def _tell_of_units(wrapped: Wrapped, targets: Any) -> None:
             )
 
 
-def tell_of_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
+def warn_about_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
     """Warn once about how bytes are scaled before they enter the model."""
     for key, dtype in items_of(values.get("x_dtype")):
         if dtype is torch.uint8:
@@ -133,7 +133,7 @@ def tell_of_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
             )
 
 
-def keeps_present(wrapped: Wrapped, standardize: bool | None) -> bool:
+def keeps_standardization(wrapped: Wrapped, standardize: bool | None) -> bool:
     """Return whether the model keeps its current standardization."""
     return standardize is None and unshadowed(wrapped, "scaling") is not None
 

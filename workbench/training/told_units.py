@@ -13,7 +13,7 @@ from workbench.core.batches.rows import Batch, Source, TensorRows
 from workbench.core.outputs.options import has_classes
 from workbench.core.standardize import items_of
 from workbench.core.wrapped import Wrapped
-from workbench.training.checks import keeps_meaning
+from workbench.training.checks import allows_standardization
 from workbench.training.default_losses import Criterion
 
 FAR = (
@@ -26,7 +26,7 @@ def is_far(mean: Tensor, scale: Tensor) -> bool:
     return bool(mean.abs() > FAR or not (scale == 0 or 1 / FAR < scale < FAR))
 
 
-def tell_of_columns(wrapped: Wrapped, train: Source, dtype: torch.dtype) -> None:
+def warn_about_columns(wrapped: Wrapped, train: Source, dtype: torch.dtype) -> None:
     """Warn once about columns whose differences vanish in the model's dtype or next to outliers.
 
     Args:
@@ -53,7 +53,7 @@ def tell_of_columns(wrapped: Wrapped, train: Source, dtype: torch.dtype) -> None
                 )
 
 
-def tell_of_batch(wrapped: Wrapped, first: Batch, prediction: Any, criterion: Criterion | None) -> None:
+def warn_about_batch(wrapped: Wrapped, first: Batch, prediction: Any, criterion: Criterion | None) -> None:
     """Warn once that rows from a Dataset or DataLoader are not standardised, if the targets are far from the predictions.
 
     Args:
@@ -68,7 +68,7 @@ def tell_of_batch(wrapped: Wrapped, first: Batch, prediction: Any, criterion: Cr
         keeps_units
         or record.says_distributions
         or has_classes(record.output)
-        or not keeps_meaning(criterion)
+        or not allows_standardization(criterion)
         or len(first) < 2
     ):
         return
@@ -88,4 +88,4 @@ def tell_of_batch(wrapped: Wrapped, first: Batch, prediction: Any, criterion: Cr
         )
 
 
-__all__ = ["is_far", "tell_of_batch", "tell_of_columns"]
+__all__ = ["is_far", "warn_about_batch", "warn_about_columns"]
