@@ -118,7 +118,7 @@ def test_vacuitic_risk_of_positions_is_no_number_of_a_row() -> None:
         lambda: selective(model, (x, y), "vacuitic"),
         lambda: top_uncertain(model, x, 3, "vacuitic"),
     ):
-        with pytest.raises(ValueError, match=r"one number for each position.*\n?.*per='image'"):
+        with pytest.raises(ValueError, match=r"one number per position.*\n?.*per='image'"):
             refused()
     chosen = selective(model, (x, y), "vacuitic", per="position")
     with torch.no_grad():

@@ -112,5 +112,5 @@ def test_quantiles_that_say_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="Cauchy has no standard deviation"):
         calibrate(known(Cauchy), (x, y), "isotonic")(x)
     assert calibrate(known(Cauchy), (x, y), "isotonic").quantile(x, 0.5).isfinite().all()
-    with pytest.raises(ValueError, match="after QuantileRecalibration predictions follow no family"):
+    with pytest.raises(ValueError, match="after QuantileRecalibration, predictions no longer follow a family"):
         calibrate(calibrate(known(), (x, y), "isotonic"), (x, y), "variance")

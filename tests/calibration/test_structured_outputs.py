@@ -156,7 +156,7 @@ def test_a_lone_tensor_in_a_structure_needs_no_name() -> None:
     [
         (None, "found: 'hidden', 'scores'. Name it"),
         ({"hidden": "values", "scores": "values"}, "found: 'hidden', 'scores'. Name it"),
-        ({"hidden": "mean", "scores": "mean"}, "there are: none"),
+        ({"hidden": "mean", "scores": "mean"}, "found: none"),
     ],
 )
 def test_several_or_none_are_refused(output: Any, words: str) -> None:

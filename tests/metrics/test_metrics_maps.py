@@ -242,7 +242,7 @@ def test_classes_take_batches_with_void_and_without_any_label() -> None:
         (lambda: metrics.rmse(DEPTH, DISTANCE, mask=MASK.float()), ValueError, "mask must hold booleans"),
         (lambda: metrics.rmse(DEPTH, DISTANCE, mask=2 * MASK), ValueError, "mask must hold booleans"),
         (lambda: metrics.ause(RISK, DEPTH, "oracle"), ValueError, "'mean' or 'random', found 'oracle'"),
-        (lambda: metrics.winkler_score(DEPTH + 1, DEPTH, DEPTH), ValueError, "126 intervals of 126"),
+        (lambda: metrics.winkler_score(DEPTH + 1, DEPTH, DEPTH), ValueError, "126 of 126 intervals"),
     ],
 )
 def test_bad_input_says_what_was_found(call: Callable[[], Any], error: type[Exception], message: str) -> None:
