@@ -108,9 +108,8 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
         name = output_name(self.wrapped, y)
         part, adjusted = self._adjusted(pick(y, name), risks_at(risks, name))
         template = next((risks[cause] for cause in risks if not isinstance(risks[cause], Tensor)), None)
-        trees = {
-            cause: risks[cause] if cause in risks.names() else template for cause in adjusted
-        }  # `adjusted` may have a new risk
+        # `adjusted` may have a new risk
+        trees = {cause: risks[cause] if cause in risks.names() else template for cause in adjusted}
         return put(y, name, part), Risk(**{cause: put(trees[cause], name, adjusted[cause]) for cause in adjusted})
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:

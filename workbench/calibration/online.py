@@ -12,16 +12,8 @@ from workbench.calibration.answers import level
 from workbench.metrics._inputs import check_integer, numbers, real, risks, same_shape
 
 Method = Literal["aci", "dtaci", "pid", "enbpi"]
-RATES = (
-    0.001,
-    0.002,
-    0.004,
-    0.008,
-    0.0160,
-    0.032,
-    0.064,
-    0.128,
-)  # step sizes of the experts (Gibbs & Candes 2024, section 4)
+# step sizes of the experts (Gibbs & Candes 2024, section 4)
+RATES = (0.001, 0.002, 0.004, 0.008, 0.0160, 0.032, 0.064, 0.128)
 REGRET_INTERVAL = 500  # times over which the experts' regret is bounded (same section)
 SATURATION = 5.0  # of the integrator: with smaller values, fewer misses make the interval infinite
 

@@ -80,9 +80,8 @@ def coverage_by_step(
         raise TypeError(f"dim must be the dimension of the steps, a whole number, found {dim!r:.100}")
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"target has no dimension {dim} of steps, found {tuple(shape)}")
-    for _ in _pieces.value_pieces(
-        **tensors, void=void, mask=mask
-    ):  # check the input as a whole, so that errors report the full shape
+    # check the input as a whole, so that errors report the full shape
+    for _ in _pieces.value_pieces(**tensors, void=void, mask=mask):
         pass
     expected = checked_levels(levels)
     keep = valid_mask(mask, void, tensors["target"], shape)

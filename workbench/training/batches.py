@@ -84,9 +84,8 @@ class Batches:
             if not isinstance(leaf, Tensor):
                 return mapped(leaf, placed) if is_graph(leaf) else leaf
             dtype = self.dtype if leaf.is_floating_point() else leaf.dtype
-            pinned = (
-                self.device.type == "cuda" and leaf.device.type == "cpu"
-            )  # copies from unpinned memory are blocking
+            # copies from unpinned memory are blocking
+            pinned = self.device.type == "cuda" and leaf.device.type == "cpu"
             leaf = leaf.to(dtype).pin_memory() if pinned else leaf
             return leaf.to(self.device, dtype, non_blocking=pinned)
 

@@ -39,18 +39,8 @@ from workbench.training.stacked_adam import StackedAdam
 from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
 
-SNAPSHOT_SHARES = (
-    0.02,
-    0.04,
-    0.08,
-    0.15,
-    0.25,
-    0.4,
-    0.55,
-    0.7,
-    0.85,
-    1.0,
-)  # shares of all steps after which averaged weights are kept
+# shares of all steps after which averaged weights are kept
+SNAPSHOT_SHARES = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 
 
 @dataclass
@@ -381,9 +371,8 @@ class CrossFit:
         if not classes:
             variance = {"epistemic": ((y - mean).square() * share_weights).sum(0).mean(0)}
             factor = torch.tensor(decisions.factor, dtype=loc.dtype, device=loc.device).reshape(share_weights.shape)
-            if (
-                risk is not None or mean[0].numel() == 1
-            ):  # without risk heads, one factor can't be the noise of several outputs
+            # without risk heads, one factor can't be the noise of several outputs
+            if risk is not None or mean[0].numel() == 1:
                 noise = factor.expand_as(y) if risk is None else chosen(risk, decisions.scale_at) * factor
                 variance["aleatoric"] = (noise.square() * share_weights).sum(0).mean(0)
             variance["total"] = torch.stack(list(variance.values())).sum(0)
