@@ -275,7 +275,7 @@ def _tested(fitted: Any, inputs: list[Tensor], recipe: Recipe) -> tuple[Tensor, 
     fitted.wrapped.train(recipe.draws > 1)  # dropout goes on
     with torch.random.fork_rng():
         torch.manual_seed(fitted.seed)
-        said = [fitted.ask((of,), most) for _ in range(recipe.draws)]
+        said = [fitted.predict_voters((of,), most) for _ in range(recipe.draws)]
     loc = torch.stack([y for y, _ in said], 1).double().cpu()
     risk = [noise for _, noise in said if noise is not None]
     return loc, torch.stack(risk, 1).double().cpu() if risk else torch.ones_like(loc)

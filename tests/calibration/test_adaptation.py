@@ -126,5 +126,5 @@ def test_what_cannot_be_adapted_is_refused() -> None:
         adapt_batch_norm(network(), draw(9, 2, 8, 8))
     with pytest.raises(ValueError, match="prior must be 0 or more"):
         adapt_batch_norm(compose(output="logits")(network()), draw(9, 2, 8, 8), prior=-1)
-    with pytest.raises(ValueError, match="there is no row"):
+    with pytest.raises(ValueError, match="there are no rows"):
         adapt_batch_norm(compose(output="logits")(network()), draw(0, 2, 8, 8))

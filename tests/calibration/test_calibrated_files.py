@@ -133,7 +133,7 @@ def test_functions_must_be_given_again(tmp_path: Path) -> None:
             lambda wrapped: calibrate(wrapped, HELD, "variance"),
             "SplitConformal of a wrapped model, and this is a VarianceScaling",
         ),
-        (lambda wrapped: SplitConformal(wrapped, score="absolute"), "make it alike before loading"),
+        (lambda wrapped: SplitConformal(wrapped, score="absolute"), "with the same options before loading"),
         (lambda wrapped: wrapped, None),
     ],
 )

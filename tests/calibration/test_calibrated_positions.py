@@ -92,7 +92,7 @@ def test_selection_of_positions_is_that_of_a_flat_list_of_those_with_a_class(kin
     assert decision.kept.shape == y.shape
     torch.testing.assert_close(decision.risk, risk)
     assert int((decision.risk[known] <= threshold).sum()) == -(-len(chosen.risk) // 2)
-    with pytest.raises(ValueError, match="positions of one row are not"):
+    with pytest.raises(ValueError, match="positions of a row are not"):
         chosen.threshold(risk=0.9, confidence=0.9)
 
 
@@ -118,7 +118,7 @@ def test_vacuitic_risk_of_positions_is_no_number_of_a_row() -> None:
         lambda: selective(model, (x, y), "vacuitic"),
         lambda: top_uncertain(model, x, 3, "vacuitic"),
     ):
-        with pytest.raises(ValueError, match=r"one number for each position.*\n?.*per='image'"):
+        with pytest.raises(ValueError, match=r"one number per position.*\n?.*per='image'"):
             refused()
     chosen = selective(model, (x, y), "vacuitic", per="position")
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_an_error_of_ones_own_has_the_shape_of_what_is_selected() -> None:
 @KINDS
 def test_conformal_sets_of_positions_are_refused_and_rows_without_a_class_left_out(kind: str) -> None:
     x, y, _ = rows(kind)
-    with pytest.raises(ValueError, match="rows are exchangeable, not the pixels or tokens of one"):
+    with pytest.raises(ValueError, match="rows are exchangeable, but not the pixels or tokens of a row"):
         calibrate(wrapped(kind), (x, y), "conformal")
     model = vote.Wrapper(3, output="logits")(nn.Linear(2, 3)).eval()
     x, y = torch.randn(40, 2, generator=rng(5)), torch.randint(0, 3, (40,), generator=rng(6))

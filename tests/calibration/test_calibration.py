@@ -153,7 +153,7 @@ def test_it_moves_with_the_model() -> None:
 def test_models_that_are_not_wrapped_are_refused() -> None:
     with pytest.raises(TypeError, match="Linear is not wrapped; compose"):
         calibrate(nn.Linear(2, 1), (torch.zeros(3, 2), torch.zeros(3, 1)))
-    with pytest.raises(TypeError, match="found function; give what a wrapper made"):
+    with pytest.raises(TypeError, match="found function; give a model wrapped"):
         calibrate(lambda x: x, (torch.zeros(3, 2), torch.zeros(3, 1)))  # type: ignore[arg-type]
 
 
@@ -214,7 +214,7 @@ def test_labels_beyond_the_classes_and_empty_rows_are_refused() -> None:
         calibrate(scores(output="logits"), (torch.zeros(2, 3), torch.tensor([0, 3])))
     with pytest.raises(ValueError, match="at least 10 held-out rows, there are 2"):  # rows without a class don't count
         calibrate(scores(output="logits"), (torch.zeros(12, 3), torch.tensor([0, 2, *[-100] * 10])))
-    with pytest.raises(ValueError, match="there is no row"):
+    with pytest.raises(ValueError, match="there are no rows"):
         calibrate(known(), (torch.zeros(0, 2), torch.zeros(0, 1)))
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1; found 0"):
         calibrate(known(), (torch.zeros(2, 2), torch.zeros(2, 1)), batch_size=0)
@@ -238,7 +238,7 @@ def test_several_outputs_are_refused_with_a_hint() -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return self.fc(x), self.fc(-x)
 
-    with pytest.raises(TypeError, match="gives a tuple; calibration needs one tensor"):
+    with pytest.raises(TypeError, match="gives a tuple; calibration needs exactly one tensor"):
         calibrate(vote.Wrapper(2)(Two()), (torch.zeros(3, 2), torch.zeros(3, 1)))
 
 

@@ -296,13 +296,13 @@ def test_what_cannot_be_answered_is_refused() -> None:
     x, y, _, _ = regression(30)
     logits, labels = probabilities(30)
     values, classes = calibrate(known(), (x, y), "conformal"), calibrate(wide(), (logits, labels), "conformal")
-    with pytest.raises(ValueError, match=r"score='normalized' has no such answer; call interval\(x\)"):
+    with pytest.raises(ValueError, match=r"score='normalized' does not support this; call interval\(x\)"):
         values.predict_set(x)
-    with pytest.raises(ValueError, match=r"score='lac' has no such answer; call predict_set\(x\)"):
+    with pytest.raises(ValueError, match=r"score='lac' does not support this; call predict_set\(x\)"):
         classes.interval(logits)
     with pytest.raises(ValueError, match="needs at least 99 held-out rows, there are 30"):
         values.interval(x, 0.99)
-    with pytest.raises(NotFittedError, match="no rows were held out yet"):
+    with pytest.raises(NotFittedError, match="not fitted yet"):
         SplitConformal(known()).interval(x)
 
 
@@ -327,8 +327,8 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 
 def test_risks_of_zero_and_parts_of_rows_are_refused() -> None:
     x, y, _, _ = regression(30)
-    with pytest.raises(ValueError, match=r"the total risk is 0 in 30 of 30 held-out numbers.*score='absolute'"):
+    with pytest.raises(ValueError, match=r"the total risk is 0 in 30 of 30 held-out values.*score='absolute'"):
         calibrate(vote.Wrapper(1)(nn.Linear(2, 1).double()), (x, y), "conformal")
     tokens, labels = torch.randn(5, 4, 3, generator=rng()), torch.zeros(5, 4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="rows are exchangeable, not the pixels or tokens of one"):
+    with pytest.raises(ValueError, match="rows are exchangeable, but not the pixels or tokens of a row"):
         calibrate(vote.Wrapper(2, output="values")(nn.Linear(3, 3)), (tokens, labels), "conformal")

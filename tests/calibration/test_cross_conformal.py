@@ -50,7 +50,7 @@ def test_parts_of_the_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     loc, scale, scores = torch.randn(3, 50, 1), torch.rand(3, 50, 1), torch.rand(40, 1)
     fold = torch.arange(40) % 3
     whole = cv_plus(loc, scale, scores, fold, 0.9)
-    monkeypatch.setattr(cross, "MOST", 200)
+    monkeypatch.setattr(cross, "MAX_NUMBERS", 200)
     assert all(torch.equal(a, b) for a, b in zip(whole, cv_plus(loc, scale, scores, fold, 0.9), strict=True))
 
 

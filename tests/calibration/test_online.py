@@ -193,7 +193,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
     for options, words in (
         ({"coverage": 1.0}, "coverage"),
         ({"method": "ACI"}, "method must be one of aci, dtaci, pid"),
-        ({"rate": 0.1}, "rates of its own"),
+        ({"rate": 0.1}, "has fixed rates"),
         ({"method": "aci", "rate": -1.0}, "rate must be above 0"),
         ({"window": 1}, "window"),
     ):

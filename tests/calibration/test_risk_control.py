@@ -95,9 +95,9 @@ RISING = torch.tensor([[0.1, 0.2], [0.3, 0.1]])
         (lambda: control_risk(RISING, [0.0, 1.0]), "rise along the thresholds in 1 of 2 rows, first in row 0"),
         (
             lambda: control_risk(torch.ones(5, 2), [0.0, 1.0]),
-            "no threshold has an expected loss of at most 0.1: the last comes to 1",
+            "no threshold has an expected loss of at most 0.1: the last reaches 1",
         ),
-        (lambda: control_risk(torch.zeros(5, 2), [0.0, 1.0]), "comes to 0.1667 with 5 held-out rows"),
+        (lambda: control_risk(torch.zeros(5, 2), [0.0, 1.0]), "reaches 0.1667 with 5 held-out rows"),
         (
             lambda: control_risk(torch.zeros(5, 2), [0.0, 1.0, 2.0]),
             r"\[rows, thresholds\] for thresholds of shape \[3\]",

@@ -274,7 +274,7 @@ def test_bad_input_is_refused() -> None:
         selective(neo.Wrapper()(nn.Linear(2, 1)).double().fit(x), (x, y))
     with pytest.raises(TypeError, match="Linear is not wrapped"):
         selective(nn.Linear(2, 1), (x, y))
-    with pytest.raises(TypeError, match="in place of pairs"):
+    with pytest.raises(TypeError, match="instead of pairs"):
         selective(wrapped, DataLoader(Bare(x)))
 
 
@@ -282,17 +282,15 @@ def test_thresholds_that_do_not_exist_are_refused() -> None:
     chosen = simulated(50, wrong=lambda risk: 0.5 + 0 * risk)
     lowest = min(chosen.error[: k + 1].mean().item() for k in range(50))
     for wanted in ({}, {"coverage": 0.5, "risk": 0.1}):
-        with pytest.raises(ValueError, match=r"give coverage .* or risk"):
+        with pytest.raises(ValueError, match=r"give either coverage .* or risk"):
             chosen.threshold(**wanted)
     with pytest.raises(ValueError, match="coverage must lie above 0"):
         chosen.threshold(coverage=0)
-    with pytest.raises(ValueError, match="a coverage alone promises none"):
+    with pytest.raises(ValueError, match="a coverage alone makes no promise"):
         chosen.threshold(coverage=0.5, confidence=0.9)
     with pytest.raises(ValueError, match=f"no threshold has an error of -1; the lowest is {lowest:.4g}"):
         chosen.threshold(risk=-1)
-    with pytest.raises(
-        ValueError, match=r"no threshold is sure to have .* on 50 held-out rows; the lowest bound is 0\.\d+"
-    ):
+    with pytest.raises(ValueError, match=r"no threshold guarantees .* on 50 held-out rows; the lowest bound is 0\.\d+"):
         chosen.threshold(risk=0.1, confidence=0.9)
     with pytest.raises(ValueError, match="give a threshold or coverage, not both"):
         chosen.predictor(0.5, coverage=0.5)

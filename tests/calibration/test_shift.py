@@ -225,7 +225,7 @@ def test_it_is_saved_copied_and_pickled() -> None:
     other.load_state_dict(calibrated.state_dict())
     for again in (other, copy.deepcopy(calibrated), pickle.loads(pickle.dumps(calibrated))):
         assert all(map(torch.equal, again.interval(new, coverage=0.6), expected))
-    with pytest.raises(ValueError, match=r"make it alike before loading"):
+    with pytest.raises(ValueError, match=r"with the same options before loading"):
         make(weight=tilt, groups=None).load_state_dict(calibrated.state_dict())
     plain = make().fit(rows)
     make().load_state_dict(plain.state_dict())
@@ -377,7 +377,7 @@ def test_rows_stranger_than_those_held_out_are_told_of() -> None:
         calibrated.interval(x[500:] + 9, coverage=0.8)
     few = x[500:].clone()
     few[:16] += 9
-    with pytest.warns(WorkbenchWarning, match="guaranteed for rows like those alone"):
+    with pytest.warns(WorkbenchWarning, match="guaranteed only for rows like those"):
         calibrated.interval(few, coverage=0.8)
     weighted = calibrate(wrapped, (x[300:500], y[300:500]), "conformal", weight=lambda x: torch.ones(len(x)))
     weighted.interval(x[500:] + 9, coverage=0.8)

@@ -154,14 +154,14 @@ def test_a_lone_tensor_in_a_structure_needs_no_name() -> None:
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        (None, "there are: 'hidden', 'scores'. Say which"),
-        ({"hidden": "values", "scores": "values"}, "there are: 'hidden', 'scores'. Say which"),
-        ({"hidden": "mean", "scores": "mean"}, "there are: none"),
+        (None, "found: 'hidden', 'scores'. Name it"),
+        ({"hidden": "values", "scores": "values"}, "found: 'hidden', 'scores'. Name it"),
+        ({"hidden": "mean", "scores": "mean"}, "found: none"),
     ],
 )
 def test_several_or_none_are_refused(output: Any, words: str) -> None:
     wrapped = vote.Wrapper(3, output=output)(Net(1, SHAPES["dict"][0]))
     with pytest.raises(TypeError, match=words):
         calibrate(wrapped, (X, Y), "variance")
-    with pytest.raises((TypeError, ValueError), match=r"name that alone|Say which"):
+    with pytest.raises((TypeError, ValueError), match=r"name only that one|Name it"):
         calibrate(wrapped, (X, Y), "conformal")

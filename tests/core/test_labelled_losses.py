@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Mapping[str,
         _electra,
         {"logits": Binary()},
         lambda: _text(attention_mask=torch.ones(6, 7).long(), labels=torch.randint(2, (6, 7)).float()),
-        "is none of|works on one output|needs one tensor",
+        "is none of|needs exactly one",
     ),
     "connectionist": (
         _wav2vec,

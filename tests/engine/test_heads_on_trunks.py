@@ -184,8 +184,8 @@ def test_answers_and_gradients_are_those_of_networks_by_hand() -> None:
 
 
 def test_steps_with_noise_in_front_of_heads_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_step, "LEAST_STEPS", 2)
-    monkeypatch.setattr(traced_step, "LEAST_LONG", 2)
+    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
+    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
     monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
     made: list[traced_step.TracedStep] = []
     init = traced_step.TracedStep.__init__

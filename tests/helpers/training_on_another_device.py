@@ -125,7 +125,7 @@ def test_fit_from_rows_that_are_there() -> None:
 @pytest.mark.parametrize("name", ["plain", "sample"])
 def test_a_training_goes_on_from_its_checkpoint(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the model's own dropout, whose numbers come from the device."""
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     start = WRAPPERS[name](nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)))
     options: dict[str, Any] = {"epochs": 5, "batch_size": 16, "validation": 0.2, "device": DEVICE, "progress": False}
     whole, resumed = copy.deepcopy(start), copy.deepcopy(start)
@@ -221,7 +221,7 @@ def test_fit_of_classes_with_folds() -> None:
 
 
 def test_a_training_with_folds_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     start = vote.Wrapper(6)(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)))
     options: dict[str, Any] = {"epochs": 4, "batch_size": 16, "folds": 3, "device": DEVICE, "progress": False}
     whole, resumed = copy.deepcopy(start), copy.deepcopy(start)

@@ -82,10 +82,10 @@ def test_silence_is_worth_nothing_and_the_first_value_of_each_window_all() -> No
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (([torch.zeros(9)], []), ValueError, "one entry for each series, found 1 and 0"),
+        (([torch.zeros(9)], []), ValueError, "one entry per series, found 1 and 0"),
         (([torch.zeros(9, 1)], [[]]), ValueError, r"must have shape \[time\], found \(9, 1\)"),
-        (([torch.zeros(9)], [[]]), ValueError, "no window"),
-        (([torch.zeros(9)], [[(2, 5), (4, 7)]]), ValueError, r"\(4, 7\) must lie behind position 5"),
+        (([torch.zeros(9)], [[]]), ValueError, "no series has an anomaly window"),
+        (([torch.zeros(9)], [[(2, 5), (4, 7)]]), ValueError, r"\(4, 7\) must start after position 5"),
         (([torch.zeros(9)], [[(2, 9)]]), ValueError, "end by 8"),
         (([torch.zeros(9)], [[(2.5, 5)]]), TypeError, "whole numbers"),
         (([torch.full((9,), torch.nan)], [[(2, 5)]]), ValueError, "NaN"),

@@ -171,7 +171,7 @@ ONE = image((BOX, 0.9, 1))
         (lambda: metrics.mean_average_precision([ONE], []), ValueError, "found 1 and 0"),
         (lambda: metrics.mean_average_precision(torch.zeros(3, 4), [ONE]), TypeError, "list with a dict for each image"),
         (lambda: metrics.mean_average_precision([truth((BOX, 1))], [ONE]), ValueError, "prediction of image 0 has no scores"),
-        (lambda: metrics.mean_average_precision([ONE], [{"boxes": [BOX]}]), ValueError, "labels in the prediction or in the target"),
+        (lambda: metrics.mean_average_precision([ONE], [{"boxes": [BOX]}]), ValueError, "labels only in the prediction or only in the target"),
         (lambda: metrics.mean_average_precision([ONE], [truth()]), ValueError, "needs objects, found none in 1 targets"),
         (lambda: metrics.mean_average_precision([ONE], [ONE], iou=[0.5, 2]), ValueError, r"iou must lie in \(0, 1\]"),
         (lambda: metrics.average_precision([ONE], [ONE], max_detections=0), ValueError, "max_detections must be at least 1"),

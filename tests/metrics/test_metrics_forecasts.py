@@ -27,7 +27,7 @@ def energy(samples: np.ndarray, target: np.ndarray, fair: bool) -> float:
 @pytest.mark.parametrize("numbers", [2**18, 30])
 @pytest.mark.parametrize("fair", [False, True])
 def test_energy_score_by_plain_loops(fair: bool, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pieces, "NUMBERS", numbers)
+    monkeypatch.setattr(_pieces, "PIECE_SIZE", numbers)
     expected = [energy(SAMPLES[:, i], TARGET[i], fair) for i in range(6)]
     np.testing.assert_allclose(metrics.energy_score(SAMPLES, TARGET, fair, "none"), expected)
     assert metrics.energy_score(SAMPLES, TARGET, fair).item() == pytest.approx(np.mean(expected))
@@ -56,7 +56,7 @@ def covered(samples: np.ndarray, target: np.ndarray, level: float) -> bool:
 
 
 def test_path_coverage_by_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pieces, "NUMBERS", 50)
+    monkeypatch.setattr(_pieces, "PIECE_SIZE", 50)
     for level in (0.25, 0.5, 0.8):
         expected = [covered(SAMPLES[:, i], TARGET[i], level) for i in range(6)]
         assert metrics.path_coverage(SAMPLES, TARGET, level, "none").tolist() == expected
@@ -127,7 +127,7 @@ def test_pits() -> None:
         (lambda: metrics.energy_score(SAMPLES, TARGET[:, 0]), r"found \(7, 6, 3\) for target \(6,\)"),
         (lambda: metrics.energy_score(SAMPLES[:1], TARGET, fair=True), r"m >= 2.*found \(1, 6, 3\)"),
         (lambda: metrics.energy_score(SAMPLES[:, 0, 0], TARGET[0, 0]), r"target \(\)"),
-        (lambda: metrics.path_coverage(SAMPLES, TARGET, 0.9), "a band of level 0.9 needs 9 samples or more, found 7"),
+        (lambda: metrics.path_coverage(SAMPLES, TARGET, 0.9), "a band of level 0.9 needs at least 9 samples, found 7"),
         (lambda: metrics.path_coverage(SAMPLES, TARGET, 90), "level must lie strictly between 0 and 1, found 90"),
         (lambda: metrics.path_coverage(SAMPLES, TARGET, 0.5, mask=KEEP & False), "no target is left"),
         (

@@ -59,7 +59,7 @@ def test_maps_are_the_rows_of_pixels_that_count(name: str, numbers: int, monkeyp
         expected = function(rows_of(PROBS, keep), LABELS[keep])
         target = TARGET if "void" in options else LABELS
         with monkeypatch.context() as patch:
-            patch.setattr(_pieces, "NUMBERS", numbers)
+            patch.setattr(_pieces, "PIECE_SIZE", numbers)
             for scores, dim in ((PROBS, 1), (PROBS, -3), (PROBS.movedim(1, -1), -1), (PROBS.movedim(1, -1), None)):
                 found = function(scores, target, dim=dim, **options)
                 torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -71,7 +71,7 @@ def test_maps_are_the_rows_of_pixels_that_count(name: str, numbers: int, monkeyp
 def test_terms_keep_the_order_of_the_pixels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function = getattr(metrics, name)
     expected = function(rows_of(PROBS, ~VOID), LABELS[~VOID], reduction="none")
-    monkeypatch.setattr(_pieces, "NUMBERS", 30)
+    monkeypatch.setattr(_pieces, "PIECE_SIZE", 30)
     assert torch.equal(function(PROBS, TARGET, "none", dim=1, void=255), expected)
 
 
@@ -120,7 +120,7 @@ def test_values_are_those_that_count(name: str, numbers: int, monkeypatch: pytes
     function, arguments = VALUES[name]
     plain = function(*arguments)
     chosen = function(*(a[..., MASK] for a in arguments))
-    monkeypatch.setattr(_pieces, "NUMBERS", numbers)
+    monkeypatch.setattr(_pieces, "PIECE_SIZE", numbers)
     torch.testing.assert_close(function(*arguments), plain, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(function(*arguments, mask=MASK), chosen, rtol=1e-12, atol=1e-12)
     for void in (0.0, float("nan"), -1):
@@ -177,7 +177,7 @@ def test_sparsification_against_random_removal() -> None:
 
 
 def test_pieces_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pieces, "NUMBERS", 100)
+    monkeypatch.setattr(_pieces, "PIECE_SIZE", 100)
     for scores, dim in ((PROBS, 1), (PROBS.movedim(1, -1), -1)):
         pieces = list(_pieces.class_pieces(scores, TARGET, "probabilities", dim, 255))
         assert max(rows.numel() for rows, _ in pieces) <= 100
@@ -210,11 +210,11 @@ def test_classes_take_batches_with_void_and_without_any_label() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: metrics.accuracy(LOGITS, LABELS), ValueError, r"target has shape \(3, 6, 7\).*write dim=1"),
+        (lambda: metrics.accuracy(LOGITS, LABELS), ValueError, r"target has shape \(3, 6, 7\).*pass dim=1"),
         (
             lambda: metrics.accuracy(torch.randn(2, 4, 4, 4), torch.zeros(2, 4, 4).long()),
             ValueError,
-            "write dim=1 or dim=2 or dim=3",
+            "pass dim=1 or dim=2 or dim=3",
         ),
         (lambda: metrics.accuracy(LOGITS, LABELS, dim=4), ValueError, "dim=4, but scores has 4 dimensions"),
         (lambda: metrics.accuracy(LOGITS, LABELS, dim="1"), TypeError, "dim must be the dimension"),
@@ -239,10 +239,10 @@ def test_classes_take_batches_with_void_and_without_any_label() -> None:
             ValueError,
             r"mask has shape \(6, 7\).*\(3, 6, 7\)",
         ),
-        (lambda: metrics.rmse(DEPTH, DISTANCE, mask=MASK.float()), ValueError, "mask must hold truth values"),
-        (lambda: metrics.rmse(DEPTH, DISTANCE, mask=2 * MASK), ValueError, "mask must hold truth values"),
+        (lambda: metrics.rmse(DEPTH, DISTANCE, mask=MASK.float()), ValueError, "mask must hold booleans"),
+        (lambda: metrics.rmse(DEPTH, DISTANCE, mask=2 * MASK), ValueError, "mask must hold booleans"),
         (lambda: metrics.ause(RISK, DEPTH, "oracle"), ValueError, "'mean' or 'random', found 'oracle'"),
-        (lambda: metrics.winkler_score(DEPTH + 1, DEPTH, DEPTH), ValueError, "126 intervals of 126"),
+        (lambda: metrics.winkler_score(DEPTH + 1, DEPTH, DEPTH), ValueError, "126 of 126 intervals"),
     ],
 )
 def test_bad_input_says_what_was_found(call: Callable[[], Any], error: type[Exception], message: str) -> None:
@@ -258,7 +258,7 @@ def test_a_square_batch_is_rows_of_classes() -> None:
 def test_several_labels_are_scored_as_the_error_says() -> None:
     p, labels = torch.tensor([[0.9, 0.2], [0.4, 0.7]]), torch.tensor([[1, 1], [0, 1]])
     with pytest.raises(
-        ValueError, match=r"Several labels at once, .*: give torch\.stack\(\[1 - p, p\], -1\) .*, with dim=2"
+        ValueError, match=r"multi-label targets .*, pass torch\.stack\(\[1 - p, p\], -1\) .*, with dim=2"
     ):
         metrics.accuracy(p, labels)
     assert metrics.accuracy(torch.stack([1 - p, p], -1), labels, dim=2) == 0.75

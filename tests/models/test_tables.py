@@ -120,7 +120,7 @@ def test_of_several_inputs_fit_says_that_none_is_standardised() -> None:
     wrapped = compose()(Beside(data))
     with pytest.warns(WorkbenchWarning) as told:
         fit(wrapped, (x, data.train.y), epochs=1, progress=False)
-    words = "none of the several inputs ('table', 'other') is standardised"
+    words = "none of the inputs ('table', 'other') is standardised"
     assert [words in str(warning.message) for warning in told].count(True) == 1
     assert wrapped(**x).isfinite().all()  # bytes are still made floating-point numbers, which a linear layer wants
 

@@ -85,7 +85,9 @@ def test_single_rows_are_not_taken_for_batches(dataset: Any) -> None:
 def test_a_last_batch_of_one_row_names_drop_last() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     loader = DataLoader(TensorDataset(X[:33], LABELS[:33]), 32)
-    with pytest.raises(ValueError, match=r"one row, of which batch norm can take no statistics: .*drop_last=True"):
+    with pytest.raises(
+        ValueError, match=r"only one row, from which batch norm can't compute statistics: .*drop_last=True"
+    ):
         fit(vote.Wrapper(2, output="logits")(model), loader, validation=0, **QUIET)
 
 
@@ -93,7 +95,7 @@ def test_a_class_without_a_score_in_a_later_batch_is_named() -> None:
     labels = LABELS.clone()
     labels[-1] = 2
     with pytest.raises(
-        ValueError, match="class numbers of a batch go from 0 to 2, and for one of them the model has no score"
+        ValueError, match="class numbers of a batch go from 0 to 2, and the model has no score for one of them"
     ):
         fit(classifier(), DataLoader(TensorDataset(X, labels), 8), validation=0, **QUIET)
 
@@ -101,7 +103,7 @@ def test_a_class_without_a_score_in_a_later_batch_is_named() -> None:
 @pytest.mark.parametrize(
     ("y", "outputs", "says"),
     [
-        (F.one_hot(LABELS), 2, r"of one 1 a row make class numbers, y\.argmax\(1\)"),
+        (F.one_hot(LABELS), 2, r"convert one-hot rows to class numbers, y\.argmax\(1\)"),
         (LABELS + 1, 2, r"0 to 1; .*torch\.unique\(y, return_inverse=True\)\[1\] numbers the classes from 0"),
         (2 * LABELS - 1, 2, r"go from -1 to 1, .*torch\.unique\(y, return_inverse=True\)"),
         (3 * LABELS, 1, r"for values rather than classes give y as float \[n, 1\]"),

@@ -23,8 +23,8 @@ STEPS = 30
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are made early, and used even where they are slower."""
-    monkeypatch.setattr(traced_step, "LEAST_STEPS", 2)
-    monkeypatch.setattr(traced_step, "LEAST_LONG", 2)
+    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
+    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
     monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
 
 
@@ -121,7 +121,7 @@ def test_evaluation_between_steps_changes_nothing() -> None:
 
 
 def test_short_loops_make_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_step, "LEAST_STEPS", 200)
+    monkeypatch.setattr(traced_step, "MIN_STEPS", 200)
     assert _train(mlp, vote.Wrapper(3), True)[1] == 0
     monkeypatch.setattr(backward, "PER_STEP", 50)
     assert _train(mlp, vote.Wrapper(3), True)[1] > 20

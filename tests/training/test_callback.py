@@ -212,7 +212,7 @@ def test_an_error_in_it_ends_the_training_with_a_usable_model() -> None:
 
 
 def test_what_was_stopped_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     options: dict[str, Any] = {"epochs": 6, "batch_size": 20}
     whole, parts, seen = plain(), plain(), Seen()
     quiet(whole, rows(), **options)

@@ -208,7 +208,7 @@ def test_rows_to_validate_on_stay_as_they_are() -> None:
 def test_a_resumed_training_ends_in_the_same_bits(
     n_voters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     rows = scenes()
     options: dict[str, Any] = {"epochs": 4, "batch_size": 4, "augment": [RandomFlip(), RandomCrop(6, padding=1)]}
 
@@ -227,7 +227,7 @@ def test_a_resumed_training_ends_in_the_same_bits(
     assert told[0].filename == __file__
     quiet(resumed, rows, **options, checkpoint=path)
     assert same(weights(resumed), weights(whole))
-    with pytest.raises(ValueError, match="augment: there RandomFlip"):
+    with pytest.raises(ValueError, match="augment: RandomFlip"):
         quiet(model(), rows, **{**options, "augment": RandomFlip()}, checkpoint=path)
 
 

@@ -235,7 +235,7 @@ def test_several_outputs_have_weights_by_name() -> None:
         assert torch.allclose(wrapped(x)[name], value, atol=1e-6)
     for class_weight, match in (
         ("balanced", "'map', 'kind' have classes"),
-        ({"depth": WEIGHT}, "'depth' is no output with classes"),
+        ({"depth": WEIGHT}, "'depth' is not an output with classes"),
         ({"map": [1.0, 2.0]}, r"class_weight\['map'\] has shape \[2\]"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -258,7 +258,7 @@ def test_other_weights_are_another_training_for_a_checkpoint(tmp_path: Path) -> 
     rows, path = (x_of(20, 4), drawn(20)), tmp_path / "state.pt"
     model = compose().with_options(output="logits")(linear(4, 3))
     quiet(model, rows, epochs=1, class_weight="balanced", checkpoint=path)
-    with pytest.raises(ValueError, match="class weight: there"):
+    with pytest.raises(ValueError, match=r"class weight: .* in the file"):
         quiet(model, rows, epochs=1, class_weight=WEIGHT, checkpoint=path)
 
 

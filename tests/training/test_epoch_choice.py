@@ -78,7 +78,7 @@ def test_a_longer_training_that_ends_early_is_left_out(how: str) -> None:
 
 
 def test_it_goes_on_with_the_length_at_which_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     epochs = []
 
     def interrupt(progress: Progress) -> None:

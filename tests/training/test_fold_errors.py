@@ -18,20 +18,20 @@ from workbench import fit, sculpt, snapshot, vote
             lambda: sculpt.Wrapper()(net()),
             {},
             ValueError,
-            r"nothing votes in this model; wrap it with vote.Wrapper\(n_voters=6\)",
+            r"this model has no voters; wrap it with vote.Wrapper\(n_voters=6\)",
         ),
         (
             lambda: vote.Wrapper(4)(net()),
             {},
             ValueError,
-            "4 voters can't be shared out evenly to 3 folds; take n_voters=3, 6",
+            "4 voters can't be divided evenly into 3 folds; take n_voters=3, 6",
         ),
         (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2)}, ValueError, "to 3 folds x 2 settings"),
         (
             lambda: vote.Wrapper(3, share=1)(net()),
             {},
             ValueError,
-            "the voters share 0.weight, which would see all folds",
+            "the voters share 0.weight, which would be trained on all folds",
         ),
         (lambda: vote.Wrapper(3, share="rank1")(net()), {}, ValueError, "the voters share 0.weight"),
         (lambda: vote.Wrapper(3, use_bias=False)(net()), {}, ValueError, "the voters share 0.bias"),
@@ -39,7 +39,7 @@ from workbench import fit, sculpt, snapshot, vote
             lambda: snapshot.Wrapper(3)(net()),
             {},
             ValueError,
-            "nothing votes in this model",
+            "this model has no voters",
         ),
         (lambda: vote.Wrapper(3)(net()), {"validation": 0.2}, ValueError, "leave validation out"),
         (lambda: vote.Wrapper(3)(net()), {"patience": 2}, ValueError, "leave patience out"),
@@ -52,7 +52,7 @@ from workbench import fit, sculpt, snapshot, vote
             lambda: vote.Wrapper(3)(net()),
             {"lr": (0.1, 0.2), "weight_decay": (0.1, 0.2, 0.3)},
             ValueError,
-            "give as many of both",
+            "give equally many of both",
         ),
         (lambda: vote.Wrapper(3)(net()), {"lr": (0.1, 0.2), "folds": None}, ValueError, "several settings need folds="),
     ],
@@ -67,5 +67,5 @@ def test_bad_input(make: Any, options: dict[str, Any], error: type[Exception], w
 
 def test_rows_that_are_not_in_memory_cannot_be_cut() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*plane()))
-    with pytest.raises(TypeError, match="can't be cut into folds"):
+    with pytest.raises(TypeError, match="can't be split into folds"):
         fit(vote.Wrapper(3)(net()), loader, folds=3, epochs=1)

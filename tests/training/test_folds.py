@@ -247,7 +247,7 @@ def test_a_failure_leaves_the_model_as_it_was() -> None:
     x, y = plane()
     model = wrapped(6)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(FloatingPointError, match="the weights it had before"):
+    with pytest.raises(FloatingPointError, match="the weights from before the training"):
         quiet(model, (x, y), folds=3, lr=1e30)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
@@ -264,7 +264,7 @@ def test_another_training_forgets_what_was_decided() -> None:
 
 
 def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     x, y = plane()
     whole = wrapped(6)
     quiet(whole, (x, y), folds=3, epochs=10)

@@ -52,7 +52,7 @@ def test_a_fused_step_is_that_of_adam() -> None:
 def test_training_goes_on_from_a_checkpoint_of_an_optimizer_that_was_not_fused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     data = plane(60)
     settings: dict[str, Any] = {"epochs": 5, "batch_size": 16, "validation": 0.2, "standardize": True}
     criterion = Interrupt(12)

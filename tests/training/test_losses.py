@@ -100,7 +100,7 @@ def test_a_loss_that_is_not_finite_is_found_where_it_was(late: list[int], step: 
         calls.append(wrapped.training)
         return (y - target).square().mean() * (float("nan") if sum(calls) == step else 1.0)
 
-    with pytest.raises(FloatingPointError, match=f"nan at epoch 1, step {step} .* weights it had before"):
+    with pytest.raises(FloatingPointError, match=f"nan at epoch 1, step {step} .* weights from before the training"):
         fit(
             wrapped,
             rows(),

@@ -14,7 +14,7 @@ from workbench import compose, fit, sample, sculpt, vote
 from workbench.errors import WorkbenchWarning
 from workbench.training import Progress
 from workbench.training import checkpoint as checkpoint_module
-from workbench.training.lost_voters import VoterWatch, mean_of_voters
+from workbench.training.lost_voters import VoterWatch, mean_per_voter
 
 VOTERS, EPOCHS = 4, 20
 
@@ -56,7 +56,7 @@ def test_a_lost_voter_is_told_and_gets_the_weights_of_its_own_best_epoch(parts: 
         hurt(progress)
 
     model = made(*parts)
-    with pytest.warns(WorkbenchWarning, match=r"1 of 4 voters lost .* voter 2 .* weights of epoch 1 ") as told:
+    with pytest.warns(WorkbenchWarning, match=r"1 of 4 voters diverged .* voter 2 .* weights of epoch 1 ") as told:
         history = trained(model, callback=callback)
     assert Path(told[0].filename).name == Path(__file__).name
     state = model.state_dict()
@@ -72,22 +72,22 @@ def test_the_losses_of_voters_are_those_of_plain_models() -> None:
     model = made(sample.Wrapper(3))
     watch = VoterWatch.of(model)
     model.eval()
-    with torch.no_grad(), watch.listening(50):
+    with torch.no_grad(), watch.recording(50):
         loss = model.loss(nn.functional.mse_loss, x[:50], y[:50])
-    with torch.no_grad(), watch.listening(150):
+    with torch.no_grad(), watch.recording(150):
         model.loss(nn.functional.mse_loss, x[50:], y[50:])
-    watch.see(0)
+    watch.update(0)
     plain = made()
     watched = VoterWatch.of(plain.eval())
-    with torch.no_grad(), watched.listening(200):
+    with torch.no_grad(), watched.recording(200):
         whole = plain.loss(nn.functional.mse_loss, x, y)
-    watched.see(0)
+    watched.update(0)
     expected = [(one(x) - y).square().mean().item() for one in plain.voters()]
     assert watched.latest.tolist() == pytest.approx(expected)
     assert float(whole) == pytest.approx(sum(expected) / VOTERS)
     assert watch.latest.shape == (VOTERS,)
     assert math.isfinite(loss)
-    assert mean_of_voters({"sample": 2, "vote": 3}, torch.arange(6.0)).tolist() == [1.5, 2.5, 3.5]
+    assert mean_per_voter({"sample": 2, "vote": 3}, torch.arange(6.0)).tolist() == [1.5, 2.5, 3.5]
 
 
 def test_trainings_without_a_lost_voter_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_noise_alone_loses_nobody() -> None:
 
 
 def test_it_is_brought_back_after_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
 
     def interrupt(progress: Progress) -> None:
         hurt(progress)

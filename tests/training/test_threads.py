@@ -34,7 +34,7 @@ def test_a_second_training_of_the_same_parameters_is_refused() -> None:
         assert begun.wait(30)
         before = {name: value.clone() for name, value in wrapped.state_dict().items() if value.is_floating_point()}
         for again in (wrapped, other):  # the second shares the trunk
-            with pytest.raises(RuntimeError, match="is being trained already, in thread first: wait for its end"):
+            with pytest.raises(RuntimeError, match="is already being trained in thread first: wait for it to finish"):
                 fit(again, (x, x), epochs=1, progress=False)
         assert all(torch.equal(value, wrapped.state_dict()[name]) for name, value in before.items())
         fit(vote.Wrapper(2)(nn.Linear(1, 1)), (x, x), epochs=1, progress=False)  # another model

@@ -33,9 +33,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
         steps.append(self)
 
     monkeypatch.setattr(TracedStep, "__init__", noted)
-    monkeypatch.setattr(traced_step, "LEAST_STEPS", 2)
+    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
     monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
-    monkeypatch.setattr(traced_step, "LEAST_LONG", 2)
+    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
     return steps
 
 
@@ -320,7 +320,7 @@ def test_a_difference_ends_tracing_and_is_told(made: list[TracedStep], monkeypat
             monkeypatch.setattr(F, "gelu", lambda *args, **kwargs: 2 * layer(*args, **kwargs))
 
     wrapped = vote.Wrapper(3)(mlp(nn.GELU()))
-    with pytest.warns(WorkbenchWarning, match="changed what its steps compute"):
+    with pytest.warns(WorkbenchWarning, match="changed what a training step computes"):
         fit(wrapped, _rows(), epochs=10, batch_size=16, progress=False, callback=change)
     assert "other numbers" in made[0].off
 
@@ -398,10 +398,10 @@ def test_short_trainings_make_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         return taken is not None
 
     assert not is_taken(50)
-    assert is_taken(traced_step.LEAST_STEPS)
-    monkeypatch.setattr(traced_step, "LONGEST", 0.0)  # now all steps are long
-    assert not is_taken(traced_step.LEAST_STEPS)
-    assert is_taken(traced_step.LEAST_LONG)
+    assert is_taken(traced_step.MIN_STEPS)
+    monkeypatch.setattr(traced_step, "LONG_STEP", 0.0)  # now all steps are long
+    assert not is_taken(traced_step.MIN_STEPS)
+    assert is_taken(traced_step.MIN_LONG_STEPS)
 
 
 def test_without_what_torch_keeps_for_itself(made: list[TracedStep], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def broken_off(path: Path, **options: Any) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are written after each epoch."""
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")
@@ -232,7 +232,7 @@ def test_cross_fitting_goes_on_in_its_run(tmp_path: Path) -> None:
 
 
 def _in_each_process(rank: int, folder: str) -> None:
-    vars(checkpoint_module)["EVERY"] = 0.0  # of this process, which ends with the test
+    vars(checkpoint_module)["WRITE_INTERVAL"] = 0.0  # of this process, which ends with the test
     first, second = RecordingTracker(), RecordingTracker()
     broken_off(Path(folder) / "state", log_to=first, strategy="ddp")
     history = quiet(made(), rows(), epochs=6, checkpoint=Path(folder) / "state", log_to=second, strategy="ddp")

@@ -36,7 +36,7 @@ def test_a_nan_loss_names_epoch_and_step_and_keeps_the_best_weights() -> None:
 
     wrapped = plain()
     start = weights(wrapped)
-    with pytest.raises(FloatingPointError, match=r"epoch 1, step 1 .*weights it had before"):
+    with pytest.raises(FloatingPointError, match=r"epoch 1, step 1 .*weights from before the training"):
         quiet(wrapped, (x, y), epochs=9, criterion=Breaks(1))
     assert same(weights(wrapped), start)
     assert wrapped.scaling is None
@@ -94,15 +94,20 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (TensorDataset(x20, x20, y20), {}, TypeError, "TensorDataset of 3"),
     (Text(), {}, TypeError, r"must give a pair \(x, y\)"),
     (Stream(), {}, TypeError, "give it in a DataLoader"),
-    (DataLoader(TensorDataset(x20, y20)), {}, ValueError, "validation: the rows of a DataLoader can't be cut"),
+    (DataLoader(TensorDataset(x20, y20)), {}, ValueError, "validation: the rows of a DataLoader can't be split"),
     (DataLoader(TensorDataset(x20, y20)), {"validation": 0, "batch_size": 4}, ValueError, "batch_size"),
-    (DataLoader(TensorDataset(x20, y20)), {"validation": 0, "standardize": True}, ValueError, "standardize: it takes"),
+    (
+        DataLoader(TensorDataset(x20, y20)),
+        {"validation": 0, "standardize": True},
+        ValueError,
+        "standardize: this needs tensors",
+    ),
     (DataLoader(Stream(), batch_size=4), {"validation": 0}, TypeError, "no length"),
     ((x20, y20), {"validation": 1.0}, ValueError, "validation must be a share"),
     ((x20, y20), {"validation": -0.1}, ValueError, "validation must be a share"),
     ((x20, y20), {"validation": (x20[:, :1], y20)}, ValueError, "validation: its rows have shapes"),
-    ((x20, y20), {"validation": (x20[:0], y20[:0])}, ValueError, "validation: there is no row"),
-    ((x20, y20), {"validation": 0, "patience": 3}, ValueError, "patience: without validation rows"),
+    ((x20, y20), {"validation": (x20[:0], y20[:0])}, ValueError, "validation: it has no rows"),
+    ((x20, y20), {"validation": 0, "patience": 3}, ValueError, "patience: there are no validation rows"),
     ((x20, y20), {"patience": 0}, ValueError, "patience must be"),
     ((x20, y20), {"epochs": 0}, ValueError, "epochs must be a whole number of at least 1; found 0"),
     ((x20, y20), {"batch_size": 1}, ValueError, "batch_size must be a whole number of at least 2"),
@@ -111,9 +116,9 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((x20, y20), {"weight_decay": -1.0}, ValueError, "weight_decay must be"),
     ((x20, y20), {"dtype": torch.int64}, ValueError, "dtype must be a floating-point type"),
     ((x20, y20), {"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1.0)}, TypeError, "give a callable"),
-    ((x20, y20), {"optimizer": lambda parameters: None}, TypeError, "must give a torch Optimizer"),
-    ((x20, y20), {"optimizer": torch.optim.SGD, "lr": 0.1}, ValueError, "lr and weight_decay are of the default"),
-    ((x20, y20), {"criterion": lambda p, t: t.mean()}, ValueError, "depends on no parameter"),
+    ((x20, y20), {"optimizer": lambda parameters: None}, TypeError, "must return a torch Optimizer"),
+    ((x20, y20), {"optimizer": torch.optim.SGD, "lr": 0.1}, ValueError, "lr and weight_decay apply to the default"),
+    ((x20, y20), {"criterion": lambda p, t: t.mean()}, ValueError, "depends on no trainable parameter"),
 ]
 
 

@@ -124,7 +124,7 @@ def test_a_training_in_a_thread_is_that_of_the_main_thread_whatever_cells_draw_m
 
 @pytest.mark.parametrize("folds", [None, 2])
 def test_a_thread_goes_on_where_another_one_was_stopped(folds: int | None, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     first = vote.Wrapper(2)(seeded(mlp()))
     start = {key: value.clone() for key, value in first.state_dict().items() if isinstance(value, Tensor)}
 

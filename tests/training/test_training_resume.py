@@ -76,7 +76,7 @@ def test_ctrl_c_leaves_a_usable_model_with_its_best_weights() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "sample", "vote of sculpt", "neo"])
 def test_a_resumed_training_ends_in_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     x, y = plane(60)
     first = WRAPPERS[name]()(net(dropout=0.2))
     start = weights(first)
@@ -103,7 +103,7 @@ def test_a_resumed_training_ends_in_the_same_bits(name: str, tmp_path: Path, mon
 
 
 def test_going_on_with_the_interrupted_object_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_module, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     path = tmp_path / "state.pt"
     wrapped, straight = plain(), plain()
     criterion = Interrupt(8)
@@ -121,8 +121,8 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     wrapped = plain()
     start = weights(wrapped)
     for kwargs, rows, message in (
-        ({"epochs": 3}, (x, y), "epochs: there 2, here 3"),
-        ({"seed": 1}, (x, y), "seed: there 0, here 1"),
+        ({"epochs": 3}, (x, y), "epochs: 2 in the file, 3 here"),
+        ({"seed": 1}, (x, y), "seed: 0 in the file, 1 here"),
         ({"lr": 0.1}, (x, y), "optimizer"),
         ({}, (x, y + 1), "data"),
     ):
@@ -132,7 +132,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         quiet(compose()(nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))), (x, y), epochs=2, checkpoint=path)
     assert same(weights(wrapped), start)
     path.write_text("something else")
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         quiet(wrapped, (x, y), epochs=2, checkpoint=path)
     assert path.read_text() == "something else"
 
@@ -168,5 +168,5 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> 
                 quiet(wrapped, rows, epochs=2, checkpoint=path)
             assert same(weights(wrapped), before)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="no checkpoint of a training"):
+    with pytest.raises(ValueError, match="not a checkpoint of a training"):
         quiet(plain(), rows, epochs=2, checkpoint=path)

@@ -1,4 +1,4 @@
-"""Calibration and decisions on top of a wrapped model that is trained: risks that hold, intervals with a guarantee, and when to abstain.
+"""Calibration of trained wrapped models and decisions by their risk: calibrated risks, guaranteed intervals, and abstention.
 
 Example:
     >>> import torch

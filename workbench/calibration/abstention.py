@@ -1,4 +1,4 @@
-"""Decisions: answer where the risk is low, abstain elsewhere; and find the rows that deserve a look."""
+"""Decisions by risk: answer where it is low and abstain elsewhere, and find the rows to inspect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.calibration.answers import (
     precise,
     risk_named,
 )
-from workbench.calibration.base import check_model, class_dim, collect, named, output_name, output_of, risks_at
+from workbench.calibration.base import check_model, class_dim, collect, named_risks, output_name, output_of, risks_at
 from workbench.calibration.one_output import pick
 from workbench.core.method import evaluating
 from workbench.core.saving.save_pretrained import SavesPretrained
@@ -30,14 +30,14 @@ from workbench.metrics._inputs import numbers
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
 from workbench.risk import Risk
 
-LEVELS = 25  # coverages whose bounds hold all together
+LEVELS = 25  # number of coverages whose bounds hold simultaneously
 
 
 Per = Literal["row", "position"]
 
 
 class Decision(NamedTuple):
-    """Prediction of every row, whether to trust it, and the risk that decided: bool and numbers [rows], or [rows, ...] of positions."""
+    """Prediction for each row, whether it is kept, and the risk that decided: bool and numbers [rows], or [rows, ...] for positions."""
 
     prediction: Any
     kept: Tensor
@@ -52,15 +52,15 @@ class TopUncertain(NamedTuple):
 
 
 def upper_bound(errors: Tensor, confidence: float = 0.95, max_error: float = 1.0) -> float:
-    """An upper confidence bound for the expected error, of errors of independent rows.
+    """Return an upper confidence bound for the expected error, from the errors of independent rows.
 
-    Errors of 0 or 1: Clopper & Pearson (1934), exact, the (1 - delta) quantile of Beta(k + 1, n - k) with k wrong of n and delta = 1 -
-    confidence. Others between 0 and max_error: mean + max_error * sqrt(log(1 / delta) / (2 n)) (Hoeffding 1963), at most max_error.
+    Errors of 0 or 1: Clopper & Pearson (1934), exact: the (1 - delta) quantile of Beta(k + 1, n - k) with k wrong of n and delta = 1 -
+    confidence. Errors between 0 and max_error: mean + max_error * sqrt(log(1 / delta) / (2 n)) (Hoeffding 1963), at most max_error.
 
     Args:
         errors: [n], n >= 1, between 0 and max_error.
         confidence: probability that the bound holds, strictly between 0 and 1.
-        max_error: the largest error there can be.
+        max_error: largest possible error.
 
     Example:
         >>> round(upper_bound(torch.zeros(59), 0.95), 4)
@@ -97,19 +97,19 @@ def _bound(total: float, n: int, delta: float, max_error: float, binary: bool) -
 
 
 def position_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
-    """The risk as the model says it, [rows] or [rows, ...]; for by="confidence" 1 - the highest class probability (y: classes last)."""
+    """Return the risk as the model gives it, [rows] or [rows, ...]; for by="confidence" 1 - the highest class probability (y: classes last)."""
     return 1 - log_probabilities(y, output).amax(-1).exp() if by == "confidence" else risk_named(risk, by)
 
 
 def row_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
-    """One risk for each row [rows]: the root mean square over outputs and positions."""
+    """Return one risk per row [rows]: the root mean square over outputs and positions."""
     chosen = position_risk(y, risk, by, output)
     if chosen.dim() == 1:
         return chosen
     if by == "vacuitic":
         raise ValueError(
-            f"by='vacuitic': the model says one number for each position, {['rows', *chosen.shape[1:]]}; they are negative where an input is "
-            "usual, so that no mean square of them ranks rows. Wrap with neo.Wrapper(per='image') for one number a row, or give "
+            f"by='vacuitic': the model gives one number per position, {['rows', *chosen.shape[1:]]}; they are negative for usual inputs, so "
+            "that their mean square does not rank rows. Wrap with neo.Wrapper(per='image') for one number per row, or use "
             "selective(..., per='position')"
         )
     return chosen.flatten(1).square().mean(1).sqrt()
@@ -123,13 +123,13 @@ def _check_by(by: str, per: str = "row") -> None:
 
 
 class SelectivePredictor(SavesPretrained, nn.Module):
-    """A model that abstains: it answers rows, or positions, whose risk is at most a threshold.
+    """A model that abstains: it answers the rows, or positions, whose risk is at most a threshold.
 
     Args:
         wrapped: a wrapped or calibrated model.
         by: the risk that decides.
-        threshold: the highest risk that is answered.
-        per: whether a whole row is answered or not ("row"), or each pixel, token or number of it ("position").
+        threshold: highest risk that is answered.
+        per: "row" to answer or reject whole rows, "position" to decide for each pixel, token or number.
 
     Example:
         >>> from workbench import vote
@@ -150,7 +150,7 @@ class SelectivePredictor(SavesPretrained, nn.Module):
         self.training = wrapped.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Decision:
-        """The prediction of every row, whether it is kept, and the risk that decided: bool and numbers [rows], or of positions [rows, ...].
+        """Return each row's prediction, whether it is kept, and the risk that decided: bool and numbers [rows], or [rows, ...] for positions.
 
         Args:
             args, kwargs: as for the model.
@@ -158,15 +158,15 @@ class SelectivePredictor(SavesPretrained, nn.Module):
         with evaluating(self.wrapped, whole=True):
             y, raw_risk = self.wrapped(*args, return_risk=True, **kwargs)
         name = output_name(self.wrapped, y)
-        risks = risks_at(named(self.wrapped, raw_risk), name).map(precise)
+        risks = risks_at(named_risks(self.wrapped, raw_risk), name).map(precise)
         part = pick(y, name)
         scores = precise(part).movedim(class_dim(self.wrapped), -1) if self.by == "confidence" else part
-        chosen = row_risk if self.per == "row" else position_risk
-        risk = chosen(scores, risks, self.by, output_of(self.wrapped))
+        risk_of = row_risk if self.per == "row" else position_risk
+        risk = risk_of(scores, risks, self.by, output_of(self.wrapped))
         return Decision(y, risk <= self.threshold, risk)
 
     def arguments(self) -> tuple[dict[str, Any], list[str]]:
-        """The arguments beside the model, as JSON has them; and the names of those that are functions: none."""
+        """Return the JSON-serializable arguments besides the model, and the names of those that are functions: none."""
         return {"by": self.by, "threshold": self.threshold.item(), "per": self.per}, []
 
     def extra_repr(self) -> str:
@@ -175,14 +175,14 @@ class SelectivePredictor(SavesPretrained, nn.Module):
 
 
 class Selective:
-    """How the error falls when the rows of highest risk are refused; see `selective`.
+    """Error of the remaining rows when the rows of highest risk are rejected; see `selective`.
 
     Args:
         wrapped: the model.
         by: the risk that decides.
-        risk: of held-out rows (or positions) [n].
-        error: of the same rows [n], >= 0.
-        per: what they are of, "row" or "position".
+        risk: risks of held-out rows (or positions) [n].
+        error: errors of the same rows [n], >= 0.
+        per: unit of the decision, "row" or "position".
     """
 
     def __init__(self, wrapped: nn.Module, by: str, risk: Tensor, error: Tensor, per: Per = "row") -> None:
@@ -192,7 +192,7 @@ class Selective:
 
     @property
     def curve(self) -> RiskCoverageCurve:
-        """Share of rows answered, and the mean error of these, each float64 [n]; see `workbench.metrics.risk_coverage_curve`."""
+        """Share of answered rows, and their mean error, each float64 [n]; see `workbench.metrics.risk_coverage_curve`."""
         return risk_coverage_curve(self.risk, self.error)
 
     def threshold(
@@ -203,87 +203,87 @@ class Selective:
         confidence: float | None = None,
         max_error: float | None = None,
     ) -> float:
-        """The highest risk to answer, for a share of rows that shall be answered or for an error that may be made.
+        """Return the highest risk to answer, for a desired share of answered rows or an acceptable error.
 
-        Without `confidence` the error holds on the held-out rows only, and is a little higher on new ones. With it the expected error of the
-        rows that are answered is at most `risk`, with that probability over the draw of the held-out rows. For this, upper bounds at 25 fixed
-        coverages are computed that hold all together (Bonferroni), and of those that are low enough the highest coverage is taken (after
-        Geifman & El-Yaniv 2017, who search for it). The bound is exact for errors of 0 or 1 (Clopper & Pearson), Hoeffding's for others. New
-        rows must be drawn like the held-out ones, and risks must differ from row to row.
+        Without `confidence`, the error holds only on the held-out rows, and is slightly higher on new ones. With it, the expected error of the
+        answered rows is at most `risk`, with that probability over the draw of the held-out rows. For this, simultaneous upper bounds
+        (Bonferroni) are computed at 25 fixed coverages, and the highest coverage whose bound is low enough is taken (after
+        Geifman & El-Yaniv 2017, who search for it). The bound is exact for errors of 0 or 1 (Clopper & Pearson), and Hoeffding's for others. New
+        rows must come from the same distribution as the held-out ones, and risks must differ between rows.
 
         Args:
             coverage: share of rows to answer, above 0 and at most 1.
-            risk: mean error of the answered rows that is still good enough, in units of the error. Give this or coverage.
+            risk: acceptable mean error of the answered rows, in units of the error. Give either this or coverage.
             confidence: probability that the error holds for new rows, such as 0.95.
-            max_error: the largest error there can be; needed with confidence where errors are not 0 or 1.
+            max_error: largest possible error; required with confidence if errors are not 0 or 1.
 
         Returns:
             The threshold, in units of the risk that decides.
 
         Raises:
-            ValueError: neither or both are given, no threshold gives so low an error, or confidence is asked for of positions, which are not
-                independent of the others of their row.
+            ValueError: neither or both are given, no threshold reaches such a low error, or confidence is given for positions, which are not
+                independent within a row.
         """
         if confidence is not None and self.per == "position":
             raise ValueError(
-                "confidence: the bound counts independent rows, and the positions of one row are not; leave it out, or take per='row'"
+                "confidence: the bound needs independent rows, and the positions of a row are not; leave confidence out, or use per='row'"
             )
         if (coverage is None) == (risk is None):
-            raise ValueError("give coverage (share of rows to answer) or risk (error that may be made), one of them")
+            raise ValueError("give either coverage (share of rows to answer) or risk (acceptable error)")
         n = len(self.risk)
         if coverage is not None:
             if not 0 < coverage <= 1:
                 raise ValueError(f"coverage must lie above 0 and at most at 1; found {coverage!r}")
             if confidence is not None:
                 raise ValueError(
-                    "confidence belongs to risk=, an error that may be made; a coverage alone promises none"
+                    "confidence needs risk=, an acceptable error; a coverage alone makes no promise about it"
                 )
             return self.risk[math.ceil(Fraction(repr(float(coverage))) * n) - 1].item()
         assert risk is not None
-        total, last = self.error.double().cumsum(0), self._last()
+        total, is_last = self.error.double().cumsum(0), self._last_of_equal()
         if confidence is None:
-            good = (total / torch.arange(1, n + 1, device=total.device) <= risk) & last
-            if not good.any():
-                raise ValueError(f"no threshold has an error of {risk:g}; the lowest is {self._lowest():.4g}")
-            return self.risk[good.nonzero()[-1, 0]].item()
+            acceptable = (total / torch.arange(1, n + 1, device=total.device) <= risk) & is_last
+            if not acceptable.any():
+                raise ValueError(f"no threshold has an error of {risk:g}; the lowest is {self._lowest_error():.4g}")
+            return self.risk[acceptable.nonzero()[-1, 0]].item()
         delta = float(1 - level("confidence", confidence)) / LEVELS
         binary = _binary(self.error) and max_error in (None, 1)
         if not binary and max_error is None:
-            raise ValueError("errors are not 0 or 1; a bound needs the largest error there can be: give max_error=")
-        most = 1.0 if max_error is None else float(max_error)
-        if self.error.max() > most:
-            raise ValueError(f"max_error={most:g}, but errors go up to {self.error.max().item():g}")
-        best, lowest = None, most
+            raise ValueError("errors are not 0 or 1, so that a bound needs the largest possible error: give max_error=")
+        largest_error = 1.0 if max_error is None else float(max_error)
+        if self.error.max() > largest_error:
+            raise ValueError(f"max_error={largest_error:g}, but errors go up to {self.error.max().item():g}")
+        threshold, lowest_bound = None, largest_error
         for rank in sorted({math.ceil(n * k / LEVELS) for k in range(1, LEVELS + 1)}):
-            cut = int((self.risk <= self.risk[rank - 1]).sum())
-            # given the threshold, which is a row itself, only the others are independent of it
-            bound = _bound(total[cut - 1].item(), cut - 1, delta, most, binary)
-            lowest = min(lowest, bound)
+            n_answered = int((self.risk <= self.risk[rank - 1]).sum())
+            # the threshold is the risk of a row; given the threshold, only the other rows are independent of it
+            bound = _bound(total[n_answered - 1].item(), n_answered - 1, delta, largest_error, binary)
+            lowest_bound = min(lowest_bound, bound)
             if bound <= risk:
-                best = self.risk[cut - 1].item()
-        if best is None:
+                threshold = self.risk[n_answered - 1].item()
+        if threshold is None:
             raise ValueError(
-                f"no threshold is sure to have an error of at most {risk:g} with confidence {confidence:g} on {n} held-out rows; the lowest "
-                f"bound is {lowest:.4g}: hold out more rows, or ask for less"
+                f"no threshold guarantees an error of at most {risk:g} with confidence {confidence:g} on {n} held-out rows; the lowest "
+                f"bound is {lowest_bound:.4g}: hold out more rows, or accept a larger error"
             )
-        return best
+        return threshold
 
-    def _last(self) -> Tensor:
-        """Rows that are the last of those with their risk: a threshold takes equal risks all or none."""
+    def _last_of_equal(self) -> Tensor:
+        """Return a mask of the rows that are the last of those with equal risk: a threshold accepts all of them or none."""
         return torch.cat([self.risk[1:] > self.risk[:-1], torch.ones_like(self.risk[:1], dtype=torch.bool)])
 
-    def _lowest(self) -> float:
+    def _lowest_error(self) -> float:
         return (
-            (self.error.double().cumsum(0) / torch.arange(1, len(self.error) + 1).to(self.error))[self._last()]
+            (self.error.double().cumsum(0) / torch.arange(1, len(self.error) + 1).to(self.error))[self._last_of_equal()]
             .min()
             .item()
         )
 
     def predictor(self, threshold: float | None = None, **wanted: Any) -> SelectivePredictor:
-        """The model that abstains above a threshold.
+        """Return the model that abstains above a threshold.
 
         Args:
-            threshold: the highest risk to answer; None: that of `threshold(**wanted)`.
+            threshold: highest risk to answer; None: `threshold(**wanted)`.
             wanted: coverage, or risk with confidence and max_error, as for `threshold`.
         """
         if threshold is not None and wanted:
@@ -307,26 +307,26 @@ def selective(
     batch_size: int = 1024,
     seed: int = 0,
 ) -> Selective:
-    """Find out on held-out rows what is gained by answering only where the risk is low (El-Yaniv & Wiener 2010).
+    """Measure on held-out rows what is gained by answering only where the risk is low (El-Yaniv & Wiener 2010).
 
     Args:
-        wrapped: what a wrapper made of a model, or a calibrated model.
-        data: a pair (x, y), a Split, a Dataset or a DataLoader, that the model was not trained on.
-        by: the risk that decides: "total", "aleatoric", "epistemic" or "vacuitic"; or "confidence", 1 - the highest class probability. Of
-            several outputs, pixels or tokens the root mean square counts, over all of them: new rows have no targets that could say which have a
+        wrapped: a model wrapped by one of the wrappers, or a calibrated model.
+        data: a pair (x, y), a Split, a Dataset or a DataLoader of rows that the model was not trained on.
+        by: the risk that decides: "total", "aleatoric", "epistemic" or "vacuitic"; or "confidence", 1 - the highest class probability. For
+            several outputs, pixels or tokens, the root mean square over all of them counts: new rows have no targets to tell which have a
             class.
-        error: error(prediction, target) -> [rows], >= 0 (positions: shaped like the risk), of predictions with the classes last; None: 1 for a
-            wrong class and 0 for the right one, else the absolute error, each the mean over a row.
-        per: "row" answers or refuses whole rows; "position" each pixel, token or number by itself. Class numbers of -100 have no error: such
-            positions are left out, and so are rows that have no other.
-        batch_size: rows asked for at once.
-        seed: of random draws on the way; the global random state is left alone.
+        error: error(prediction, target) -> [rows], >= 0 (for positions: shaped like the risk), with the classes of predictions last; None: 1 for
+            a wrong class and 0 for the right one, or the absolute error of values, averaged over each row.
+        per: "row" answers or rejects whole rows; "position" each pixel, token or number. Class numbers of -100 have no error: such
+            positions are ignored, and so are rows without any others.
+        batch_size: rows per call of the model.
+        seed: seed of the model's random draws; the global random state is not touched.
 
     Returns:
         An object with `curve`, `threshold(coverage=0.8)` or `threshold(risk=0.05, confidence=0.95)`, and `predictor(...)`.
 
     Raises:
-        ValueError: the model does not measure this risk, or the rows do not fit.
+        ValueError: the model does not measure this risk, or the rows are not valid.
 
     Example:
         >>> from workbench import compose, sculpt, vote
@@ -339,9 +339,9 @@ def selective(
     """
     _check_by(by, per)
     answers = collect(wrapped, data, risk=by != "confidence", batch_size=batch_size, seed=seed)
-    chosen = row_risk if per == "row" else position_risk
-    risk = chosen(answers.y, answers.risk, by, output_of(wrapped))
-    counted = torch.ones_like(risk, dtype=torch.bool)
+    risk_of = row_risk if per == "row" else position_risk
+    risk = risk_of(answers.y, answers.risk, by, output_of(wrapped))
+    is_counted = torch.ones_like(risk, dtype=torch.bool)
     if error is not None:
         errors = error(answers.y, answers.target)
         if not isinstance(errors, Tensor) or errors.shape != risk.shape:
@@ -352,25 +352,25 @@ def selective(
                 else f"error must give one number for each position, {list(risk.shape)}; it gave {shape}"
             )
         if answers.labels and answers.target.shape == risk.shape:
-            counted = answers.known
+            is_counted = answers.known
     else:
         errors, weight = _errors(answers)
         if per == "row":
             errors, weight = (value.reshape(len(risk), -1) for value in (errors, weight))
             count = weight.sum(1)
-            errors, counted = (errors * weight).sum(1) / count.clamp_min(1), count > 0
+            errors, is_counted = (errors * weight).sum(1) / count.clamp_min(1), count > 0
         elif errors.shape != risk.shape:
             raise ValueError(
-                f"per='position': the {by} risk has shape {list(risk.shape)}, and the targets {list(errors.shape)}; it says nothing of single "
-                "positions: take per='row'" + (", or wrap with neo.Wrapper(per='position')" if by == "vacuitic" else "")
+                f"per='position': the {by} risk has shape {list(risk.shape)}, and the targets {list(errors.shape)}; there is no risk of single "
+                "positions: use per='row'" + (", or wrap with neo.Wrapper(per='position')" if by == "vacuitic" else "")
             )
         else:
-            counted = weight > 0
-    return Selective(wrapped, by, risk[counted], errors[counted], per)
+            is_counted = weight > 0
+    return Selective(wrapped, by, risk[is_counted], errors[is_counted], per)
 
 
 def _errors(answers: Answers) -> tuple[Tensor, Tensor]:
-    """The error of each class number or value, and 1 for those that count and 0 for those without a class."""
+    """Return the error of each class number or value, and its weight: 1, or 0 for targets without a class."""
     if answers.labels:
         check_labels(answers, "a selective classifier")
         return (answers.y.argmax(-1) != answers.target).to(answers.y), answers.known.to(answers.y)
@@ -382,19 +382,19 @@ def _errors(answers: Answers) -> tuple[Tensor, Tensor]:
 def top_uncertain(
     wrapped: Any, data: Any, k: int, by: str = "epistemic", *, batch_size: int = 1024, seed: int = 0
 ) -> TopUncertain:
-    """The k rows of highest risk: those to label next, or to look at.
+    """Return the k rows of highest risk, such as those to label next or to inspect.
 
     Args:
-        wrapped: what a wrapper made of a model, or a calibrated model.
-        data: inputs, a tensor [n, ...] or batches of it, or pairs (x, y) in any form that `selective` takes; targets are not looked at. A
-            DataLoader must keep the order of its rows, since rows are told by their number.
-        k: how many, from 1 to n.
-        by: the risk that counts, as for `selective`.
-        batch_size: rows asked for at once.
-        seed: of random draws on the way; the global random state is left alone.
+        wrapped: a model wrapped by one of the wrappers, or a calibrated model.
+        data: inputs, a tensor [n, ...] or batches of it, or pairs (x, y) in any form that `selective` takes; targets are ignored. A
+            DataLoader must keep the order of its rows, since rows are identified by their number.
+        k: number of rows, from 1 to n.
+        by: the risk to sort by, as for `selective`.
+        batch_size: rows per call of the model.
+        seed: seed of the model's random draws; the global random state is not touched.
 
     Returns:
-        (indices, values): row numbers int64 [k] and risks [k], highest first; of equal risks the earlier row comes first.
+        (indices, values): row numbers int64 [k] and risks [k], highest first; rows of equal risk keep their order.
 
     Raises:
         ValueError: k is out of range, the DataLoader shuffles, or the model does not measure this risk.
@@ -408,10 +408,10 @@ def top_uncertain(
     _check_by(by)
     if isinstance(data, DataLoader) and not _keeps_order(data):
         raise ValueError(
-            "the DataLoader shuffles its rows, so their numbers would mean nothing; make it with shuffle=False"
+            "the DataLoader shuffles its rows, so that row numbers would be meaningless; use shuffle=False"
             if not isinstance(data.dataset, IterableDataset)
-            else f"{data.num_workers} workers read the {type(data.dataset).__name__}, so that the numbers of its rows would mean nothing; make "
-            "the DataLoader with num_workers=0"
+            else f"{data.num_workers} workers read the {type(data.dataset).__name__}, so that row numbers would be meaningless; use "
+            "num_workers=0"
         )
     answers = collect(wrapped, data, risk=by != "confidence", targets=False, batch_size=batch_size, seed=seed)
     risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
@@ -423,7 +423,7 @@ def top_uncertain(
 
 def _keeps_order(loader: DataLoader) -> bool:
     if isinstance(loader.dataset, IterableDataset):
-        return loader.num_workers < 2  # several each go through all of it, or take turns
+        return loader.num_workers < 2  # several workers each iterate over all of it, or take turns
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     return type(sampler) is SequentialSampler and (batches is None or type(batches) is BatchSampler)

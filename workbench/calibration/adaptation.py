@@ -1,4 +1,4 @@
-"""Batch norms that take their statistics from inputs of another place."""
+"""Adaptation of batch norm statistics to inputs from another source."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size: int = 1024, seed: int = 0) -> Model:
-    """A copy of a model whose batch norms have the statistics of these inputs, which need no targets (AdaBN; Li et al. 2017).
+    """Return a copy of a model whose batch norms have the statistics of these inputs, which need no targets (AdaBN; Li et al. 2017).
 
-    Mean and variance of every batch norm become
+    Mean and variance of each batch norm become
 
         (prior * old + n * new) / (prior + n),
 
-    with those of the n given rows as the new ones (Schneider et al. 2020), averaged over batches; every voter has its own. Blur, contrast and
-    light move these statistics, and a network that is given the right ones is often as good as it can be there without training. Scores of
-    another place are then like those of held-out rows only if the model was calibrated in the same way: adapt it to the inputs of the held-out
-    rows, calibrate, and adapt what is calibrated to those of the new place.
+    where the new statistics are those of the n given rows, averaged over batches (Schneider et al. 2020); each voter has its own. Blur, contrast
+    and brightness shift these statistics, and with the right ones a network is often as good as it can be without training. Scores of
+    new rows are then like those of held-out rows only if the model was calibrated in the same way: adapt it to the held-out inputs,
+    calibrate it, and adapt the calibrated model to the new inputs.
 
     Args:
-        model: what a wrapper made of a model, or a calibrated model; it stays as it is.
-        inputs: of the place, tensor [n, ...], or as `calibrate` takes them; as many as can be had, of all classes as they occur.
-        prior: how many rows (of graphs: nodes) the statistics of the training count as.
-        batch_size: rows asked for at once; a DataLoader has its own. A last row that is left alone has no variance, and does not count.
-        seed: of random draws on the way; the global random state is left alone.
+        model: a model wrapped by one of the wrappers, or a calibrated model; it is not changed.
+        inputs: inputs from the new source, tensor [n, ...], or as for `calibrate`; as many as possible, with the classes as they occur.
+        prior: number of rows (for graphs: nodes) that the statistics of the training count as.
+        batch_size: rows per call of the model; a DataLoader has its own batch size. A last batch of one row has no variance, and is ignored.
+        seed: seed of the model's random draws; the global random state is not touched.
 
     Raises:
         TypeError: the model is not wrapped, or inputs is something else.
-        ValueError: no batch norm has statistics, prior is negative, or there is no row.
+        ValueError: no batch norm has running statistics, prior is negative, or there are no rows.
 
     Example:
         >>> from workbench import calibrate, vote
@@ -61,23 +61,23 @@ def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size:
     if not norms:
         raise ValueError("the model has no batch norm with running statistics, and nothing else is adapted")
     momenta = [norm.momentum for norm in norms]
-    like = next((p for p in adapted.parameters() if p.is_floating_point()), torch.empty(0))
+    parameter = next((p for p in adapted.parameters() if p.is_floating_point()), torch.empty(0))
     wrapped, rows, largest = innermost(adapted), 0, 0
-    with own_random(seed, like.device), torch.no_grad(), evaluating(adapted, whole=True):
-        for batch in batches_of_rows(paired(wrapped, inputs, targets=False), like, batch_size, targets=False):
+    with own_random(seed, parameter.device), torch.no_grad(), evaluating(adapted, whole=True):
+        for batch in batches_of_rows(paired(wrapped, inputs, targets=False), parameter, batch_size, targets=False):
             args, kwargs = opened(wrapped, batch.x)
             count = _rows_in((args, kwargs))
             if not count or count == 1 < largest:
                 continue
             rows, largest = rows + count, max(largest, count)
             for norm in norms:
-                # the running mean over all rows so far
+                # momentum that gives the running mean over all rows so far
                 norm.momentum, norm.training = count / (prior + rows), True
             wrapped(*args, **kwargs)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum, norm.training = momentum, False
     if not rows:
-        raise ValueError("inputs: there is no row")
+        raise ValueError("inputs: there are no rows")
     return adapted
 
 

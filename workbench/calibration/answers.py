@@ -1,4 +1,4 @@
-"""What a calibration is fitted to: the answers of a model to held-out rows, and checks of them."""
+"""Answers of a model for held-out rows, which calibrations are fitted to, and checks of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from workbench.metrics._inputs import level_in_unit
 from workbench.risk import Risk
 
 RISKS = tuple(kind.name for kind in fields(Risk))
-FEWEST = 10  # rows that temperature, variance scale and recalibration are fitted to
+MIN_ROWS = 10  # for fitting temperature, variance scale and recalibration
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a model says about held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32.
+    """Outputs of a model for held-out rows: predictions [n, ...], risks [n, ...] and targets [n, ...]; at least float32.
 
-    Scores of classes have the classes in the last dimension, wherever the model has them. Of quantile heads, if they were asked for, also
-    offsets [levels, n, ...]: how far each quantile lies from the prediction. Of the inputs, by name, what was asked: one number a row. `drawn`
-    says whether the model drew random numbers for its answers.
+    Class scores have the classes in the last dimension, wherever the model has them. `offsets` [levels, n, ...] are the differences between the
+    quantiles of quantile heads, if requested, and the prediction. `of_inputs` holds the requested functions of the inputs by name, one number
+    per row. `drawn` tells whether the model drew random numbers.
     """
 
     y: Tensor
@@ -42,21 +42,21 @@ class Answers:
 
     @property
     def known(self) -> Tensor:
-        """Which class numbers there are, bool [n, ...]: those of pixels and tokens without a class are -100."""
+        """Mask of the targets that have a class, bool [n, ...]; pixels and tokens without one are -100."""
         return self.target != IGNORED
 
 
 def check_rows(answers: Answers, what: str) -> None:
-    """Raise on fewer rows than one fitted number needs: of a standard deviation the relative error is 1 / sqrt(2 n)."""
+    """Raise if there are too few rows to fit one number: the relative error of a standard deviation is 1 / sqrt(2 n)."""
     rows = int(answers.known.reshape(len(answers.y), -1).any(1).sum()) if answers.labels else len(answers.y)
-    if rows < FEWEST:
+    if rows < MIN_ROWS:
         raise ValueError(
-            f"{what} needs at least {FEWEST} held-out rows, there are {rows}; what is fitted to fewer is off by more than a fifth"
+            f"{what} needs at least {MIN_ROWS} held-out rows, there are {rows}; with fewer, the fitted number is off by more than a fifth"
         )
 
 
 def check_values(answers: Answers, what: str) -> None:
-    """Raise unless predictions and targets are values of one shape."""
+    """Raise unless predictions and targets are values of the same shape."""
     if answers.labels:
         raise ValueError(f"{what} is for values, but the targets are class numbers ({answers.target.dtype})")
     if answers.y.shape != answers.target.shape:
@@ -67,7 +67,7 @@ def check_values(answers: Answers, what: str) -> None:
 
 
 def check_labels(answers: Answers, what: str) -> None:
-    """Raise unless predictions are class scores and targets are labels of theirs."""
+    """Raise unless predictions are class scores and targets are matching class numbers."""
     y, labels = answers.y, answers.target
     if not answers.labels:
         raise ValueError(
@@ -75,8 +75,8 @@ def check_labels(answers: Answers, what: str) -> None:
         )
     if y.dim() < 2 or y.shape[-1] < 2 or labels.shape != y.shape[:-1]:
         raise ValueError(
-            f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; wanted are [rows, ...] and [rows, ..., classes]"
-            + ("; of one 1 a row make class numbers, y.argmax(1)" if is_one_hot(labels) else "")
+            f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; they must be [rows, ...] and [rows, ..., classes]"
+            + ("; convert one-hot rows to class numbers, y.argmax(1)" if is_one_hot(labels) else "")
         )
     labels = labels[answers.known]
     if not labels.numel():
@@ -88,26 +88,26 @@ def check_labels(answers: Answers, what: str) -> None:
 
 
 def risk_named(risk: Risk, by: str) -> Tensor:
-    """One of the risks that were measured."""
+    """Return the risk of this name, if it was measured."""
     if by not in RISKS or risk[by] is None:
-        there = ", ".join(risk.names()) or "none at all (the plain baseline)"
-        raise ValueError(f"by={by!r}: the model measures no such risk; it gives {there}")
+        available = ", ".join(risk.names()) or "none at all (the plain baseline)"
+        raise ValueError(f"by={by!r}: the model measures no such risk; it gives {available}")
     return risk[by]
 
 
 def level(name: str, value: Any) -> Fraction:
-    """A probability strictly between 0 and 1 as the decimal number that was meant: 0.9 is nine tenths, not a little more."""
+    """Return a probability strictly between 0 and 1 as an exact decimal fraction: 0.9 is nine tenths, not the nearest float."""
     level_in_unit(name, value)
     return Fraction(repr(float(value)))
 
 
 def log_probabilities(y: Tensor, output: str) -> Tensor:
-    """Normalised log-probabilities [..., classes] of what a classifier gives."""
+    """Return normalised log-probabilities [..., classes] from the output of a classifier."""
     if output == "probs":
         y = y.clamp_min(torch.finfo(y.dtype).tiny).log()
     return y.log_softmax(-1)
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """In float32 if its type is less precise than that."""
+    """Return the tensor in at least float32."""
     return tensor.to(torch.promote_types(torch.float32, tensor.dtype))

@@ -1,4 +1,4 @@
-"""One call for every way to calibrate a wrapped model."""
+"""`calibrate`: one function for all calibration methods."""
 
 from __future__ import annotations
 
@@ -82,33 +82,33 @@ def calibrate(
 def calibrate(
     wrapped: nn.Module, data: Any, method: str | None = None, *, batch_size: int = 1024, seed: int = 0, **options: Any
 ) -> Calibrated:
-    """A wrapped model whose risks, probabilities or intervals hold on rows that it has not seen.
+    """Calibrate a wrapped model on held-out rows, so that its risks, probabilities or intervals hold on new rows.
 
     The result is called like the wrapped model, `calibrated(x)` or `calibrated(x, return_risk=True)`, and can be calibrated once more. The
     wrapped model itself is not changed.
 
     Args:
-        wrapped: what a wrapper made of a model, trained; or a calibrated model.
-        data: rows that were held out: a pair (x, y) of tensors or arrays, a Split (`train, held = data.validation(0.2)` before training), a
+        wrapped: a trained model wrapped by one of the wrappers, or a calibrated model.
+        data: held-out rows: a pair (x, y) of tensors or arrays, a Split (`train, held = data.validation(0.2)` before training), a
             Dataset or a DataLoader of pairs, or dicts with "labels"; or the history of a cross-fitted training, `fit(..., folds=5)`, for which
-            no row is held out. y is float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model was trained on, or
-            its best weights chosen by, make it look better than it is.
+            no rows are held out. y is float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model was trained on,
+            or that selected its best weights, make it look better than it is.
         method: "temperature" (class scores; the default for them), "variance" (standard deviations; the default for values), "isotonic"
             (quantiles of values) or "conformal" (intervals or sets with a guarantee).
-        batch_size: rows asked for at once; a DataLoader has its own.
-        seed: of random draws on the way; the global random state is left alone.
-        options: of the method: per_output for "variance" and "isotonic"; score, by, joint, randomized, penalty, k_reg, groups, weight for
-            "conformal".
+        batch_size: rows per call of the model; a DataLoader has its own batch size.
+        seed: seed of the model's random draws; the global random state is not touched.
+        options: options of the method: per_output for "variance" and "isotonic"; score, by, joint, randomized, penalty, k_reg, groups, weight
+            for "conformal".
 
     Returns:
-        A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration`, `SplitConformal` or `CrossConformal`, in which the docstring says
-        what it does to predictions and risks. `interval(x, coverage=0.9)` gives (lower, upper) for values,
+        A `TemperatureScaling`, `VarianceScaling`, `QuantileRecalibration`, `SplitConformal` or `CrossConformal`, whose docstring describes
+        its effect on predictions and risks. `interval(x, coverage=0.9)` returns (lower, upper) for values,
         `predict_set(x, coverage=0.9)` bool [rows, classes].
 
     Raises:
-        TypeError: the model is not wrapped, gives no tensor, or data is something else.
-        ValueError: there is no such method, or rows, predictions and risks do not fit it; there are fewer than 10 rows ("conformal" needs
-            coverage / (1 - coverage) of them when it is asked).
+        TypeError: the model is not wrapped, does not return a tensor, or data is something else.
+        ValueError: there is no such method, rows, predictions or risks are not suitable for it, or there are fewer than 10 rows ("conformal"
+            needs coverage / (1 - coverage) of them, when it is called).
 
     Example:
         >>> from workbench import vote
@@ -135,7 +135,7 @@ def calibrate(
     answers = collect(wrapped, data, risk=form == "values", batch_size=batch_size, seed=seed)
     if form != "values" and not answers.labels:
         raise ValueError(
-            f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: to calibrate it wants class "
+            f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: calibration needs class "
             "numbers [rows], such as y.argmax(-1) of soft labels"
         )
     calibrated = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)

@@ -1,4 +1,4 @@
-"""Split conformal prediction: intervals and sets that hold the truth as often as asked, whatever the model."""
+"""Split conformal prediction: intervals and sets that contain the truth with the requested probability, for any model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLASSES = ("lac", "aps", "raps")
 
 
 def conformal_quantile(scores: Tensor, coverage: float = 0.9) -> Tensor:
-    """The k-th smallest score, k = ceil((n + 1) coverage), which a new score stays up to with at least this probability.
+    """Return the k-th smallest score, k = ceil((n + 1) coverage), an upper bound of a new score with at least this probability.
 
     If the scores of held-out and new rows are exchangeable: coverage <= P(new <= quantile), and also <= coverage + 1 / (n + 1) if no two
     scores are equal (Vovk et al. 2005; Lei et al. 2018).
@@ -43,7 +43,7 @@ def conformal_quantile(scores: Tensor, coverage: float = 0.9) -> Tensor:
         [...].
 
     Raises:
-        ValueError: n is too small: k would be above n; or a score is NaN or infinite.
+        ValueError: n is so small that k > n, or a score is NaN or infinite.
 
     Example:
         >>> conformal_quantile(torch.arange(9.0), 0.9)
@@ -57,59 +57,60 @@ def conformal_quantile(scores: Tensor, coverage: float = 0.9) -> Tensor:
 
 
 def _rank(n: int, coverage: float) -> int:
-    wanted = level("coverage", coverage)
-    k = math.ceil((n + 1) * wanted)
+    probability = level("coverage", coverage)
+    k = math.ceil((n + 1) * probability)
     if k > n:
-        least = math.ceil(wanted / (1 - wanted))
+        min_rows = math.ceil(probability / (1 - probability))
         raise ValueError(
-            f"coverage {coverage:g} needs at least {least} held-out rows, there are {n}; hold out more, or ask for at most {n / (n + 1):.4g}"
+            f"coverage {coverage:g} needs at least {min_rows} held-out rows, there are {n}; hold out more, or ask for at most {n / (n + 1):.4g}"
         )
     return k
 
 
 class SplitConformal(Calibrated):
-    """Intervals or sets of classes with a guaranteed coverage, by scores of held-out rows (Papadopoulos et al. 2002; Lei et al. 2018).
+    """Intervals or sets of classes with guaranteed coverage, from scores of held-out rows (Papadopoulos et al. 2002; Lei et al. 2018).
 
-    The guarantee is P(y in set) >= coverage, on average over held-out and new rows, for any model, as long as they are exchangeable: drawn
-    from one source, and the model not trained on them. It does not hold for each input or group by itself. Any coverage can be asked for
-    afterwards. Predictions and risks are those of the wrapped model.
+    The guarantee is P(y in set) >= coverage, on average over held-out and new rows, for any model, as long as the rows are exchangeable: drawn
+    from one source, and not used to train the model. It does not hold for each input or group separately. The coverage is chosen when
+    predicting. Predictions and risks are those of the wrapped model.
 
-    Scores of values, with quantile Q of the held-out ones:
+    Scores of values, with quantile Q of the held-out scores:
 
     - "absolute": |y - prediction|; prediction +- Q.
     - "normalized": |y - prediction| / risk; prediction +- Q * risk (Papadopoulos et al. 2008; Lei et al. 2018). Vacuitic risk, which can be
       negative, enters as softplus(risk).
-    - "cqr": max(lower - y, y - upper); [lower - Q, upper + Q] (Romano et al. 2019). lower and upper are quantiles at the coverage asked for,
-      of quantile heads (`sculpt.Wrapper(Quantiles(levels))`; best where the levels are those of the coverage) or else of the predicted
-      distribution; or the model's own where it gives [rows, 2] (lower, upper) for targets [rows, 1].
+    - "cqr": max(lower - y, y - upper); [lower - Q, upper + Q] (Romano et al. 2019). lower and upper are quantiles at the requested coverage,
+      of quantile heads (`sculpt.Wrapper(Quantiles(levels))`; best if the levels match the coverage) or else of the predicted
+      distribution; or the outputs of a model that returns [rows, 2] (lower, upper) for targets [rows, 1].
 
     Scores of classes, with probabilities p:
 
     - "lac": 1 - p_y; the smallest sets on average (Sadinle et al. 2019).
-    - "aps": the probability of all classes above y, and u p_y; sets that adapt to hard rows (Romano et al. 2020).
-    - "raps": the same and penalty * max(0, rank of y - k_reg), which keeps sets small (Angelopoulos et al. 2021).
+    - "aps": the probability of all classes above y, plus u p_y; sets that adapt to difficult rows (Romano et al. 2020).
+    - "raps": the same plus penalty * max(0, rank of y - k_reg), which keeps sets small (Angelopoulos et al. 2021).
 
-    With `groups` the guarantee holds within each group (Mondrian; Vovk et al. 2005), with `groups="class"` for each true class by itself
-    (label-conditional; Vovk 2012; Sadinle et al. 2019). With `weight` it holds for rows of another place, whose inputs have another density:
-    where w is the ratio of the densities (Tibshirani et al. 2019). Rows of a group that was held out too seldom, or of an input too far from
-    all that were, get infinite intervals or all classes, and a warning says so. Without `groups` and `weight` a warning says when a model is
-    less sure of the class of new rows, knows their values less well (by epistemic risk, where "normalized" measures it), or finds them
-    stranger by vacuitic risk, than chance allows after the held-out rows: then nothing is guaranteed for them.
+    With `groups` the guarantee holds within each group (Mondrian; Vovk et al. 2005), with `groups="class"` for each true class
+    (label-conditional; Vovk 2012; Sadinle et al. 2019). With `weight` it holds for rows from another source, whose inputs have another density,
+    if w is the ratio of the densities (Tibshirani et al. 2019). Rows of a group with too few held-out rows, or of an input too far from
+    all held-out ones, get infinite intervals or all classes, with a warning. Without `groups` and `weight`, a warning is given if the model is
+    less sure of the class of new rows, has higher epistemic risk for them (where "normalized" measures it), or higher vacuitic
+    risk, than chance allows compared with the held-out rows: nothing is guaranteed for them then.
 
     Args:
-        wrapped: what a wrapper made of a model, or a calibrated model.
-        score: one of those above; None: "normalized" for values ("absolute" if the model measures no such risk), "lac" for classes.
+        wrapped: a model wrapped by one of the wrappers, or a calibrated model.
+        score: one of the scores above; None: "normalized" for values ("absolute" if the model measures no such risk), "lac" for classes.
         by: the risk that "normalized" divides by: "total", "aleatoric", "epistemic" or "vacuitic".
-        joint: for several outputs: True: all of a row lie inside with the coverage (the largest score of the row counts); False: each by itself.
-        randomized: for "aps" and "raps": u is drawn between 0 and 1 for each row, as published; sets can be empty. False: u = 1.
-        penalty, k_reg: of "raps".
-        groups: from a batch of inputs to whole numbers [rows], the group of each row; or "class". Not saved with the state.
-        weight: from a batch of inputs to numbers of at least 0 [rows], the density of the new place by that of the held-out rows up to a
+        joint: for several outputs: True: all outputs of a row lie inside with the coverage (the largest score of the row counts); False: each
+            one separately.
+        randomized: for "aps" and "raps": True: u is drawn between 0 and 1 for each row, as published, and sets can be empty; False: u = 1.
+        penalty, k_reg: parameters of "raps".
+        groups: function from a batch of inputs to integers [rows], the group of each row; or "class". Functions are not saved with the state.
+        weight: function from a batch of inputs to numbers >= 0 [rows], the ratio of the densities of the new and the held-out inputs up to a
             factor, such as a `DensityRatio`. Not saved with the state.
 
     Raises:
-        TypeError: groups or weight is no function.
-        ValueError: an option is none of those named.
+        TypeError: groups or weight is not a function.
+        ValueError: an option has an unknown value.
 
     Example:
         >>> from workbench import sculpt
@@ -157,7 +158,7 @@ class SplitConformal(Calibrated):
             )
         super().__init__(wrapped)
         self.groups, self.weight = groups, weight
-        # what of it a state says, which holds no functions
+        # what a state records of these functions, which it can't hold
         self.grouped = None if groups is None else "class" if by_class else "inputs"
         self.weighted = None if weight is None else True
         self.score, self.by, self.joint, self.randomized = score, by, joint, randomized
@@ -167,12 +168,12 @@ class SplitConformal(Calibrated):
         self.needs_risk |= score == "cqr" and not self.needs_offsets
         self.watches = weight is None and groups is None
         self.register_buffer("scores", torch.empty(0))  # [n, ...], in rising order
-        # for cqr of a distribution, whose scores depend on the coverage: prediction, risk (or offsets) and target [3 or more, n, ...]
+        # scores of "cqr" with a distribution depend on the coverage: prediction, risk (or offsets) and target [3 or more, n, ...]
         self.register_buffer("held", torch.empty(0))
-        # of held-out rows, in rising order: vacuitic risk [n], of a model that has one; how unsure it is of each [n]
+        # of the held-out rows, in rising order: vacuitic risk [n], if the model has it, and uncertainty of the prediction [n]
         self.register_buffer("strangeness", torch.empty(0))
         self.register_buffer("doubt", torch.empty(0))
-        # of each score, in their order
+        # group and weight of each score
         self.register_buffer("score_groups", torch.empty(0, dtype=torch.int64) if groups is not None else None)
         self.register_buffer("score_weights", torch.empty(0, dtype=torch.float64) if weight is not None else None)
 
@@ -185,7 +186,7 @@ class SplitConformal(Calibrated):
 
     @property
     def effective_rows(self) -> float:
-        """How many held-out rows of one weight carry as much as those there are, with `weight` (Kish 1965)."""
+        """Effective sample size of the held-out rows with `weight` (Kish 1965): the number of equally weighted rows that carry as much."""
         return float(len(self.scores)) if self.score_weights is None else effective_rows(self.score_weights)
 
     # ---- fitting
@@ -194,49 +195,49 @@ class SplitConformal(Calibrated):
         return {name: partial(row_numbers, name, f) for name, f in functions.items() if callable(f)}
 
     def _fit(self, answers: Answers, seed: int) -> None:
-        chosen = self.score
-        if chosen is None:
-            measured = answers.risk.names()
-            chosen = "lac" if answers.labels else "normalized" if self.by in measured else "absolute"
+        score = self.score
+        if score is None:
+            risk_names = answers.risk.names()
+            score = "lac" if answers.labels else "normalized" if self.by in risk_names else "absolute"
         calibration_rows = torch.empty(0)
-        if chosen in CLASSES:
-            scores = self._held_out_classes(answers, chosen, seed)
-        elif chosen == "cqr" and _is_interval(answers):
+        if score in CLASSES:
+            scores = self._held_out_classes(answers, score, seed)
+        elif score == "cqr" and _is_interval(answers):
             lower, upper = answers.y.sort(1).values.split(1, 1)
             scores = _outside(lower, upper, answers.target)
-        elif chosen == "cqr":
+        elif score == "cqr":
             check_values(answers, "score='cqr'")
             spread = risk_named(answers.risk, "total")[None] if answers.offsets is None else answers.offsets
             calibration_rows = torch.cat([answers.y[None], spread, answers.target[None]])
             scores = self._cqr_scores(calibration_rows, 0.5)
         else:
-            check_values(answers, f"score={chosen!r}")
+            check_values(answers, f"score={score!r}")
             scores = (answers.target - answers.y).abs()
-            if chosen == "normalized":
-                width = self._width(answers.y, answers.risk)
+            if score == "normalized":
+                width = self._score_unit(answers.y, answers.risk)
                 if (zero := ~(width > 0)).any():
                     raise ValueError(
-                        f"the {self.by} risk is 0 in {int(zero.sum())} of {zero.numel()} held-out numbers, and nothing can be divided by it; "
+                        f"the {self.by} risk is 0 in {int(zero.sum())} of {zero.numel()} held-out values, and scores can't be divided by it; "
                         "use score='absolute'"
                     )
                 scores = scores / width
-            scores = self._joined(scores)
+            scores = self._joint_scores(scores)
         strangeness = answers.risk.vacuitic if self.watches else None
         self.strangeness = torch.empty(0) if strangeness is None or strangeness.dim() > 1 else strangeness.sort().values
-        # a pass that draws may share its noise between all rows, which then are riskier or safer together
-        doubt = None if answers.drawn or not self.watches else self._doubt(answers.y, answers.risk, chosen)
+        # a random pass may share its noise between all rows, so that their risks rise and fall together
+        doubt = None if answers.drawn or not self.watches else self._doubt(answers.y, answers.risk, score)
         self.doubt = torch.empty(0) if doubt is None else doubt.sort().values
         if self.groups is None and self.weight is None:
-            self.score, self.scores, self.held = chosen, scores.sort(0).values, calibration_rows.to(scores)
+            self.score, self.scores, self.held = score, scores.sort(0).values, calibration_rows.to(scores)
             return
-        rows = answers.known if chosen in CLASSES else slice(None)
-        if self.grouped == "class" and chosen not in CLASSES:
+        rows = answers.known if score in CLASSES else slice(None)
+        if self.grouped == "class" and score not in CLASSES:
             raise ValueError("groups='class' is for classes, but the targets are values; give a function of the inputs")
         groups = answers.target if self.grouped == "class" else answers.of_inputs.get("groups")
         weights = answers.of_inputs.get("weight")
         if weights is not None and not bool((weights > 0).any()):
-            raise ValueError("weight is 0 for every held-out row: none of them is like those of the new place")
-        self.score, self.scores, self.held = chosen, scores, calibration_rows.to(scores)
+            raise ValueError("weight is 0 for every held-out row: none of them resembles the new rows")
+        self.score, self.scores, self.held = score, scores, calibration_rows.to(scores)
         if groups is not None:
             self.score_groups = groups.to(scores.device)[rows]
         if weights is not None:
@@ -246,8 +247,8 @@ class SplitConformal(Calibrated):
         check_labels(answers, f"score={score!r}")
         if answers.y.dim() != 2:
             raise ValueError(
-                f"score={score!r}: the model gives {list(answers.y.shape)}; rows are exchangeable, not the pixels or tokens of one: give a "
-                "model of [rows, classes], or take method='temperature', whose sets have no guarantee"
+                f"score={score!r}: the model gives {list(answers.y.shape)}; rows are exchangeable, but not the pixels or tokens of a row: give "
+                "a model of [rows, classes], or take method='temperature', whose sets have no guarantee"
             )
         draws = torch.rand(len(answers.y), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         known = answers.known
@@ -256,74 +257,78 @@ class SplitConformal(Calibrated):
         ]
 
     def _cqr_scores(self, calibration_rows: Tensor, coverage: float) -> Tensor:
-        return self._joined(
+        return self._joint_scores(
             _outside(*self._ends(calibration_rows[0], calibration_rows[1:-1], coverage), calibration_rows[-1])
         )
 
     def _ends(self, y: Tensor, spread: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
-        """The central interval of the predicted distribution, by its risk [1, n, ...] or the offsets of its quantiles [levels, n, ...]."""
+        """Return the central interval of the predicted distribution, by its risk [1, n, ...] or offsets of its quantiles [levels, n, ...]."""
         heads = quantiles_of(self.wrapped)
         family, risk = (distribution_of(self.wrapped), spread[0]) if heads is None else (heads, spread)
         return family.icdf((1 - coverage) / 2, y, risk), family.icdf((1 + coverage) / 2, y, risk)
 
-    def _joined(self, scores: Tensor) -> Tensor:
+    def _joint_scores(self, scores: Tensor) -> Tensor:
         return scores.flatten(1).amax(1) if self.joint else scores
 
-    def _width(self, y: Tensor, risk: Risk) -> Tensor:
-        """What one unit of score is worth, shaped like the prediction or broadcast to it."""
+    def _score_unit(self, y: Tensor, risk: Risk) -> Tensor:
+        """Return the risk that one unit of score stands for, shaped like the prediction or broadcastable to it."""
         width = risk_named(risk, self.by)
         if self.by == "vacuitic":
             width = nn.functional.softplus(width)
         return width.reshape(*width.shape, *[1] * (y.dim() - width.dim()))
 
     def _class_scores(self, y: Tensor, draws: Tensor | None, score: str) -> Tensor:
-        """The score [rows, classes] that each class would have if it were the true one; draws [rows, 1] or None for u = 1."""
-        kind = y.dtype
+        """Return the score [rows, classes] that each class would have if it were the true one; draws [rows, 1], or None for u = 1."""
+        dtype = y.dtype
         p = log_probabilities(y if y.device.type == "mps" else y.double(), output_of(self.wrapped)).exp()
         if score == "lac":
-            return -p.to(kind)  # in the order of 1 - p, but exact where p is tiny
+            return -p.to(dtype)  # the same order as 1 - p, but exact for tiny p
         ordered, order = p.sort(dim=-1, descending=True, stable=True)
         u = draws.to(p) if draws is not None and self.randomized else 1.0
         scores = ordered.cumsum(-1) - (1 - u) * ordered
         if score == "raps":
             rank = torch.arange(1, p.shape[-1] + 1, device=p.device)
             scores = scores + self.penalty * (rank - self.k_reg).clamp_min(0)
-        # rounded as the held-out scores are stored, so that equal scores stay equal
-        return torch.empty_like(p).scatter(-1, order, scores).to(kind)
+        # in the dtype of the stored scores, so that equal scores stay equal
+        return torch.empty_like(p).scatter(-1, order, scores).to(dtype)
 
     # ---- answers
     def _fitted(self, wanted: tuple[str, ...], instead: str) -> None:
         if not self.scores.numel():
-            raise NotFittedError("no rows were held out yet: call fit(data), or load a state")
+            raise NotFittedError("not fitted yet: call fit(data), or load a state")
         if self.score not in wanted:
-            raise ValueError(f"score={self.score!r} has no such answer; call {instead}")
+            raise ValueError(f"score={self.score!r} does not support this; call {instead}")
 
     def _quantile(self, scores: Tensor, coverage: float, x: Any, y: Tensor, what: str) -> Tensor:
-        """The largest score that is held: one for all rows, or broadcast to the prediction y of each of these rows."""
+        """Return the largest score inside the interval or set: one for all rows, or for each row, broadcastable to its prediction y."""
         if self.score_groups is None and self.score_weights is None:
             return conformal_quantile(scores, coverage).to(y)
         n_rows, by_class = len(y), self.grouped == "class"
-        of_rows = {name: function(x, n_rows) for name, function in self.of_inputs().items()}
-        none = torch.zeros(len(scores), dtype=torch.int64)
-        groups = none if self.score_groups is None else self.score_groups.cpu()
+        values_of_inputs = {name: function(x, n_rows) for name, function in self.of_inputs().items()}
+        no_groups = torch.zeros(len(scores), dtype=torch.int64)
+        groups = no_groups if self.score_groups is None else self.score_groups.cpu()
         weights = torch.ones(len(scores)) if self.score_weights is None else self.score_weights.cpu()
-        new = of_rows.get("weight", torch.ones(n_rows))
-        new_groups = of_rows.get("groups", torch.zeros(n_rows, dtype=torch.int64))
+        new_weights = values_of_inputs.get("weight", torch.ones(n_rows))
+        new_groups = values_of_inputs.get("groups", torch.zeros(n_rows, dtype=torch.int64))
         if by_class:
             n_classes = y.shape[-1]
-            new = new if self.score_weights is not None else new[:1]  # the classes' own are the same for all rows
-            new_groups, new = torch.arange(n_classes).repeat(len(new)), new.repeat_interleave(n_classes)
-        q = grouped_quantile(scores.cpu(), groups, weights, new_groups, new, coverage)
+            # without weights, the quantiles of the classes are the same for all rows
+            new_weights = new_weights if self.score_weights is not None else new_weights[:1]
+            new_groups, new_weights = (
+                torch.arange(n_classes).repeat(len(new_weights)),
+                new_weights.repeat_interleave(n_classes),
+            )
+        q = grouped_quantile(scores.cpu(), groups, weights, new_groups, new_weights, coverage)
         q = q.reshape(-1, y.shape[-1]).expand(n_rows, -1) if by_class else q
         within = "" if self.grouped is None else " of their class" if by_class else " of their group"
-        far = "" if self.score_weights is None else f" (as many as {self.effective_rows:.0f} of one weight)"
+        far = "" if self.score_weights is None else f" (effectively {self.effective_rows:.0f} of equal weight)"
         warn_infinite(q, what, f"{len(scores)} rows were held out{far}, too few{within} or too unlike these inputs")
         return q.reshape(*q.shape, *[1] * (y.dim() - q.dim())).to(y)
 
     def _doubt(self, y: Tensor, risk: Risk, score: str) -> Tensor | None:
-        """How unsure the model is of each row [rows]: 1 - the largest probability; of values the epistemic risk, if it was measured.
+        """Return the uncertainty of the prediction of each row [rows]: 1 - the largest probability, or the epistemic risk if it was measured.
 
-        Of several values it is the mean of the logarithms, in which none counts more for its units.
+        For several values, it is the mean of the logarithms, which does not depend on their units.
         """
         if score in CLASSES:
             return -log_probabilities(y, output_of(self.wrapped)).amax(-1).expm1()
@@ -331,34 +336,34 @@ class SplitConformal(Calibrated):
             return None
         return risk.epistemic.flatten(1).clamp_min(torch.finfo(y.dtype).tiny).log().mean(1)
 
-    def _ask_watching(self, x: Any, risk: bool) -> tuple[Tensor, Risk]:
-        """What the model says, with a warning where the guarantee ends: rows that cannot well come from where the held-out ones came from."""
+    def _ask_and_warn(self, x: Any, risk: bool) -> tuple[Tensor, Risk]:
+        """Return prediction and risks, and warn if the rows differ from the held-out ones, so that nothing is guaranteed for them."""
         y, risks = self._ask(x, risk or self.strangeness.numel() > 0)
-        said = False
+        warned = False
         if self.strangeness.numel() and risks.vacuitic is not None:
-            said = warn_unlike(self.strangeness, risks.vacuitic, "stranger by vacuitic risk")
-        if self.doubt.numel() and not said and (doubt := self._doubt(y, risks, str(self.score))) is not None:
+            warned = warn_unlike(self.strangeness, risks.vacuitic, "stranger by vacuitic risk")
+        if self.doubt.numel() and not warned and (doubt := self._doubt(y, risks, str(self.score))) is not None:
             words = "less clear to the model" if self.score in CLASSES else "of higher epistemic risk"
             warn_unlike(self.doubt, doubt, words)
         return y, risks
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Intervals that hold the target with at least this probability.
+        """Return intervals that contain the target with at least this probability.
 
         Args:
             x: the input, or a tuple of positional inputs.
             coverage: strictly between 0 and 1.
 
         Returns:
-            (lower, upper), each shaped like the target and in its units. Of cqr, lower can lie above upper: the interval is then empty.
+            (lower, upper), each shaped like the target and in its units. With "cqr", lower can lie above upper: the interval is then empty.
 
         Raises:
-            ValueError: too few rows were held out for this coverage, or the score is one of classes.
+            ValueError: there are too few held-out rows for this coverage, or the score is one for classes.
         """
         self._fitted(VALUES, "predict_set(x)")
         scores = self._cqr_scores(self.held, coverage) if self.held.numel() else self.scores
         heads = self.held.numel() > 0 and quantiles_of(self.wrapped) is not None
-        y, risk = self._ask_watching(x, risk=self.score == "normalized" or (self.held.numel() > 0 and not heads))
+        y, risk = self._ask_and_warn(x, risk=self.score == "normalized" or (self.held.numel() > 0 and not heads))
         q = self._quantile(scores, coverage, x, y, "intervals without ends")
         if self.score == "cqr":
             if not self.held.numel():
@@ -367,29 +372,29 @@ class SplitConformal(Calibrated):
                 spread = self._offsets(x, y) if heads else risk_named(risk, "total")[None]
                 lower, upper = self._ends(y, spread, coverage)
             return lower - q, upper + q
-        width = q * (self._width(y, risk) if self.score == "normalized" else torch.ones_like(y))
-        width = width.where(~q.isinf(), q)  # also where the risk is 0
+        width = q * (self._score_unit(y, risk) if self.score == "normalized" else torch.ones_like(y))
+        width = width.where(~q.isinf(), q)  # infinite also where the risk is 0
         return y - width, y + width
 
     def predict_set(
         self, x: Any, coverage: float = 0.9, *, generator: torch.Generator | None = None, allow_empty: bool = True
     ) -> Tensor:
-        """Sets of classes that hold the true one with at least this probability.
+        """Return sets of classes that contain the true one with at least this probability.
 
         Args:
             x: the input, or a tuple of positional inputs.
             coverage: strictly between 0 and 1.
-            generator: source of u of "aps" and "raps", on the CPU; None is torch's own.
-            allow_empty: False puts the most probable class into every set.
+            generator: source of u for "aps" and "raps", on the CPU; None: torch's global one.
+            allow_empty: False adds the most probable class to every set.
 
         Returns:
             bool [rows, classes].
 
         Raises:
-            ValueError: too few rows were held out for this coverage, or the score is one of values.
+            ValueError: there are too few held-out rows for this coverage, or the score is one for values.
         """
         self._fitted(CLASSES, "interval(x)")
-        y, _ = self._ask_watching(x, risk=False)
+        y, _ = self._ask_and_warn(x, risk=False)
         q = self._quantile(self.scores, coverage, x, y, "all classes")
         draws = None
         if self.randomized and self.score != "lac":
@@ -399,11 +404,11 @@ class SplitConformal(Calibrated):
 
 
 def _is_interval(answers: Answers) -> bool:
-    """Whether the model gives (lower, upper) for one target."""
+    """Return whether the model predicts (lower, upper) for one target."""
     y, target = answers.y, answers.target
     return not answers.labels and y.dim() == 2 and y.shape[1] == 2 and target.shape == (len(y), 1)
 
 
 def _outside(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
-    """How far targets lie outside of an interval, negative inside."""
+    """Return the distance of targets outside of an interval, negative inside."""
     return torch.maximum(lower - target, target - upper)

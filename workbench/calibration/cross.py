@@ -1,4 +1,4 @@
-"""CV+ intervals around cross-fitted models, from the errors of voters on rows that they have not seen."""
+"""CV+ intervals for cross-fitted models, from the errors of voters on rows that they have not seen."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from workbench.errors import NotFittedError
 from workbench.metrics._inputs import numbers
 from workbench.training.history import History, OutOfFold
 
-MOST = 20_000_000  # numbers held at once
+MAX_NUMBERS = 20_000_000  # numbers held in memory at once
 
 
 def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
-    """Intervals that hold at least 2 coverage - 1 of new targets whatever the distribution, and in practice about `coverage` of them.
+    """Return intervals that contain at least 2 coverage - 1 of new targets for any distribution, and in practice about `coverage` of them.
 
-    From the quantiles over the training rows i of loc_k(i)(x) -+ score_i scale_k(i)(x), k(i) being those who have not seen row i (Barber et al.
-    2021, CV+; with one row a fold the jackknife+; scores divided by a risk as in Papadopoulos et al. 2002).
+    The ends are quantiles over the training rows i of loc_k(i)(x) -+ score_i scale_k(i)(x), where k(i) are the voters that have not seen row i
+    (Barber et al. 2021, CV+; with one row per fold the jackknife+; scores divided by a risk as in Papadopoulos et al. 2002).
 
     Args:
-        loc: [folds, m, ...], predictions of new rows by those who have not seen a fold.
-        scale: the same for the risk that scores were divided by; ones if by none.
-        scores: [n, ...], |y - loc| / scale of each training row by those who have not seen it.
+        loc: [folds, m, ...], predictions of new rows by the voters that have not seen a fold.
+        scale: the same for the risk that scores were divided by; ones without.
+        scores: [n, ...], |y - loc| / scale of each training row by the voters that have not seen it.
         fold: int64 [n], the fold of each training row.
         coverage: above 0 and below 1.
 
     Returns:
-        (lower, upper), each [m, ...], in the units of loc; infinite where so few rows allow no interval.
+        (lower, upper), each [m, ...], in the units of loc; infinite if there are too few rows.
 
     Raises:
-        ValueError: shapes do not fit, there is no row, a number is NaN or infinite, a scale or score is negative, or a fold is not there.
+        ValueError: shapes do not match, there are no rows, a number is NaN or infinite, a scale or score is negative, or a fold is missing in
+            loc.
 
     Example:
         >>> low, high = cv_plus(torch.zeros(2, 1), torch.ones(2, 1), torch.arange(1.0, 20.0), torch.arange(19) % 2, 0.9)
@@ -51,8 +52,8 @@ def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: 
         infinite = torch.full_like(loc[0], math.inf)
         return -infinite, infinite
     lower, upper = [], []
-    for start in range(0, loc.shape[1], max(1, MOST // max(1, n * loc[0, :1].numel()))):
-        part = slice(start, start + max(1, MOST // max(1, n * loc[0, :1].numel())))
+    for start in range(0, loc.shape[1], max(1, MAX_NUMBERS // max(1, n * loc[0, :1].numel()))):
+        part = slice(start, start + max(1, MAX_NUMBERS // max(1, n * loc[0, :1].numel())))
         middle, margin = loc[:, part][fold], scores[:, None] * scale[:, part][fold]
         lower.append((middle - margin).kthvalue(n + 1 - rank, 0).values)
         upper.append((middle + margin).kthvalue(rank, 0).values)
@@ -78,14 +79,14 @@ def _check(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor) -> None:
 
 
 class CrossConformal(Calibrated):
-    """CV+ intervals around a cross-fitted model, of the predictions that its voters made of rows that they have not seen: no row is held out.
+    """CV+ intervals for a cross-fitted model, from the out-of-fold predictions of its voters, so that no rows are held out.
 
-    They hold at least 2 coverage - 1 of new targets if rows are exchangeable, whatever their distribution, and in practice about `coverage` of
-    them (Barber et al. 2021). The model's own standardisation is that of all rows, which the proof does not count with.
+    They contain at least 2 coverage - 1 of new targets if rows are exchangeable, for any distribution, and in practice about `coverage` of
+    them (Barber et al. 2021). The model's standardisation uses all rows, which the proof does not cover.
 
     Args:
-        wrapped: the model that `fit(..., folds=)` has trained.
-        score: "normalized", |y - prediction| / total risk, so that intervals are wide where the risk is; or "absolute".
+        wrapped: a model trained by `fit(..., folds=)`.
+        score: "normalized", |y - prediction| / total risk, so that intervals are wide where the risk is high; or "absolute".
 
     Example:
         >>> from workbench import compose, fit, sculpt, vote
@@ -114,61 +115,61 @@ class CrossConformal(Calibrated):
         self.register_buffer("fold", torch.empty(0, dtype=torch.int64))
 
     def fit(self, data: Any, *, batch_size: int = 1024, seed: int = 0) -> CrossConformal:
-        """Take over what the voters said.
+        """Set the scores from the out-of-fold predictions.
 
         Args:
             data: the `History` of the training, or its `out_of_fold`.
-            batch_size, seed: not needed here.
+            batch_size, seed: not used.
 
         Returns:
             The object itself.
         """
-        said = data.out_of_fold if isinstance(data, History) else data
-        if not isinstance(said, OutOfFold):
+        out_of_fold = data.out_of_fold if isinstance(data, History) else data
+        if not isinstance(out_of_fold, OutOfFold):
             raise TypeError(
                 f"data: found {type(data).__name__} without out-of-fold predictions; give the history of workbench.fit(..., folds=5)"
             )
-        if not said.target.is_floating_point():
+        if not out_of_fold.target.is_floating_point():
             raise ValueError(
                 "CV+ intervals are for values, but the targets are class numbers; calibrate with held-out rows"
             )
-        risk = torch.ones_like(said.prediction) if self.score == "absolute" else said.risk.total
-        place = next(self.wrapped.parameters()).device
-        self.scores = ((said.target - said.prediction).abs() / risk).detach().to(place)
-        self.fold = said.fold.to(place)
+        risk = torch.ones_like(out_of_fold.prediction) if self.score == "absolute" else out_of_fold.risk.total
+        device = next(self.wrapped.parameters()).device
+        self.scores = ((out_of_fold.target - out_of_fold.prediction).abs() / risk).detach().to(device)
+        self.fold = out_of_fold.fold.to(device)
         return self
 
     def _fit(self, answers: Answers, seed: int) -> None:
-        raise TypeError("CV+ takes the history of a training")
+        raise TypeError("CV+ needs the history of a training")
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Lower and upper end, each shaped like the prediction and in its units.
+        """Return lower and upper ends, each shaped like the prediction and in its units.
 
         Args:
             x: the input, or a tuple of positional inputs.
-            coverage: share of new targets that is wanted inside, strictly between 0 and 1.
+            coverage: desired share of new targets inside, strictly between 0 and 1.
         """
         if not self.scores.numel():
             raise NotFittedError("calibrate first: .fit(history)")
-        wanted, n = level("coverage", coverage), len(self.scores)
-        if math.ceil(wanted * (n + 1)) > n:
+        probability, n = level("coverage", coverage), len(self.scores)
+        if math.ceil(probability * (n + 1)) > n:
             raise ValueError(
-                f"coverage {coverage:g} needs at least {math.ceil(wanted / (1 - wanted))} rows, there are {n}"
+                f"coverage {coverage:g} needs at least {math.ceil(probability / (1 - probability))} rows, there are {n}"
             )
         committee = committee_of(self.wrapped)
         assert committee is not None
         with evaluating(self.wrapped, whole=True), torch.no_grad():
-            said = predictive(self.wrapped, x if isinstance(x, tuple) else (x,), {})
+            mixture = predictive(self.wrapped, x if isinstance(x, tuple) else (x,), {})
         voters = len(committee.fold)
-        loc, risk = (t.unflatten(0, (voters, -1)) for t in (said.loc, said.risk))
-        weights = said.weights.to(loc).reshape(voters, -1, *[1] * (loc.dim() - 2))
+        loc, risk = (t.unflatten(0, (voters, -1)) for t in (mixture.loc, mixture.risk))
+        weights = mixture.weights.to(loc).reshape(voters, -1, *[1] * (loc.dim() - 2))
         middles, spreads = [], []
         for k in range(int(committee.fold.max()) + 1):
-            of_fold = committee.fold == k
-            share = weights[of_fold] / weights[of_fold].sum()
-            middles.append((share * loc[of_fold]).sum((0, 1)))
-            deviation = (loc[of_fold] - middles[-1]).square()
-            spreads.append((share * (risk[of_fold].square() + deviation)).sum((0, 1)).sqrt())
+            in_fold = committee.fold == k
+            share = weights[in_fold] / weights[in_fold].sum()
+            middles.append((share * loc[in_fold]).sum((0, 1)))
+            deviation = (loc[in_fold] - middles[-1]).square()
+            spreads.append((share * (risk[in_fold].square() + deviation)).sum((0, 1)).sqrt())
         middle, spread = torch.stack(middles), torch.stack(spreads)
         if self.score == "absolute":
             spread = torch.ones_like(spread)

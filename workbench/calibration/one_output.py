@@ -1,4 +1,4 @@
-"""The one output that is calibrated of a model that gives a structure, such as the outputs of transformers: a tensor that has a meaning."""
+"""Selection of the output to calibrate in models that return a structure, such as those of transformers."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ FORMS = ("values", "logits", "probs")
 
 
 def one_meaning(output: Any) -> Any:
-    """What the one output means: all of an option `output=`, or the one entry of a dict that is values or scores of classes.
+    """Return the meaning of the output to calibrate: the option `output=`, or the only entry of a dict that is values or class scores.
 
     Raises:
-        ValueError: if there is no such output, or several.
+        ValueError: there is no such output, or several.
     """
     entries = list(output.values()) if isinstance(output, Mapping) else [output]
     chosen = [entry for entry in entries if form_of(entry) in FORMS]
     if len(chosen) == 1:
         return chosen[0]
     raise ValueError(
-        f"the model was wrapped with output={output!r}; this works on one output that is values [n, ...] or scores of classes: name that alone, "
-        'output={"logits": Logits()}, or wrap a function that returns it'
+        f"the model was wrapped with output={output!r}; this needs exactly one output that is values [n, ...] or class scores: name only that "
+        'one, output={"logits": Logits()}, or wrap a function that returns it'
     )
 
 
 def one_name(output: Any, y: Any) -> str:
-    """The dotted name of that output in what a model gives, "" of a tensor.
+    """Return the dotted name of this output in what a model returns; "" for a tensor.
 
     Args:
-        output: the option as it is kept.
-        y: what the model gives.
+        output: the wrapper's output option.
+        y: output of the model.
 
     Raises:
-        TypeError: if y does not hold one such tensor.
+        TypeError: y does not contain exactly one such tensor.
     """
     if isinstance(y, Tensor):
         return ""
@@ -50,20 +50,20 @@ def one_name(output: Any, y: Any) -> str:
         return paths[places[0]]
     several = ", ".join(repr(paths[i]) for i in places) or "none"
     raise TypeError(
-        f"the model gives a {type(y).__name__}; calibration needs one tensor of predictions [rows, ...], and of these there are: {several}. Say "
-        'which it is when wrapping, output={"logits": Logits()}, or wrap a function that picks it'
+        f"the model gives a {type(y).__name__}; calibration needs exactly one tensor of predictions [rows, ...], and found: {several}. Name "
+        'it when wrapping, output={"logits": Logits()}, or wrap a function that returns it'
     )
 
 
 def pick(tree: Any, name: str) -> Any:
-    """What a tree has at a dotted name; a tensor, such as the risk of whole rows, is that itself."""
+    """Return the entry of a tree with a dotted name; a tensor, such as the risk of whole rows, is returned itself."""
     if not name or isinstance(tree, Tensor):
         return tree
     return dict(zip(names(tree), flatten(tree)[0], strict=True))[name]
 
 
 def put(tree: Any, name: str, value: Any) -> Any:
-    """The tree with another value at a dotted name; the value in place of a tensor or of nothing."""
+    """Return the tree with the entry of a dotted name replaced; the value itself if the tree is a tensor or None."""
     return value if tree is None or isinstance(tree, Tensor) else replace_node(tree, name, lambda _: value)
 
 

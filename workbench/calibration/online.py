@@ -1,4 +1,4 @@
-"""Online conformal prediction: intervals of forecasts that are corrected as the truth comes in, for series that drift."""
+"""Online conformal prediction: forecast intervals that are adjusted as observations arrive, for drifting series."""
 
 from __future__ import annotations
 
@@ -9,50 +9,51 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.answers import level
-from workbench.metrics._inputs import numbers, real, risks, same_shape, whole
+from workbench.metrics._inputs import check_integer, numbers, real, risks, same_shape
 
 Method = Literal["aci", "dtaci", "pid", "enbpi"]
-RATES = (0.001, 0.002, 0.004, 0.008, 0.0160, 0.032, 0.064, 0.128)  # of the experts (Gibbs & Candes 2024, section 4)
-INTERVAL = 500  # times over which the experts' regret is bounded, of the same section
-SATURATION = 5.0  # of the integrator: the smaller, the sooner misses widen without a bound
+# step sizes of the experts (Gibbs & Candes 2024, section 4)
+RATES = (0.001, 0.002, 0.004, 0.008, 0.0160, 0.032, 0.064, 0.128)
+REGRET_INTERVAL = 500  # times over which the experts' regret is bounded (same section)
+SATURATION = 5.0  # of the integrator: with smaller values, fewer misses make the interval infinite
 
 
 class _Forecast(NamedTuple):
-    time: int  # when it was made
+    time: int  # when the forecast was made
     prediction: Tensor  # [steps, ...]
-    unit: Tensor  # what one unit of score is worth, [steps, ...]
-    bound: Tensor  # the largest score inside the interval, [steps, ...]
-    scores: Tensor  # known then, [window, steps, ...], in rising order with NaN at the end
+    unit: Tensor  # risk that one unit of score stands for, [steps, ...]
+    bound: Tensor  # largest score inside the interval, [steps, ...]
+    scores: Tensor  # scores known at that time, [window, steps, ...], in rising order with NaN at the end
 
 
 class OnlineConformal:
-    """Intervals of forecasts whose width follows the coverage that was reached so far.
+    """Forecast intervals whose width follows the coverage reached so far.
 
-    Split conformal prediction holds for rows that could come in any order. A series drifts, and its intervals lose coverage without a word.
-    Here each truth that comes in moves the intervals after it, so that their coverage tends to the one asked for over time, whatever the series
-    does; nothing is promised for a single time. Every step of the horizon and every series has levels of its own, and learns from a truth when
-    it comes, `step` times after the forecast. Scores are |target - prediction|, or those in units of the risk: the intervals are
+    Split conformal prediction requires exchangeable rows. A series drifts, and its intervals lose coverage unnoticed.
+    Here each observation moves the later intervals, so that their long-run coverage tends to the requested one, whatever the series
+    does; nothing is guaranteed for a single time. Each step of the horizon and each series has its own level, and learns from an observation
+    when it arrives, `step` times after the forecast. Scores are |target - prediction|, or these divided by the risk: the intervals are
     prediction +- score, or prediction +- score * risk.
 
     Methods:
 
-    - "aci": adaptive conformal inference (Gibbs & Candes 2021). The quantile of the past scores at 1 - a, with a <- a + rate (1 - coverage - e);
-      e is 1 where the truth was outside. Infinite intervals and empty ones are possible.
-    - "dtaci": its dynamically tuned form (Gibbs & Candes 2024): several rates at once, weighted by how well each has done of late.
+    - "aci": adaptive conformal inference (Gibbs & Candes 2021). The quantile of the past scores at 1 - a, with a <- a + rate (1 - coverage - e),
+      where e is 1 if the target was outside. Intervals can be infinite or empty.
+    - "dtaci": its dynamically tuned form (Gibbs & Candes 2024): several rates at once, weighted by their recent performance.
     - "pid": quantile tracking with an integrator (Angelopoulos, Candes & Tibshirani 2023, without their scorecaster): the bound itself moves by
-      rate * s * (e - 1 + coverage), with s the largest past score, and s tan(log(t + 1) / (5 (t + 1)) * sum of (e - 1 + coverage)) is added.
+      rate * s * (e - 1 + coverage), where s is the largest past score, plus s tan(log(t + 1) / (5 (t + 1)) * sum of (e - 1 + coverage)).
     - "enbpi": the quantile of the latest `window` scores at `coverage`, after `start` with out-of-bag scores of an ensemble (Xu & Xie 2021,
-      algorithm 1: symmetric intervals; with n out-of-bag rows their window is n). Its level does not move: coverage holds as far as the
-      latest errors are like the next, not whatever the series does.
+      algorithm 1: symmetric intervals; with n out-of-bag rows their window is n). Its level does not adapt: coverage holds as far as the
+      next errors are like the latest ones, not for arbitrary series.
 
     Args:
         coverage: strictly between 0 and 1.
         method: "dtaci", "aci", "pid" or "enbpi".
-        rate: of "aci" and "pid"; None: 0.005 and 0.1.
-        window: how many of the latest times count.
+        rate: step size of "aci" and "pid"; None: 0.005 and 0.1.
+        window: number of latest times whose scores are used.
 
     Raises:
-        ValueError: an option is out of its range.
+        ValueError: an option is out of range.
 
     Example:
         >>> online = OnlineConformal(0.8, method="pid")
@@ -69,26 +70,26 @@ class OnlineConformal:
             raise ValueError(f"method must be one of {', '.join(get_args(Method))}; found {method!r:.100}")
         if rate is not None and (method in ("dtaci", "enbpi") or not 0 < rate < math.inf):
             raise ValueError(
-                "rate must be above 0 and finite, method='dtaci' has rates of its own, and 'enbpi' has none; "
+                "rate must be above 0 and finite; method='dtaci' has fixed rates, and 'enbpi' has none; "
                 f"found {rate!r:.100} for {method!r}"
             )
-        whole("window", window, least=2)
+        check_integer("window", window, minimum=2)
         self.coverage, self.method, self.window = float(level("coverage", coverage)), method, window
         self.rate = {"aci": 0.005, "pid": 0.1, "enbpi": 0.0}.get(method, math.nan) if rate is None else float(rate)
         self._time = 0
         self._pending: list[_Forecast] = []
-        self._scores = torch.empty(0)  # of the latest times [window, steps, ...], NaN where no truth has come
+        self._scores = torch.empty(0)  # of the latest times [window, steps, ...], NaN where there was no observation
 
     def start(self, prediction: Any, target: Any, risk: Any = None) -> None:
-        """Take scores of rows that were forecast before the first interval, each by models that have not seen it.
+        """Add the scores of rows forecast before the first interval, each by models that have not seen it.
 
-        Of a cross-fitted ensemble that is `history.out_of_fold`, with folds that are stretches of time (`fit(..., folds=number_of_fold)`);
+        For a cross-fitted ensemble, this is `history.out_of_fold`, with folds of consecutive times (`fit(..., folds=number_of_fold)`);
         windows that overlap with rows of another fold have been seen in part.
 
         Args:
             prediction: [n, steps, ...], rows in the order of time.
-            target: what came, of the same shape.
-            risk: standard deviations > 0 of the same shape (or a Risk: its total), if later forecasts have them; else None.
+            target: observations of the same shape.
+            risk: standard deviations > 0 of the same shape (or a Risk: its total) if later forecasts have them; else None.
 
         Raises:
             ValueError: shapes differ, numbers are NaN or infinite, or the method is "pid", which has no window of scores.
@@ -102,29 +103,29 @@ class OnlineConformal:
         """
         if self.method == "pid":
             raise ValueError(
-                "method='pid' follows the coverage alone and takes no scores to start with; leave start out"
+                "method='pid' follows the coverage only and takes no scores to start with; don't call start"
             )
         if self._scores.dim() > 1:
             raise RuntimeError("start(...) comes before the first interval; make a new OnlineConformal")
-        y, truth = numbers("prediction", prediction), numbers("target", target)
-        unit = torch.ones_like(y) if risk is None else risks(risk, positive=True).to(y.device)
-        same_shape(prediction=y, target=truth, risk=unit)
-        if y.dim() < 2:
-            raise ValueError(f"prediction must have shape [n, steps, ...], found {list(y.shape)}")
-        scores = ((truth.to(y.device) - y).abs() / unit)[-self.window :]
+        predicted, observed = numbers("prediction", prediction), numbers("target", target)
+        unit = torch.ones_like(predicted) if risk is None else risks(risk, positive=True).to(predicted.device)
+        same_shape(prediction=predicted, target=observed, risk=unit)
+        if predicted.dim() < 2:
+            raise ValueError(f"prediction must have shape [n, steps, ...], found {list(predicted.shape)}")
+        scores = ((observed.to(predicted.device) - predicted).abs() / unit)[-self.window :]
         self._begin(scores[0], risk is not None)
         self._scores[self.window - len(scores) :] = scores
 
     def interval(self, prediction: Any, risk: Any = None) -> tuple[Tensor, Tensor]:
-        """Intervals of the next steps, before their truth is known.
+        """Return intervals for the next steps, before their targets are known.
 
         Args:
             prediction: the forecast [steps, ...] made now; `...` are series, as in all other calls.
-            risk: its standard deviation > 0, of the same shape (or a Risk: its total); None for all intervals of a step alike. Always or never.
+            risk: its standard deviation > 0, of the same shape (or a Risk: its total); None for equal widths. Either always or never.
 
         Returns:
-            (lower, upper), each shaped like the prediction. Infinite where too few truths have come for the coverage; lower above upper where
-            the method asks for an empty interval.
+            (lower, upper), each shaped like the prediction. Infinite as long as there are too few observations for the coverage; lower is above
+            upper if the method asks for an empty interval.
 
         Raises:
             ValueError: shapes differ from those before, numbers are NaN or infinite, or a risk is 0 or less.
@@ -139,29 +140,29 @@ class OnlineConformal:
         if not self._scores.dim() > 1:
             self._begin(values, risk is not None)
         elif self._scores.shape[1:] != values.shape or self._by_risk != (risk is not None):
-            said = "with" if self._by_risk else "without"
+            mode = "with" if self._by_risk else "without"
             raise ValueError(
-                f"forecasts so far were {list(self._scores.shape[1:])} {said} risk, found {list(values.shape)} "
+                f"forecasts so far were {list(self._scores.shape[1:])} {mode} risk, found {list(values.shape)} "
                 f"{'without' if risk is None else 'with'}; make one OnlineConformal for each model and horizon"
             )
         elif self._pending and self._pending[-1].time == self._time:
             raise RuntimeError(
-                "there is a forecast of this time already: call observe(target) with what came before the next one"
+                "there is already a forecast for this time: call observe(target) with the observation before the next forecast"
             )
         ordered = self._scores.sort(0).values  # NaN comes last
         bound = self._bound(ordered)
         self._pending.append(_Forecast(self._time, values, unit, bound, ordered))
-        kind = forecast.dtype if forecast.is_floating_point() else torch.get_default_dtype()
-        return (values - bound * unit).to(kind), (values + bound * unit).to(kind)
+        dtype = forecast.dtype if forecast.is_floating_point() else torch.get_default_dtype()
+        return (values - bound * unit).to(dtype), (values + bound * unit).to(dtype)
 
     def observe(self, target: Any) -> None:
-        """Take in what came at the next time, and learn from it for each step at which it was forecast.
+        """Add the observation of the next time, and learn from it for each step at which it was forecast.
 
         Args:
-            target: one number for each series [...], shaped like a step of the forecasts; NaN where none is known.
+            target: one number per series [...], shaped like a step of the forecasts; NaN for missing observations.
 
         Raises:
-            ValueError: the shape is another one, or a number is infinite.
+            ValueError: the shape differs, or a number is infinite.
         """
         value = real("target", target).to(torch.float64)
         if self._scores.dim() > 1 and value.shape != self._scores.shape[2:]:
@@ -169,55 +170,59 @@ class OnlineConformal:
                 f"target must be {list(self._scores.shape[2:])}, one step of the forecasts, found {list(value.shape)}"
             )
         if value.isinf().any():
-            raise ValueError(f"target holds {int(value.isinf().sum())} infinite numbers; NaN marks what is not known")
+            raise ValueError(
+                f"target holds {int(value.isinf().sum())} infinite numbers; mark missing observations by NaN"
+            )
         self._time += 1
         if not self._pending:
             return
-        ahead = [self._time - forecast.time - 1 for forecast in self._pending]  # no two of them are equal
-        at = list(zip(self._pending, ahead, strict=True))
-        prediction = torch.stack([forecast.prediction[step] for forecast, step in at])
-        unit = torch.stack([forecast.unit[step] for forecast, step in at])
-        bound = torch.stack([forecast.bound[step] for forecast, step in at])
+        steps_ahead = [self._time - forecast.time - 1 for forecast in self._pending]  # all different
+        forecast_steps = list(zip(self._pending, steps_ahead, strict=True))
+        prediction = torch.stack([forecast.prediction[step] for forecast, step in forecast_steps])
+        unit = torch.stack([forecast.unit[step] for forecast, step in forecast_steps])
+        bound = torch.stack([forecast.bound[step] for forecast, step in forecast_steps])
         score = (value.to(unit.device) - prediction).abs() / unit
-        self._learn(ahead, score, bound, torch.stack([forecast.scores[:, step] for forecast, step in at], 1))
+        self._learn(
+            steps_ahead, score, bound, torch.stack([forecast.scores[:, step] for forecast, step in forecast_steps], 1)
+        )
         row = torch.full_like(self._tracked, math.nan)
-        row[ahead] = score
+        row[steps_ahead] = score
         self._scores = torch.cat([self._scores[1:], row[None]])
-        steps = self._scores.shape[1]
-        self._pending = [forecast for forecast in self._pending if self._time - forecast.time < steps]
+        n_steps = self._scores.shape[1]
+        self._pending = [forecast for forecast in self._pending if self._time - forecast.time < n_steps]
 
     def replay(self, prediction: Any, target: Any, risk: Any = None, every: int = 1) -> tuple[Tensor, Tensor]:
-        """Intervals of a back-test, each made of what was known when its forecast was.
+        """Return the intervals of a back-test, each computed from what was known when its forecast was made.
 
         Args:
             prediction: forecasts [times, steps, ...], in the order in which they were made.
-            target: what came, of the same shape; NaN where it is not known.
+            target: observations of the same shape; NaN where missing.
             risk: standard deviations > 0 of the same shape, or None.
-            every: how many steps lie between two forecasts, at most `steps`.
+            every: number of steps between two forecasts, at most `steps`.
 
         Returns:
             (lower, upper), each shaped like the prediction.
 
         Raises:
-            ValueError: shapes differ, or targets of overlapping forecasts do: they are not of one series, or `every` is wrong.
+            ValueError: shapes differ, targets of overlapping forecasts differ (so they are not of one series), or `every` is wrong.
         """
         prediction, target = real("prediction", prediction), real("target", target)
         risk = None if risk is None else real("risk", getattr(risk, "total", risk))
         same_shape(prediction=prediction, target=target, **({} if risk is None else {"risk": risk}))
         if prediction.dim() < 2:
             raise ValueError(f"prediction must have shape [times, steps, ...], found {list(prediction.shape)}")
-        whole("every", every, most=prediction.shape[1])
+        check_integer("every", every, maximum=prediction.shape[1])
         earlier, later = target[:-1, every:], target[1:, : target.shape[1] - every]
         if not torch.equal(earlier.nan_to_num(), later.nan_to_num()):
             raise ValueError(
-                f"target: forecasts made {every} steps apart must have the same truth at the same time; is every={every} right, and are "
+                f"target: forecasts made {every} steps apart must have the same target at the same time; is every={every} right, and are "
                 "the rows in the order of time?"
             )
         intervals = []
-        for row, truth in enumerate(target):
+        for row, observed in enumerate(target):
             intervals.append(self.interval(prediction[row], None if risk is None else risk[row]))
             for step in range(every):
-                self.observe(truth[step])
+                self.observe(observed[step])
         lower, upper = zip(*intervals, strict=True)
         return torch.stack(lower), torch.stack(upper)
 
@@ -229,11 +234,11 @@ class OnlineConformal:
         self._rates = values.new_tensor(rates).reshape(-1, *[1] * values.dim())
         self._levels = values.new_full((len(rates), *shape), 1 - self.coverage)
         self._weights = torch.ones_like(self._levels)
-        # of "pid": the bound of the tracker, and how many truths have come and how many too many lay outside
+        # for "pid": the tracked bound, the number of observations, and the excess of observations outside
         self._tracked, self._count, self._excess = (torch.zeros_like(values) for _ in range(3))
 
     def _bound(self, scores: Tensor) -> Tensor:
-        """The largest score [steps, ...] inside the intervals, of scores in rising order."""
+        """Return the largest score [steps, ...] inside the intervals, from scores in rising order."""
         n = (~scores.isnan()).sum(0)
         if self.method == "pid":
             angle = self._excess * (self._count + 1).log() / (SATURATION * (self._count + 1))
@@ -244,39 +249,39 @@ class OnlineConformal:
             widened = self._tracked + torch.where(largest > 0, largest * integral, 0)
             return torch.where(n > 0, widened, math.inf)
         alpha = (self._levels * self._weights).sum(0) / self._weights.sum(0)
-        # rounded first: 1 - 0.1 times 10 is 9, and a little more in floating point
+        # rounded first: (1 - 0.1) * 10 is 9, but slightly more in floating point
         rank = ((n + 1) * (1 - alpha)).mul(2**32).round().div(2**32).ceil().long()
         bound = scores.gather(0, (rank - 1).clamp(0, self.window - 1)[None])[0]
         return bound.masked_fill(rank > n, math.inf).masked_fill(rank < 1, -math.inf)
 
     def _learn(self, steps: list[int], score: Tensor, bound: Tensor, past: Tensor) -> None:
-        """Move the levels of some steps.
+        """Update the levels of some steps.
 
         Args:
             steps: their numbers.
-            score: of the truth that has come, [steps, ...], NaN where none has.
-            bound, past: the largest score [steps, ...] inside the interval, and the scores [window, steps, ...] that were known then.
+            score: scores of the new observation, [steps, ...], NaN where missing.
+            bound, past: largest score [steps, ...] inside the interval, and scores [window, steps, ...] known when the forecast was made.
         """
-        miss, known, n = 1 - self.coverage, ~score.isnan(), (~past.isnan()).sum(0)
+        alpha, known, n = 1 - self.coverage, ~score.isnan(), (~past.isnan()).sum(0)
         if self.method == "pid":
-            excess = torch.where(known, (score > bound).to(score) - miss, 0)
-            first = known & ~(self._count[steps] > 0)  # begins at the first score
+            excess = torch.where(known, (score > bound).to(score) - alpha, 0)
+            first = known & ~(self._count[steps] > 0)  # tracking starts at the first score
             largest = past.nan_to_num(nan=0.0).amax(0)
             moved = self._tracked[steps] + self.rate * torch.where(largest > 0, largest, score).nan_to_num() * excess
             self._tracked[steps] = torch.where(first, score, moved)
             self._count[steps] += known
             self._excess[steps] += torch.where(first, 0, excess)
             return
-        known &= n > 0  # before that all intervals were infinite, which says nothing of a level
+        known &= n > 0  # without past scores the intervals are infinite, and carry no information on a level
         levels, weights = self._levels[:, steps], self._weights[:, steps]
         # the largest level at which the score would have been inside
         beta = 1 - (past < score).sum(0) / (n + 1)
         missed = (levels >= beta).to(levels) if self.method == "dtaci" else (score > bound).to(levels)[None]
         if self.method == "dtaci":
-            loss = miss * (beta - levels) - (beta - levels).clamp_max(0)
-            k, squares = len(RATES), ((1 - miss) ** 2 * miss**3 + miss**2 * (1 - miss) ** 3) / 3
-            eta = math.sqrt((math.log(INTERVAL * k) + 2) / (INTERVAL * squares))
+            loss = alpha * (beta - levels) - (beta - levels).clamp_max(0)
+            k, squares = len(RATES), ((1 - alpha) ** 2 * alpha**3 + alpha**2 * (1 - alpha) ** 3) / 3
+            eta = math.sqrt((math.log(REGRET_INTERVAL * k) + 2) / (REGRET_INTERVAL * squares))
             scaled = weights / weights.sum(0) * (-eta * loss).exp()
-            share = 1 / (2 * INTERVAL)
+            share = 1 / (2 * REGRET_INTERVAL)
             self._weights[:, steps] = torch.where(known, (1 - share) * scaled + share * scaled.mean(0), weights)
-        self._levels[:, steps] = torch.where(known, levels + self._rates * (miss - missed), levels)
+        self._levels[:, steps] = torch.where(known, levels + self._rates * (alpha - missed), levels)

@@ -1,4 +1,4 @@
-"""Recalibrated quantiles: probabilities that a model states are replaced by the shares that were observed."""
+"""Quantile recalibration: predicted probabilities are replaced by observed frequencies."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from workbench.metrics._inputs import numbers
 from workbench.metrics.regression import pit
 from workbench.risk import Risk
 
-NODES = 4096  # of the integrals over the quantiles of a standard distribution
-NODES_EACH = 256  # the same where every number needs integrals of its own
+NODES = 4096  # quadrature nodes for the integrals over the quantiles of a standard distribution
+NODES_EACH = 256  # the same if each number needs its own integrals
 
 
 def fit_recalibration(u: Tensor) -> tuple[Tensor, Tensor]:
-    """The monotone map from stated probability to observed share, as a broken line (Kuleshov et al. 2018).
+    """Return the monotone map from predicted probability to observed share as a piecewise linear function (Kuleshov et al. 2018).
 
-    Isotonic regression of the share of targets up to each one, i / (n + 1), on what the model states for it, through (0, 0) and (1, 1).
+    Isotonic regression of the share of targets up to each one, i / (n + 1), on the predicted cdf there, through (0, 0) and (1, 1).
 
     Args:
-        u: [n], the predicted cdf at each target.
+        u: predicted cdf at each target [n].
 
     Returns:
-        (stated, observed), float64 [knots], both rising.
+        (stated, observed), float64 [knots], both increasing.
 
     Raises:
-        ValueError: there is no row, or a number is NaN or not between 0 and 1.
+        ValueError: there are no rows, or a number is NaN or not between 0 and 1.
 
     Example:
         >>> fit_recalibration(torch.tensor([0.4, 0.5, 0.6]))[1]
@@ -51,8 +51,8 @@ def fit_recalibration(u: Tensor) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(line.X_thresholds_).double(), torch.as_tensor(line.y_thresholds_).double()
 
 
-def broken_line(at: Tensor, knots: Tensor, heights: Tensor) -> Tensor:
-    """Linear interpolation [...] between rising knots [k] and heights [k]; the end heights beyond them."""
+def interpolate(at: Tensor, knots: Tensor, heights: Tensor) -> Tensor:
+    """Return linear interpolation [...] between increasing knots [k] with heights [k]; constant beyond the ends."""
     at = at.clamp(knots[0], knots[-1])
     right = torch.searchsorted(knots, at.contiguous()).clamp(1, len(knots) - 1)
     left = right - 1
@@ -62,15 +62,16 @@ def broken_line(at: Tensor, knots: Tensor, heights: Tensor) -> Tensor:
 
 
 class QuantileRecalibration(Calibrated):
-    """Predicted distributions with quantiles that hold on held-out rows, by isotonic regression (Kuleshov et al. 2018).
+    """Predicted distributions recalibrated on held-out rows so that their quantiles hold, by isotonic regression (Kuleshov et al. 2018).
 
-    With F the predicted cdf (of sculpt's family, Normal without sculpt, with the total risk) and R the map from stated probability to observed
-    share, the new cdf is R(F(y)) and the new quantile F^-1(R^-1(q)). The prediction becomes the mean of the new distribution, and total risk
-    its standard deviation; aleatoric and epistemic risk are multiplied by the same factor, so that variances still add. Vacuitic risk stays.
+    With F the predicted cdf (of sculpt's family, Normal without sculpt, with the total risk) and R the map from predicted probability to
+    observed share, the new cdf is R(F(y)) and the new quantile F^-1(R^-1(q)). The prediction becomes the mean of the new distribution, and total
+    risk its standard deviation; aleatoric and epistemic risk are multiplied by the same factor, so that variances still add up. Vacuitic risk
+    does not change.
 
     Args:
-        wrapped: what a wrapper made of a model of values.
-        per_output: one map for each output (the last dimension) in place of one for all.
+        wrapped: a wrapped model of values.
+        per_output: one map per output (the last dimension) instead of one for all.
 
     Example:
         >>> from workbench import sculpt
@@ -89,7 +90,7 @@ class QuantileRecalibration(Calibrated):
     def __init__(self, wrapped: nn.Module, per_output: bool = False) -> None:
         super().__init__(wrapped)
         self.per_output = per_output
-        # the identity, as long as nothing is fitted; stated as log-odds, since float32 holds nothing between 1 - 6e-8 and 1
+        # the identity until fitted; `stated` is in log-odds, since float32 has no numbers between 1 - 6e-8 and 1
         self.register_buffer("stated", torch.tensor([[-torch.inf, torch.inf]]))
         self.register_buffer("observed", torch.tensor([[0.0, 1.0]]))
 
@@ -97,38 +98,38 @@ class QuantileRecalibration(Calibrated):
         check_values(answers, "recalibration of quantiles")
         check_rows(answers, "recalibration of quantiles")
         u = pit(answers.y, risk_named(answers.risk, "total"), answers.target, distribution_of(self.wrapped))
-        if (lost := (u <= 0) | (u >= 1)).any():
+        if (saturated := (u <= 0) | (u >= 1)).any():
             raise ValueError(
-                f"{int(lost.sum())} of {lost.numel()} targets lie where the predicted cdf is 0 or 1 to the last bit, so that its quantiles say "
-                "nothing about them; scale the risks first: calibrate(calibrate(wrapped, data, 'variance'), data, 'isotonic')"
+                f"the predicted cdf is exactly 0 or 1 at {int(saturated.sum())} of {saturated.numel()} targets, so that no quantile reaches "
+                "them; scale the risks first: calibrate(calibrate(wrapped, data, 'variance'), data, 'isotonic')"
             )
         columns = u.flatten(0, -2).unbind(-1) if self.per_output else (u.flatten(),)
         lines = [fit_recalibration(column) for column in columns]
-        most = max(len(stated) for stated, _ in lines)
-        # rows of one length: the last knot, (1, 1), is repeated
+        n_knots = max(len(stated) for stated, _ in lines)
+        # pad to equal length by repeating the last knot, (1, 1)
         stated, observed = (
-            torch.stack([torch.cat([line, line[-1:].expand(most - len(line))]) for line in part])
+            torch.stack([torch.cat([line, line[-1:].expand(n_knots - len(line))]) for line in part])
             for part in zip(*lines, strict=True)
         )
         self.stated, self.observed = stated.logit().to(answers.y), observed.to(answers.y)
 
     def _lines(self) -> tuple[Tensor, Tensor]:
-        return _exact(self.stated).sigmoid(), _exact(self.observed)
+        return _to_float64(self.stated).sigmoid(), _to_float64(self.observed)
 
     def _quantile(self, q: Tensor, y: Tensor, sigma: Tensor, family: Distribution) -> Tensor:
-        """New quantiles [levels, ...] at probabilities q [levels] for y [...]."""
+        """Return new quantiles [levels, ...] at probabilities q [levels] for y [...]."""
         stated, observed = self._lines()
-        levels = torch.stack([broken_line(q, *line) for line in zip(observed, stated, strict=True)], -1)
+        levels = torch.stack([interpolate(q, *line) for line in zip(observed, stated, strict=True)], -1)
         limits = torch.finfo(levels.dtype)
-        # rounding must not make an infinite quantile of a finite one
+        # so that rounding can't make a finite quantile infinite
         levels = levels.clamp(limits.tiny, 1 - limits.eps / 2)
         levels = levels.reshape(len(q), *[1] * (y.dim() - 1), -1)  # the last dimension: outputs, or one for all
         shape = (len(q), *y.shape)
-        return family.icdf(levels.expand(shape), _exact(y).expand(shape), _exact(sigma).expand(shape))
+        return family.icdf(levels.expand(shape), _to_float64(y).expand(shape), _to_float64(sigma).expand(shape))
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
         family, sigma = distribution_of(self.wrapped), risk_named(risk, "total")
-        family.stddev(y, sigma)  # a family without moments says so
+        family.stddev(y, sigma)  # raises for a family without moments
         if family.location_scale:
             standard = torch.zeros(len(self.stated), device=y.device)
             shift, factor = (part.to(y) for part in self._moments(standard, torch.ones_like(standard), family, NODES))
@@ -139,21 +140,21 @@ class QuantileRecalibration(Calibrated):
         return y + shift, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * factor for n in risk})
 
     def _moments(self, y: Tensor, sigma: Tensor, family: Distribution, nodes: int) -> tuple[Tensor, Tensor]:
-        """Mean (as a distance from y) and standard deviation: integrals of the quantiles over the probability.
+        """Return mean (as a distance from y) and standard deviation, by integrating the quantiles over the probability.
 
-        With q = w^2 (3 - 2 w) and equal steps in w, nodes crowd at both ends, where the quantiles are steep.
+        With q = w^2 (3 - 2 w) and equal steps in w, nodes are dense at both ends, where the quantiles are steep.
         """
-        shift, square = torch.zeros_like(_exact(y)), torch.zeros_like(_exact(y))
+        shift, square = torch.zeros_like(_to_float64(y)), torch.zeros_like(_to_float64(y))
         w = ((torch.arange(nodes, device=y.device) + 0.5) / nodes).to(shift.dtype)
         q, weight = w * w * (3 - 2 * w), 6 * w * (1 - w) / nodes
         for part in torch.arange(nodes, device=y.device).split(max(1, 2**20 // max(1, y.numel()))):
-            away = self._quantile(q[part], y, sigma, family) - _exact(y)
-            shift = shift + torch.tensordot(weight[part], away, 1)
-            square = square + torch.tensordot(weight[part], away.square(), 1)
+            distance = self._quantile(q[part], y, sigma, family) - _to_float64(y)
+            shift = shift + torch.tensordot(weight[part], distance, 1)
+            square = square + torch.tensordot(weight[part], distance.square(), 1)
         return shift, (square - shift.square()).clamp_min(0).sqrt()
 
     def cdf(self, x: Any, y: Tensor) -> Tensor:
-        """The recalibrated probability of a target up to y, shaped like y.
+        """Return the recalibrated probability of a target up to y, shaped like y.
 
         Args:
             x: the input, or a tuple of positional inputs.
@@ -161,13 +162,13 @@ class QuantileRecalibration(Calibrated):
         """
         prediction, risk = self._ask(x, risk=True)
         family, sigma = distribution_of(self.wrapped), risk_named(risk, "total")
-        u = family.cdf(_exact(y.to(prediction)), _exact(prediction), _exact(sigma))
+        u = family.cdf(_to_float64(y.to(prediction)), _to_float64(prediction), _to_float64(sigma))
         parts = u.unbind(-1) if len(self.stated) > 1 else (u,)
-        mapped = [broken_line(part, *line) for part, line in zip(parts, zip(*self._lines(), strict=True), strict=True)]
+        mapped = [interpolate(part, *line) for part, line in zip(parts, zip(*self._lines(), strict=True), strict=True)]
         return (torch.stack(mapped, -1) if len(mapped) > 1 else mapped[0]).to(prediction)
 
     def quantile(self, x: Any, q: float) -> Tensor:
-        """The value that the target stays below with probability q, shaped like the prediction and in its units.
+        """Return the q-quantile of the target, shaped like the prediction and in its units.
 
         Args:
             x: the input, or a tuple of positional inputs.
@@ -177,7 +178,7 @@ class QuantileRecalibration(Calibrated):
         return self._quantiles(x, q)[0]
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval of the recalibrated distribution.
+        """Return the central interval of the recalibrated distribution.
 
         Args:
             x: the input, or a tuple of positional inputs.
@@ -192,10 +193,10 @@ class QuantileRecalibration(Calibrated):
 
     def _quantiles(self, x: Any, *q: float) -> Tensor:
         y, risk = self._ask(x, risk=True)
-        wanted = _exact(torch.tensor(q, device=y.device))
+        wanted = _to_float64(torch.tensor(q, device=y.device))
         return self._quantile(wanted, y, risk_named(risk, "total"), distribution_of(self.wrapped)).to(y)
 
 
-def _exact(tensor: Tensor) -> Tensor:
-    """In float64, where a device has it."""
+def _to_float64(tensor: Tensor) -> Tensor:
+    """Return the tensor in float64, if its device supports it."""
     return tensor if tensor.device.type == "mps" else tensor.double()

@@ -1,4 +1,4 @@
-"""Thresholds whose expected loss is bounded: of masks, of several labels, of whatever is decided by a number."""
+"""Thresholds with bounded expected loss, such as those of masks, label sets or any other decision by a number."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from workbench.metrics._inputs import level_in_unit, numbers
 
 
 def control_risk(losses: Any, thresholds: Any, level: float = 0.1, bound: float = 1.0) -> Tensor:
-    """The first threshold at which the expected loss of a new row is at most `level` (conformal risk control).
+    """Return the first threshold at which the expected loss of a new row is at most `level` (conformal risk control).
 
-    The smallest lambda with n / (n + 1) R(lambda) + bound / (n + 1) <= level, for the mean R of the losses of n held-out rows that do not rise
-    along the thresholds: E[loss of a new row] <= level if rows are exchangeable (Angelopoulos, Bates, Fisch, Lei & Schuster 2024). With the loss
-    0 or 1 of missing the truth it is split conformal prediction. Masks: the loss of an image can be the share of its object that the mask
-    {p >= 1 - lambda} misses.
+    The smallest lambda with n / (n + 1) R(lambda) + bound / (n + 1) <= level, where R is the mean loss of n held-out rows, which must not
+    increase along the thresholds: E[loss of a new row] <= level if rows are exchangeable (Angelopoulos, Bates, Fisch, Lei & Schuster 2024). With
+    a 0-1 loss for missing the truth, it is split conformal prediction. For masks, the loss of an image can be the share of its object that the
+    mask {p >= 1 - lambda} misses.
 
     Args:
-        losses: of each held-out row at each threshold, [n, thresholds], between 0 and bound.
-        thresholds: [thresholds], in the order in which losses fall.
-        level: the expected loss that is accepted.
-        bound: the largest loss that a row can have.
+        losses: loss of each held-out row at each threshold, [n, thresholds], between 0 and bound.
+        thresholds: [thresholds], in the order of decreasing losses.
+        level: acceptable expected loss.
+        bound: largest possible loss of a row.
 
     Returns:
         The threshold, without dimensions.
 
     Raises:
-        ValueError: a loss rises along the thresholds (take `learn_then_test`), is outside of [0, bound] or NaN, or no threshold is good enough.
+        ValueError: a loss increases along the thresholds (use `learn_then_test`), is outside of [0, bound] or NaN, or no threshold is good
+            enough.
 
     Example:
         >>> p = torch.rand(200, 8, generator=torch.Generator().manual_seed(0))  # of eight labels, of which all are true
@@ -40,69 +41,71 @@ def control_risk(losses: Any, thresholds: Any, level: float = 0.1, bound: float 
         >>> control_risk(missed, thresholds, level=0.2)
         tensor(0.8200)
     """
-    losses, thresholds = _checked(losses, thresholds, bound)
+    losses, thresholds = _check_losses(losses, thresholds, bound)
     if not 0 < level < bound:
         raise ValueError(f"level must lie between 0 and the bound {bound:g}; found {level!r}")
     if (rises := (losses.diff(dim=1) > 0).any(1)).any():
         raise ValueError(
             f"losses rise along the thresholds in {int(rises.sum())} of {len(losses)} rows, first in row {int(rises.nonzero()[0])}: order the "
-            "thresholds so that they fall, or take learn_then_test, which needs no order of losses"
+            "thresholds so that losses fall, or use learn_then_test, which does not need monotone losses"
         )
     n = len(losses)
-    good = (losses.sum(0) + bound) / (n + 1) <= level * (1 + 1e-12)
-    if not good.any():
-        least = float((losses[:, -1].sum() + bound) / (n + 1))
+    acceptable = (losses.sum(0) + bound) / (n + 1) <= level * (1 + 1e-12)
+    if not acceptable.any():
+        lowest_loss = float((losses[:, -1].sum() + bound) / (n + 1))
         raise ValueError(
-            f"no threshold has an expected loss of at most {level:g}: the last comes to {least:.4g} with {n} held-out rows; give thresholds "
-            "further on, hold out more rows, or accept more"
+            f"no threshold has an expected loss of at most {level:g}: the last reaches {lowest_loss:.4g} with {n} held-out rows; add thresholds "
+            "with smaller losses, hold out more rows, or accept a larger loss"
         )
-    return thresholds[good.int().argmax()]
+    return thresholds[acceptable.int().argmax()]
 
 
 def learn_then_test(
     losses: Any, thresholds: Any, level: float | Sequence[float] | Tensor = 0.1, confidence: float = 0.9
 ) -> Tensor:
-    """The thresholds at which, with this confidence over the held-out rows, the expected loss is at most `level`: all of them at once.
+    """Return the thresholds at which, with this confidence over the held-out rows, the expected loss is at most `level`, simultaneously for all.
 
-    Learn-then-Test (Angelopoulos, Bates, Candes, Jordan & Lei 2021): the hypothesis that the expected loss is above the level is tested at one
-    threshold after the other, in the order in which they are given, until one cannot be rejected (fixed sequence testing). The p-value is that
+    Learn-then-Test (Angelopoulos, Bates, Candes, Jordan & Lei 2021): the hypothesis that the expected loss is above the level is tested for one
+    threshold after another, in the given order, until one cannot be rejected (fixed sequence testing). The p-value is that
     of Hoeffding and Bentkus (Bates et al. 2021),
 
         min(exp(-n h(min(R, level), level)), e P[Binomial(n, level) <= ceil(n R)]),  h(a, b) = a log(a / b) + (1 - a) log((1 - a) / (1 - b)).
 
-    Losses need not fall along the thresholds. Of several losses all levels hold together: the largest p-value counts.
+    Losses need not be monotone along the thresholds. With several losses, all levels hold together: the largest p-value counts.
 
     Args:
-        losses: of each held-out row at each threshold, between 0 and 1: [n, thresholds], or [losses, n, thresholds].
-        thresholds: [thresholds], the one that is most likely good first; chosen without a look at these rows.
-        level: the expected loss that is accepted, for each of several.
-        confidence: probability that all thresholds that are returned are good.
+        losses: loss of each held-out row at each threshold, between 0 and 1: [n, thresholds], or [losses, n, thresholds].
+        thresholds: [thresholds], the most promising first; chosen without using these rows.
+        level: acceptable expected loss, or one for each of several losses.
+        confidence: probability that all returned thresholds are good.
 
     Returns:
-        Those thresholds, [k]; none if already the first cannot be shown to be good.
+        These thresholds, [k]; empty if the first one can't be shown to be good.
 
     Raises:
-        ValueError: a loss is outside of [0, 1] or NaN, or levels do not fit the losses.
+        ValueError: a loss is outside of [0, 1] or NaN, or the number of levels differs from that of losses.
 
     Example:
         >>> wrong = torch.rand(500, 11, generator=torch.Generator().manual_seed(0)) < torch.linspace(0, 0.5, 11)
         >>> learn_then_test(wrong.double(), torch.linspace(0, 0.5, 11), level=0.2)
         tensor([0.0000, 0.0500, 0.1000])
     """
-    several = torch.stack([torch.as_tensor(each) for each in losses]) if isinstance(losses, Sequence) else losses
-    several = torch.as_tensor(several)
-    several = several if several.dim() == 3 else several[None]
+    all_losses = (
+        torch.stack([torch.as_tensor(row_losses) for row_losses in losses]) if isinstance(losses, Sequence) else losses
+    )
+    all_losses = torch.as_tensor(all_losses)
+    all_losses = all_losses if all_losses.dim() == 3 else all_losses[None]
     accepted_levels = torch.as_tensor(level, dtype=torch.float64)
-    levels = accepted_levels.tolist() if accepted_levels.dim() else [accepted_levels.item()] * len(several)
-    if len(levels) != len(several):
+    levels = accepted_levels.tolist() if accepted_levels.dim() else [accepted_levels.item()] * len(all_losses)
+    if len(levels) != len(all_losses):
         raise ValueError(
-            f"level has {len(levels)} numbers for {len(several)} losses; give one for each, or one number for all"
+            f"level has {len(levels)} numbers for {len(all_losses)} losses; give one for each, or one number for all"
         )
     p_values = []
-    for each, accepted in zip(several, levels, strict=True):
-        level_in_unit("level", accepted)
-        checked, thresholds = _checked(each, thresholds, 1.0)
-        p_values.append(_p_values(checked, accepted))
+    for row_losses, accepted_level in zip(all_losses, levels, strict=True):
+        level_in_unit("level", accepted_level)
+        checked, thresholds = _check_losses(row_losses, thresholds, 1.0)
+        p_values.append(_p_values(checked, accepted_level))
     rejected = torch.stack(p_values).amax(0) <= 1 - float(exact("confidence", confidence))
     return thresholds[: int(rejected.int().cumprod(0).sum())]
 
@@ -113,12 +116,12 @@ def _p_values(losses: Tensor, level: float) -> Tensor:
     # x log x is 0 at 0
     divergence = torch.special.xlogy(below, below / level) + torch.special.xlogy(1 - below, (1 - below) / (1 - level))
     hoeffding = (-n * divergence).exp()
-    counts = (n * mean - 1e-9).ceil()  # a mean of whole losses times n is a whole number up to rounding
+    counts = (n * mean - 1e-9).ceil()  # for 0-1 losses, n times the mean is an integer up to rounding
     binomial = torch.as_tensor(require("scipy.stats").binom.cdf(counts.cpu().numpy(), n, level)).to(mean)
     return torch.minimum(hoeffding, torch.e * binomial)
 
 
-def _checked(losses: Any, thresholds: Any, bound: float) -> tuple[Tensor, Tensor]:
+def _check_losses(losses: Any, thresholds: Any, bound: float) -> tuple[Tensor, Tensor]:
     checked = numbers("losses", losses)
     thresholds = torch.as_tensor(thresholds)
     if bool(thresholds.isnan().any()):

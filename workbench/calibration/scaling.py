@@ -1,4 +1,4 @@
-"""Temperature of class scores and scale of standard deviations, fitted on top of a trained model."""
+"""Temperature of class scores and scale of standard deviations, fitted to a trained model."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from workbench.metrics._inputs import family_of, numbers, predicted
 from workbench.metrics._inputs import labels as class_numbers
 from workbench.risk import Risk
 
-COLDEST, HOTTEST = 1e-2, 1e2
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-2, 1e2
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature T that minimises the mean cross entropy of softmax(logits / T) (Guo et al. 2017).
+    """Return the temperature T that minimises the mean cross entropy of softmax(logits / T) (Guo et al. 2017).
 
-    The loss is convex in 1 / T, so it has one minimum; it is searched for between 0.01 and 100. T = 1 is kept unless another is better, so
-    that the loss on these rows never rises.
+    The loss is convex in 1 / T, so it has one minimum, which is searched between 0.01 and 100. T = 1 is kept unless another value is better, so
+    that the loss on these rows never increases.
 
     Args:
-        logits: [..., classes], log-probabilities up to a constant for each row.
+        logits: [..., classes], log-probabilities up to a constant per row.
         labels: int64 [...].
 
     Raises:
-        ValueError: there is no row, a score is NaN or infinity (minus infinity rules a class out), a label is of no class, or has a score of
-            minus infinity, which no temperature mends.
+        ValueError: there are no rows, a score is NaN or infinity (minus infinity excludes a class), a label is not a class, or its score is
+            minus infinity, which no temperature can change.
 
     Example:
         >>> logits = torch.tensor([[4.0, 0.0]] * 4)
@@ -51,13 +51,13 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     checked = numbers("logits", logits, finite=False)
     if (bad := checked.isposinf() | checked.isneginf().all(-1, keepdim=True)).any():
         raise ValueError(
-            f"logits has {int(bad.any(-1).sum())} rows with infinity, or with minus infinity alone, of shape {tuple(checked.shape)}"
+            f"logits has {int(bad.any(-1).sum())} rows with infinity, or with only minus infinity, of shape {tuple(checked.shape)}"
         )
     labels = class_numbers(labels, checked, "logits").cpu()
     scores = checked.detach().cpu().flatten(0, -2).log_softmax(-1)
-    if (lost := scores.gather(1, labels[:, None]).isneginf()).any():
+    if (impossible := scores.gather(1, labels[:, None]).isneginf()).any():
         raise ValueError(
-            f"the label has probability 0 in {int(lost.sum())} of {len(labels)} rows, first in row {int(lost.nonzero()[0, 0])}; "
+            f"the label has probability 0 in {int(impossible.sum())} of {len(labels)} rows, first in row {int(impossible.nonzero()[0, 0])}; "
             "no temperature changes that"
         )
 
@@ -65,7 +65,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return nn.functional.cross_entropy(scores / math.exp(log_temperature), labels).item()
 
     optimum = minimize_scalar(
-        loss, bounds=(math.log(COLDEST), math.log(HOTTEST)), method="bounded", options={"xatol": 1e-7}
+        loss, bounds=(math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)), method="bounded", options={"xatol": 1e-7}
     )
     return math.exp(optimum.x) if optimum.fun < loss(0.0) else 1.0
 
@@ -77,24 +77,24 @@ def fit_variance_scale(
     distribution: Distribution | type[Distribution] = Normal,
     per_output: bool = False,
 ) -> Tensor:
-    """The factor s that minimises the negative log-likelihood of standard deviations s * risk.
+    """Return the factor s that minimises the negative log-likelihood of standard deviations s * risk.
 
-    For Normal s^2 = mean(((target - prediction) / risk)^2) (Levi et al. 2022), for other families a search in one dimension. s = 1 is kept
-    where nothing is better, so that the loss on these rows never rises.
+    For Normal, s^2 = mean(((target - prediction) / risk)^2) (Levi et al. 2022); for other families, a one-dimensional search. s = 1 is kept
+    if nothing is better, so that the loss on these rows never increases.
 
     Args:
         prediction: [..., outputs].
         risk: standard deviation > 0, shaped like prediction.
         target: shaped like prediction.
-        distribution: predicted distribution, class or instance.
-        per_output: one factor for each output (the last dimension) in place of one for all.
+        distribution: family of the predicted distribution, class or instance.
+        per_output: one factor per output (the last dimension) instead of one for all.
 
     Returns:
         float64, [outputs] or [].
 
     Raises:
-        TypeError: what should be True or False is neither.
-        ValueError: shapes differ, a risk is not positive, or every prediction is exact (s would be 0).
+        TypeError: per_output is not a bool.
+        ValueError: shapes differ, a risk is not positive, or all predictions are exact (s would be 0).
 
     Example:
         >>> fit_variance_scale(torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([[2.0], [-2.0]]))
@@ -116,8 +116,8 @@ def _scale(prediction: Tensor, risk: Tensor, target: Tensor, distribution: Distr
     z = ((target - prediction) / risk).abs()
     if not z.any():
         raise ValueError(
-            f"the prediction is exact in all {z.numel()} held-out numbers, so that the best standard deviation is 0; give rows with targets "
-            "that the model does not know"
+            f"the prediction is exact in all {z.numel()} held-out numbers, so that the best standard deviation is 0; give rows that the model "
+            "was not trained on"
         )
     if distribution is Normal or isinstance(distribution, Normal):
         return z.square().mean().sqrt().item()
@@ -126,7 +126,7 @@ def _scale(prediction: Tensor, risk: Tensor, target: Tensor, distribution: Distr
     def loss(log_scale: float) -> float:
         return -distribution.log_prob(target, prediction, risk * math.exp(log_scale)).mean().item()
 
-    # families with heavy tails have outliers that a mean square would take for the scale
+    # start at the median, since with heavy tails outliers dominate the mean square
     centre, step = math.log(z.median().item() or z.square().mean().sqrt().item()), 0.25
     best = min((centre + step * k for k in range(-32, 33)), key=loss)
     optimum = minimize_scalar(loss, bounds=(best - step, best + step), method="bounded", options={"xatol": 1e-8})
@@ -136,18 +136,18 @@ def _scale(prediction: Tensor, risk: Tensor, target: Tensor, distribution: Distr
 class TemperatureScaling(Calibrated):
     """Class scores divided by one temperature, fitted to held-out rows (Guo et al. 2017).
 
-    p = softmax(log p / T), where p is the averaged probability if there are several voters or samples (pool, then calibrate: Rahaman & Thiery
-    2021). The most probable class stays what it was. Predictions keep their form, logits or probabilities. A model wrapped with
-    output="values" is taken for one that gives logits, and its risks are divided by T, as they are in units of the logits.
+    p = softmax(log p / T), where p is the average probability if there are several voters or samples (pool, then calibrate: Rahaman & Thiery
+    2021). The most probable class does not change. Predictions keep their form, logits or probabilities. A model wrapped with
+    output="values" is assumed to return logits, and its risks, which are in units of the logits, are divided by T.
 
-    Maps and tokens are calibrated over all pixels and tokens that have a class: those of number -100 are left out.
+    Maps and tokens are calibrated over all pixels and tokens that have a class; class number -100 is ignored.
 
-    Risks of class outputs: total is the entropy of the new probabilities, in nats. The average does not say what each voter would be at
-    another temperature, so aleatoric and epistemic keep their shares of the total (`total == aleatoric + epistemic` still); epistemic then is
-    no mutual information any more. Vacuitic stays.
+    Risks of class outputs: total is the entropy of the new probabilities, in nats. The average does not determine each voter's prediction at
+    another temperature, so aleatoric and epistemic keep their shares of the total (still `total == aleatoric + epistemic`); epistemic is then
+    no longer a mutual information. Vacuitic risk does not change.
 
     Args:
-        wrapped: what a wrapper made of a classifier.
+        wrapped: a wrapped classifier.
 
     Example:
         >>> from workbench import vote
@@ -193,33 +193,33 @@ class TemperatureScaling(Calibrated):
         return (scores.softmax(-1) if form == "probs" else scores).movedim(-1, dim), Risk(**new)
 
     def predict_set(self, x: Any, coverage: float = 0.9) -> Tensor:
-        """The fewest classes whose probabilities add up to at least the coverage; method="conformal" has a guarantee for it.
+        """Return the smallest set of classes whose probabilities sum to at least the coverage; use method="conformal" for a guarantee.
 
         Args:
             x: the input, or a tuple of positional inputs.
-            coverage: probability that the set shall hold, strictly between 0 and 1.
+            coverage: desired probability that the set contains the true class, strictly between 0 and 1.
 
         Returns:
-            bool [rows, ..., classes], the classes last.
+            bool [rows, ..., classes], with the classes last.
         """
-        wanted = float(level("coverage", coverage))
+        probability = float(level("coverage", coverage))
         probs = (
             log_probabilities(self._ask(x, risk=False)[0], output_of(self.wrapped)).div(self.temperature).softmax(-1)
         )
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
-        return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, before < wanted)
+        return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, before < probability)
 
 
 class VarianceScaling(Calibrated):
-    """Standard deviations times one factor, fitted to held-out rows by maximum likelihood (Levi et al. 2022; Laves et al. 2020).
+    """Standard deviations multiplied by one factor, fitted to held-out rows by maximum likelihood (Levi et al. 2022; Laves et al. 2020).
 
-    The family is sculpt's (Normal without sculpt), its standard deviation the total risk. Aleatoric, epistemic and total risk are all
-    multiplied by the factor, so that total**2 == aleatoric**2 + epistemic**2 still; predictions and vacuitic risk stay.
+    The family is sculpt's (Normal without sculpt), with the total risk as standard deviation. Aleatoric, epistemic and total risk are all
+    multiplied by the factor, so that still total**2 == aleatoric**2 + epistemic**2; predictions and vacuitic risk do not change.
 
     Args:
-        wrapped: what a wrapper made of a model of values.
-        per_output: one factor for each output (the last dimension) in place of one for all.
+        wrapped: a wrapped model of values.
+        per_output: one factor per output (the last dimension) instead of one for all.
 
     Example:
         >>> from workbench import sculpt
@@ -249,7 +249,7 @@ class VarianceScaling(Calibrated):
         return y, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * self.scale for n in risk})
 
     def quantile(self, x: Any, q: float) -> Tensor:
-        """The value that the target stays below with probability q, shaped like the prediction and in its units.
+        """Return the q-quantile of the target, shaped like the prediction and in its units.
 
         Args:
             x: the input, or a tuple of positional inputs.
@@ -260,7 +260,7 @@ class VarianceScaling(Calibrated):
         return distribution_of(self).icdf(q, y, risk_named(risk, "total") * self.scale)
 
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central interval of the calibrated distribution.
+        """Return the central interval of the calibrated distribution.
 
         Args:
             x: the input, or a tuple of positional inputs.

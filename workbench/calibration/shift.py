@@ -1,4 +1,4 @@
-"""Conformal quantiles of groups and of rows that count differently, and how much inputs of another place differ from those held out."""
+"""Conformal quantiles within groups and of weighted rows, and density ratios between new inputs and held-out ones (covariate shift)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from workbench.calibration.answers import level, precise
 from workbench.errors import WorkbenchWarning
 from workbench.metrics._inputs import numbers, tensor_of
 
-LARGEST = 1e6  # weight of a row, against the mean of those held out
-CHANCE = 1e-4  # of a false alarm, for all rows of a call
+MAX_RATIO = 1e6  # largest weight of a row, relative to the mean of the held-out rows
+FALSE_ALARM_RATE = 1e-4  # probability of a false warning per call
 MODELS = ("linear", "squares", "quadratic")
-MOST_COLUMNS = 3000  # of a logistic regression, which solves for all at once
-FOLDS = 5  # of a classifier of the user's
+MAX_COLUMNS = 3000  # of a logistic regression, whose Newton steps solve for all columns at once
+FOLDS = 5  # for the cross-fitting of a user's classifier
 
 
 def weighted_quantile(scores: Tensor, weights: Tensor, new: Tensor, coverage: float = 0.9) -> Tensor:
-    """For each new row the least score that holds it with at least this probability, where rows are weighted by a likelihood ratio.
+    """Return for each new row the smallest bound of its score with at least this probability, where rows are weighted by a likelihood ratio.
 
-    Q(x) is the smallest score s_k for which the weights of all scores up to it are at least coverage (w_1 + ... + w_n + w(x)), or infinity
-    if no score is large enough: P(new <= Q) >= coverage if w is the density of new inputs by that of held-out ones, up to a factor (Tibshirani,
-    Foygel Barber, Candes & Ramdas 2019). With weights of one it is the quantile of split conformal prediction.
+    Q(x) is the smallest score s_k for which the weights of all scores up to it sum to at least coverage (w_1 + ... + w_n + w(x)), or infinity
+    if no score is large enough: P(new <= Q) >= coverage if w is the ratio of the densities of new and held-out inputs, up to a factor
+    (Tibshirani, Foygel Barber, Candes & Ramdas 2019). With equal weights of one, it is the quantile of split conformal prediction.
 
     Args:
         scores: [n, ...].
@@ -44,21 +44,21 @@ def weighted_quantile(scores: Tensor, weights: Tensor, new: Tensor, coverage: fl
         >>> weighted_quantile(torch.arange(9.0), torch.ones(9), torch.tensor([1.0, 2.0]), 0.9)
         tensor([8., inf])
     """
-    kind, scores = scores.dtype, scores.double()
+    dtype, scores = scores.dtype, scores.double()
     ordered, order = scores.flatten(1).sort(0) if scores.dim() > 1 else (x[:, None] for x in scores.sort(0))
     weights, new = weights.double(), new.double()
     sums = weights[order].cumsum(0).mT.contiguous()  # [outputs, n]
-    # a hair less, or ten tenths added up would miss the whole; infinite where even all rows do not reach it
-    wanted = float(level("coverage", coverage)) * (sums[:1, -1] + new) * (1 - 1e-12)
-    place = torch.searchsorted(sums, wanted.expand(len(sums), -1).contiguous())
-    beyond = torch.cat([ordered.mT, ordered.new_full((len(sums), 1), math.inf)], 1)
-    return beyond.gather(1, place).mT.reshape(len(new), *scores.shape[1:]).to(kind)
+    # slightly less, since the sum of ten tenths may be below one; infinite if all rows together do not reach it
+    required = float(level("coverage", coverage)) * (sums[:1, -1] + new) * (1 - 1e-12)
+    position = torch.searchsorted(sums, required.expand(len(sums), -1).contiguous())
+    with_infinity = torch.cat([ordered.mT, ordered.new_full((len(sums), 1), math.inf)], 1)
+    return with_infinity.gather(1, position).mT.reshape(len(new), *scores.shape[1:]).to(dtype)
 
 
 def grouped_quantile(
     scores: Tensor, groups: Tensor, weights: Tensor, new_groups: Tensor, new: Tensor, coverage: float
 ) -> Tensor:
-    """As `weighted_quantile`, of the held-out rows of each new row's own group (Mondrian; Vovk et al. 2005, section 4.5)."""
+    """Return `weighted_quantile` over the held-out rows of each new row's group (Mondrian; Vovk et al. 2005, section 4.5)."""
     out = scores.new_full((len(new), *scores.shape[1:]), math.inf)
     for group in new_groups.unique().tolist():
         rows, held_out = new_groups == group, groups == group
@@ -68,52 +68,52 @@ def grouped_quantile(
 
 
 def effective_rows(weights: Tensor) -> float:
-    """How many rows of weight one carry as much (Kish 1965): (sum w)^2 / sum w^2."""
+    """Return the effective sample size (Kish 1965): (sum w)^2 / sum w^2."""
     weights = weights.double()
     return float(weights.sum().square() / weights.square().sum())
 
 
 def warn_infinite(quantiles: Tensor, what: str, why: str) -> None:
-    """Say how many rows have no finite answer."""
+    """Warn about the number of rows without a finite answer."""
     rows = quantiles.reshape(len(quantiles), -1).isinf().any(1)
     if (count := int(rows.sum())) > 0:
         warnings.warn(
-            f"{count} of {len(rows)} rows get {what} at this coverage: {why}. They hold the truth, and say nothing; hold out more rows like "
-            "these, or ask for less coverage",
+            f"{count} of {len(rows)} rows get {what} at this coverage: {why}. These contain the truth, but are uninformative; hold out more "
+            "rows like these, or ask for less coverage",
             WorkbenchWarning,
             stacklevel=4,
         )
 
 
 def warn_unlike(held_out: Tensor, new: Tensor, measured: str) -> bool:
-    """Say that new rows are stranger than those held out by more than chance allows: far more of them beyond 99 % of those, or all in all.
+    """Warn if new rows are stranger than the held-out ones by more than chance allows: too many above their 99 % quantile, or overall.
 
-    Of exchangeable rows the number above the k-th smallest of n held-out ones is beta-binomial (m; n + 1 - k, k); and the largest D by which
-    the share of new rows up to some value lies below that of held-out ones is above d with a probability of about exp(-2 d^2 n m / (n + m))
-    (Smirnov 1939). Such tests of what a model says tell shifts of its inputs (Rabanser et al. 2019).
+    For exchangeable rows, the number above the k-th smallest of n held-out ones is beta-binomial (m; n + 1 - k, k); and the largest difference D
+    by which the share of new rows up to some value falls short of that of held-out ones exceeds d with a probability of about
+    exp(-2 d^2 n m / (n + m)) (Smirnov 1939). Such tests of model outputs detect shifts of the inputs (Rabanser et al. 2019).
 
     Args:
-        held_out: how strange the held-out rows are, [n], in rising order.
-        new: of the new rows, [m].
-        measured: by what, in words: "stranger by vacuitic risk".
+        held_out: strangeness of the held-out rows, [n], in rising order.
+        new: strangeness of the new rows, [m].
+        measured: description of the measure, such as "stranger by vacuitic risk".
 
     Returns:
-        Whether it was said.
+        Whether a warning was given.
     """
     n, m, new = len(held_out), len(new), new.to(held_out).sort().values
     k = min(math.ceil(0.99 * (n + 1)), n)
     count = int((new > held_out[k - 1]).sum())
-    # the new rows up to each held-out one: the difference is largest just there
-    ahead = torch.arange(1, n + 1).to(held_out) / n - torch.searchsorted(new, held_out, right=True) / m
-    distance, chance = float(ahead.max()), math.sqrt(-math.log(CHANCE) * (n + m) / (2 * n * m))
-    if _beta_binomial_tail(count, m, n + 1 - k, k) < CHANCE:
+    # the difference is largest at one of the held-out values
+    shortfall = torch.arange(1, n + 1).to(held_out) / n - torch.searchsorted(new, held_out, right=True) / m
+    distance, critical_distance = float(shortfall.max()), math.sqrt(-math.log(FALSE_ALARM_RATE) * (n + m) / (2 * n * m))
+    if _beta_binomial_tail(count, m, n + 1 - k, k) < FALSE_ALARM_RATE:
         finding = f"{count} of {m} rows are {measured} than {100 * k / n:.3g} % of the {n} held-out rows"
-    elif distance > chance:
-        finding = f"{m} rows are {measured} than the {n} held-out rows (KS distance {distance:.2f}, by chance {chance:.2f} at most)"
+    elif distance > critical_distance:
+        finding = f"{m} rows are {measured} than the {n} held-out rows (KS distance {distance:.2f}, by chance {critical_distance:.2f} at most)"
     else:
         return False
     warnings.warn(
-        f"{finding}: coverage is guaranteed for rows like those alone. Hold out rows from where these come from, or give weight= "
+        f"{finding}: coverage is guaranteed only for rows like those. Hold out rows from the source of the new ones, or give weight= "
         "(calibration.DensityRatio)",
         WorkbenchWarning,
         stacklevel=4,
@@ -122,19 +122,19 @@ def warn_unlike(held_out: Tensor, new: Tensor, measured: str) -> bool:
 
 
 def _beta_binomial_tail(count: int, m: int, above: int, below: int) -> float:
-    """P(X >= count): so many of m new rows lie in the `above` upper ones of the above + below gaps between held-out rows."""
+    """Return P(X >= count) for the number X of m new rows that lie in the `above` upper ones of the above + below gaps between held-out rows."""
     j = torch.arange(count, m + 1, dtype=torch.float64)
 
     def log_beta(x: Tensor, y: Tensor) -> Tensor:
         return x.lgamma() + y.lgamma() - (x + y).lgamma()
 
     a, b = torch.tensor([above, below], dtype=torch.float64)
-    ways = -log_beta(j + 1, m - j + 1) - math.log(m + 1)
-    return float((ways + log_beta(j + a, m - j + b) - log_beta(a, b)).logsumexp(0).exp())
+    log_binomial = -log_beta(j + 1, m - j + 1) - math.log(m + 1)
+    return float((log_binomial + log_beta(j + a, m - j + b) - log_beta(a, b)).logsumexp(0).exp())
 
 
 def row_numbers(name: str, function: Callable[[Any], Any], x: Any, n_rows: int) -> Tensor:
-    """What a function of the user's says of each row of a batch, [rows] on the CPU; whole numbers for groups, else weights."""
+    """Return the values of a user's function for each row of a batch, [rows] on the CPU: integers for groups, else weights >= 0."""
     with torch.no_grad():
         values = function(x)
     values = tensor_of(values).detach().cpu()
@@ -152,26 +152,27 @@ def row_numbers(name: str, function: Callable[[Any], Any], x: Any, n_rows: int) 
 
 
 class DensityRatio:
-    """The density of inputs of a new place by that of those held out, for `calibrate(..., "conformal", weight=...)`.
+    """Ratio of the densities of new and held-out inputs, for `calibrate(..., "conformal", weight=...)`.
 
-    By a classifier of which place a row comes from: w(x) = P(new | x) / P(held out | x) times n_held_out / n_new (Sugiyama et al. 2012; used so
-    by Tibshirani et al. 2019). A classifier sees the shifts that it can tell: give features in which it can, of images those of a network.
+    It is estimated by a classifier that tells the two sources apart: w(x) = P(new | x) / P(held out | x) times n_held_out / n_new (Sugiyama et
+    al. 2012; used this way by Tibshirani et al. 2019). A classifier detects only the shifts that it can represent: give suitable features, for
+    images those of a network.
 
     Args:
         held_out: inputs of the held-out rows, [n, ...].
-        new: inputs of the new place, without targets, [m, ...].
-        features: from a batch of inputs to [rows, k]; None: the inputs themselves, flattened.
-        ridge: strength of the penalty on standardised columns, against one row's log loss; of a model with a name.
-        model: "linear", logistic regression on the features, which knows shifts of their means and no others; "squares", on their squares as
-            well, which knows shifts of each one's spread, too (of independent normal features the log ratio is just that), in 2 k columns;
-            "quadratic", also on their products, which knows shifts of correlation (of any two normal distributions the log ratio is such), and
-            wants many more rows than the k (k + 3) / 2 columns; or a classifier with `fit` and `predict_proba`, such as one of scikit-learn.
-            Of that, copies are trained: a row that was given here is asked of the one that was trained without its fifth of the rows,
-            others of all five, whose log odds are averaged.
+        new: inputs from the new source, without targets, [m, ...].
+        features: function from a batch of inputs to [rows, k]; None: the inputs themselves, flattened.
+        ridge: strength of the L2 penalty on standardised columns, relative to the log loss of one row; for the named models.
+        model: "linear", logistic regression on the features, which detects only shifts of their means; "squares", also on their squares, which
+            detects shifts of each feature's spread, too (exact for independent normal features), in 2 k columns;
+            "quadratic", also on their products, which detects shifts of correlation (exact for any two normal distributions), and
+            needs many more rows than its k (k + 3) / 2 columns; or a classifier with `fit` and `predict_proba`, such as one of scikit-learn.
+            Copies of such a classifier are trained by cross-fitting in five folds: a row that was given here is predicted by the copy trained
+            without its fold, other rows by all five, whose log odds are averaged.
 
     Raises:
         TypeError: model is none of these.
-        ValueError: there are fewer than two rows of a place (of different ones five for a classifier), more columns than can be
+        ValueError: a source has fewer than two rows (five different ones for a classifier), there are more columns than can be
             solved for, or a feature is not finite.
 
     Example:
@@ -220,29 +221,29 @@ class DensityRatio:
         return x
 
     def __call__(self, x: Any) -> Tensor:
-        """The ratio for each row of a batch of inputs, float64 [rows] on the CPU; at most 1e6."""
+        """Return the ratio for each row of a batch of inputs, float64 [rows] on the CPU; at most 1e6."""
         log_ratio = self._log_odds(x, self._features(x)) + self._offset
-        return log_ratio.clamp_max(math.log(LARGEST)).exp()
+        return log_ratio.clamp_max(math.log(MAX_RATIO)).exp()
 
 
 class _Logistic:
-    """Log odds by logistic regression on standardised features, with their squares, also their products, or without."""
+    """Log odds by logistic regression on standardised features, optionally with their squares and products."""
 
     def __init__(self, x: Tensor, is_new: Tensor, ridge: float, model: str) -> None:
         self.products: tuple[Tensor, Tensor] | None = None
         if model != "linear":
             count = x.shape[1]
             columns = 2 * count if model == "squares" else count * (count + 3) // 2
-            if columns > MOST_COLUMNS:
+            if columns > MAX_COLUMNS:
                 raise ValueError(
-                    f'model="{model}": {count} features make {columns} columns, more than {MOST_COLUMNS}; give fewer by features=, or a '
+                    f'model="{model}": {count} features make {columns} columns, more than {MAX_COLUMNS}; select fewer by features=, or pass a '
                     "classifier as model="
                 )
-            self.centre = _standardising(x)
+            self.centre = _mean_and_scale(x)
             each = torch.arange(count)
             self.products = (each, each) if model == "squares" else tuple(torch.triu_indices(count, count))
-        self.scaling = _standardising(self._columns(x))
-        self.coefficients = _logistic(self._standard(x), is_new, ridge)
+        self.scaling = _mean_and_scale(self._columns(x))
+        self.coefficients = _logistic(self._standardized(x), is_new, ridge)
 
     def _columns(self, x: Tensor) -> Tensor:
         if self.products is None:
@@ -250,61 +251,65 @@ class _Logistic:
         x = (x - self.centre[0]) / self.centre[1]
         return torch.cat([x, x[:, self.products[0]] * x[:, self.products[1]]], 1)
 
-    def _standard(self, x: Tensor) -> Tensor:
+    def _standardized(self, x: Tensor) -> Tensor:
         return (self._columns(x) - self.scaling[0]) / self.scaling[1]
 
-    def __call__(self, given: Any, x: Tensor) -> Tensor:
-        return self._standard(x) @ self.coefficients[1:] + self.coefficients[0]
+    def __call__(self, inputs: Any, x: Tensor) -> Tensor:
+        return self._standardized(x) @ self.coefficients[1:] + self.coefficients[0]
 
 
 class _CrossFitted:
-    """Log odds by copies of a classifier, each trained without a fifth of the rows, which are asked of that one.
+    """Log odds by copies of a classifier, each trained without one fold of the rows, which is used to predict the rows of that fold.
 
-    What a flexible classifier says of rows that it was trained on is too sure, and those held out would count for nothing.
+    A flexible classifier is overconfident on its training rows, so that held-out rows would get weights near zero.
     """
 
     def __init__(self, classifier: Any, names: list[bytes], x: Tensor, is_new: Tensor) -> None:
         self.fold: dict[bytes, int] = {}
-        for place, what in enumerate(("held_out", "new")):
-            # rows that are there twice are in one fold
-            different = list(
+        for place, source_name in enumerate(("held_out", "new")):
+            # duplicate rows must be in the same fold
+            distinct_rows = list(
                 dict.fromkeys(name for name, new in zip(names, is_new.tolist(), strict=True) if new == place)
             )
-            if len(different) < FOLDS:
-                raise ValueError(f"{what}: a classifier as model= needs {FOLDS} different rows; found {len(different)}")
-            order = torch.randperm(len(different), generator=torch.Generator().manual_seed(place)).tolist()
-            for number, at in enumerate(order):
-                self.fold.setdefault(different[at], number % FOLDS)
+            if len(distinct_rows) < FOLDS:
+                raise ValueError(
+                    f"{source_name}: a classifier as model= needs {FOLDS} different rows; found {len(distinct_rows)}"
+                )
+            order = torch.randperm(len(distinct_rows), generator=torch.Generator().manual_seed(place)).tolist()
+            for k, at in enumerate(order):
+                self.fold.setdefault(distinct_rows[at], k % FOLDS)
         fold = torch.tensor([self.fold[name] for name in names])
         self.classifiers = []
-        for number in range(FOLDS):
-            one, kept = copy.deepcopy(classifier), fold != number
+        for k in range(FOLDS):
+            classifier_copy, kept = copy.deepcopy(classifier), fold != k
             if len(is_new[kept].unique()) < 2:
                 raise ValueError("held_out and new: too many rows are in both to tell the places apart")
-            self.classifiers.append(one.fit(x[kept].numpy(), is_new[kept].long().numpy()))
+            self.classifiers.append(classifier_copy.fit(x[kept].numpy(), is_new[kept].long().numpy()))
 
-    def __call__(self, given: Any, x: Tensor) -> Tensor:
-        said = torch.stack([torch.as_tensor(one.predict_proba(x.numpy())[:, 1]) for one in self.classifiers])
-        odds = said.double().clamp(1 / LARGEST, 1 - 1 / LARGEST).logit()
-        unseen_by = [self.fold.get(name, -1) for name in _names(given, x)]
-        number = torch.tensor(unseen_by)
-        return odds.mean(0).where(number < 0, odds.gather(0, number.clamp_min(0)[None])[0])
+    def __call__(self, inputs: Any, x: Tensor) -> Tensor:
+        probabilities = torch.stack(
+            [torch.as_tensor(classifier.predict_proba(x.numpy())[:, 1]) for classifier in self.classifiers]
+        )
+        odds = probabilities.double().clamp(1 / MAX_RATIO, 1 - 1 / MAX_RATIO).logit()
+        unseen_by = [self.fold.get(name, -1) for name in _names(inputs, x)]
+        fold = torch.tensor(unseen_by)
+        return odds.mean(0).where(fold < 0, odds.gather(0, fold.clamp_min(0)[None])[0])
 
 
-def _standardising(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each column, 1 for a column that never varies."""
+def _mean_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each column, 1 for a constant column."""
     spread = x.std(0, correction=0)
     return x.mean(0), spread.where(spread > 0, 1.0)
 
 
 def _names(x: Any, features: Tensor) -> list[bytes]:
-    """What tells each row from others: its input, to the last bit, since features of a network may differ with the batch that it is in."""
+    """Return a hash of each row's input, since features of a network may differ slightly with the batch that a row is in."""
     rows = x.detach().cpu() if isinstance(x, Tensor) else x if isinstance(x, np.ndarray) else features
     return [hashlib.blake2b(torch.as_tensor(row).double().numpy().tobytes(), digest_size=16).digest() for row in rows]
 
 
 def _logistic(x: Tensor, y: Tensor, ridge: float) -> Tensor:
-    """Intercept and coefficients of logistic regression, by Newton's method; the intercept is not penalised."""
+    """Return intercept and coefficients of a ridge-penalized logistic regression, by Newton's method; the intercept is not penalised."""
     x = torch.cat([torch.ones_like(x[:, :1]), x], 1)
     penalty = torch.full_like(x[0], ridge)
     penalty[0] = 1e-9

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import metrics
-from workbench.calibration.base import check_model, named, output_of
+from workbench.calibration.base import check_model, named_risks, output_of
 from workbench.core.method import evaluating
 from workbench.core.wrapped import is_wrapped
 from workbench.data.series import as_series, chosen, windows
@@ -266,7 +266,7 @@ def _said(model: Any, x: Tensor, shape: tuple[int, ...], paths: int, seed: int) 
             )
         row = {
             "prediction": prediction,
-            **{name: getattr(named(model, risk), name) for name in named(model, risk).names()},
+            **{name: getattr(named_risks(model, risk), name) for name in named_risks(model, risk).names()},
         }
         if paths:
             row["paths"] = _draws(model, x, paths)

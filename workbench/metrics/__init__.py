@@ -1,8 +1,8 @@
 """Metrics of predictions and of their risks.
 
 Functions take (prediction, [risk,] target, ...) and return one number (a 0-dim float64 tensor on the device of the
-input); the classes of the same names accumulate over batches and processes as torchmetrics do. Bad input (shapes that
-differ, NaN, negative risk, probabilities that do not sum to one, no rows) is a ValueError that says what was found.
+input); the classes of the same names accumulate over batches and processes as torchmetrics do. Invalid input (different
+shapes, NaN, negative risk, probabilities that do not sum to one, no rows) raises a ValueError.
 
 Example:
     >>> import torch
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from workbench.metrics.regression import *  # noqa: F403
     from workbench.metrics.selective import *  # noqa: F403
 
-# what gives more than one number, and the tuples that it gives
-_TABLES = {
+# functions that return more than one number, and the tuples that they return
+_NOT_SCALAR = {
     "AveragePrecision": boxes,
     "MatchedBoxes": boxes,
     "average_precision": boxes,
@@ -109,15 +109,15 @@ _CLASSES = (
     "SampleCRPS",
     "Sharpness",
 )
-__all__ = ["METRICS", *sorted((*METRICS, *_TABLES, *_CLASSES)), "metric"]
+__all__ = ["METRICS", *sorted((*METRICS, *_NOT_SCALAR, *_CLASSES)), "metric"]
 
 globals().update({name: info.function for name, info in METRICS.items()})
-globals().update({name: getattr(module, name) for name, module in _TABLES.items()})
+globals().update({name: getattr(module, name) for name, module in _NOT_SCALAR.items()})
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The metric classes, loaded when first asked for: torchmetrics is a heavy import."""
+        """Load the metric classes on first use, since importing torchmetrics is slow."""
         if name not in _CLASSES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

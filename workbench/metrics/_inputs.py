@@ -1,4 +1,4 @@
-"""Checks and precision of the inputs of metrics."""
+"""Checks of the inputs of metrics, and their conversion to float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.distributions import Distribution
 
 
 def tensor_of(value: Any, name: str = "input") -> Tensor:
-    """Any array as a tensor; lists of Python floats keep their full precision."""
+    """Return any array as a tensor; lists of Python floats keep their full precision."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise TypeError(
@@ -29,7 +29,7 @@ def tensor_of(value: Any, name: str = "input") -> Tensor:
 
 
 def real(name: str, value: Any) -> Tensor:
-    """The value as a tensor of real numbers in its own dtype, not empty."""
+    """Return the value as a non-empty tensor of real numbers in its own dtype."""
     tensor = tensor_of(value, name)
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, found {tensor.dtype}")
@@ -38,58 +38,59 @@ def real(name: str, value: Any) -> Tensor:
     return tensor
 
 
-def numbers(name: str, value: Any, finite: bool = True, whole: Tensor | None = None) -> Tensor:
-    """The value as a float64 tensor, without NaN (and without infinity), not empty.
+def numbers(name: str, value: Any, finite: bool = True, full: Tensor | None = None) -> Tensor:
+    """Return the value as a non-empty float64 tensor without NaN (and without infinity).
 
     Args:
-        name, value: what is checked.
-        finite: whether infinity is refused.
-        whole: what the value is a piece of, for the message.
+        name: name of the value in error messages.
+        value: any array.
+        finite: whether infinity is an error.
+        full: the tensor that the value is a piece of, for error messages.
     """
     tensor = real(name, value)
     # Apple's mps devices have no float64
     tensor = tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
     bad = ~tensor.isfinite() if finite else tensor.isnan()
     if bad.any():
-        what = "NaN or infinite" if finite else "NaN"
-        shape = tuple((tensor if whole is None else whole).shape)
-        raise ValueError(f"{name} has {int(bad.sum())} {what} values of {tensor.numel()} (shape {shape})")
+        kinds = "NaN or infinite" if finite else "NaN"
+        shape = tuple((tensor if full is None else full).shape)
+        raise ValueError(f"{name} has {int(bad.sum())} {kinds} values of {tensor.numel()} (shape {shape})")
     return tensor
 
 
 def same_shape(**tensors: Tensor) -> None:
-    """Raise unless all named tensors have one shape; nothing is broadcast."""
+    """Raise unless all named tensors have the same shape; nothing is broadcast."""
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise ValueError(f"shapes must be equal (nothing is broadcast), found {shapes}")
 
 
 def same_rows(**values: Any) -> None:
-    """Raise where series or frames of pandas have other rows, or the same in another order."""
-    (first, one), *others = values.items()
+    """Raise if pandas series or frames have different indices, or the same in another order."""
+    (first, reference), *others = values.items()
     for name, other in others:
-        check_index(one, other, "metric", (first, name))
+        check_index(reference, other, "metric", (first, name))
 
 
 def errors_of(prediction: Any, target: Any) -> Tensor:
-    """prediction - target."""
+    """Return prediction - target."""
     prediction, target = numbers("prediction", prediction), numbers("target", target)
     same_shape(prediction=prediction, target=target)
     return prediction - target
 
 
-def risks(risk: Any, positive: bool = False, whole: Tensor | None = None) -> Tensor:
-    """Risks >= 0 (or > 0); of a composed risk (an object with the attribute `total`) the total. `whole` as in `numbers`."""
-    risk = numbers("risk", getattr(risk, "total", risk), whole=whole)
+def risks(risk: Any, positive: bool = False, full: Tensor | None = None) -> Tensor:
+    """Return risks >= 0 (or > 0); the total of a composed risk (an object with the attribute `total`). `full` as in `numbers`."""
+    risk = numbers("risk", getattr(risk, "total", risk), full=full)
     if (risk <= 0).any() if positive else (risk < 0).any():
-        bound = "> 0 (no density exists at 0; add the noise that is always there)" if positive else ">= 0"
-        shape = tuple((risk if whole is None else whole).shape)
+        bound = "> 0 (there is no density at 0; add a minimum noise)" if positive else ">= 0"
+        shape = tuple((risk if full is None else full).shape)
         raise ValueError(f"risk is a standard deviation and must be {bound}, found {risk.min().item()} (shape {shape})")
     return risk
 
 
 def predicted(prediction: Any, risk: Any, target: Any, positive: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Prediction, risk and target of one shape."""
+    """Return prediction, risk and target, checked to have the same shape."""
     prediction, target = numbers("prediction", prediction), numbers("target", target)
     risk = risks(risk, positive)
     same_shape(prediction=prediction, risk=risk, target=target)
@@ -106,16 +107,18 @@ def level_in_unit(name: str, level: Any) -> None:
         raise ValueError(f"{name} must lie strictly between 0 and 1, found {level!r:.100}")
 
 
-def whole(name: str, value: Any, least: int = 1, most: int = 1_000_000) -> None:
-    """Raise unless the value is a whole number in this range."""
+def check_integer(name: str, value: Any, minimum: int = 1, maximum: int = 1_000_000) -> None:
+    """Raise unless the value is an integer in this range."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be a whole number, found {value!r:.100}")
-    if not least <= value <= most:
-        raise ValueError(f"{name} must be at {f'least {least}' if value < least else f'most {most:,}'}, found {value}")
+    if not minimum <= value <= maximum:
+        raise ValueError(
+            f"{name} must be at {f'least {minimum}' if value < minimum else f'most {maximum:,}'}, found {value}"
+        )
 
 
 def family_of(distribution: Any) -> Any:
-    """The distribution, if it is one: a class or an instance."""
+    """Return the distribution, a class or an instance, if it is one."""
     if isinstance(distribution, Distribution):
         return distribution
     if isinstance(distribution, type) and issubclass(distribution, Distribution):
@@ -126,7 +129,7 @@ def family_of(distribution: Any) -> Any:
 
 
 def labels(target: Any, classes: Tensor, name: str) -> Tensor:
-    """Integer labels [rows] that fit scores [..., classes]; both without their leading shape."""
+    """Return integer labels [rows] that fit scores [..., classes], flattened."""
     target = tensor_of(target, "target")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise ValueError(
@@ -140,7 +143,7 @@ def labels(target: Any, classes: Tensor, name: str) -> Tensor:
             f"target has shape {tuple(target.shape)} but {name} has shape {tuple(classes.shape)}; "
             f"expected a target of shape {tuple(classes.shape[:-1])}"
         )
-    target = target.to(torch.int64)  # some types have no order
+    target = target.to(torch.int64)  # some integer types don't support comparison
     if target.min() < 0 or target.max() >= classes.shape[-1]:
         raise ValueError(
             f"labels must lie in [0, {classes.shape[-1]}), found {int(target.min())} to {int(target.max())} "

@@ -1,8 +1,8 @@
 """Metrics of object detection: average precision, and the calibration of scores and of the spread of boxes.
 
-Predictions and targets are lists with a dict for each image, as torchvision's: `boxes` [k, 4] as x1, y1, x2, y2, `scores` [k] and `labels` [k]
-(without labels all objects are of one class). Objects of a target with a true `iscrowd` [k] are ignored as COCO does: what is found there is
-neither right nor wrong. Detections take objects of their own label in order of their scores, each the free one that it overlaps most.
+Predictions and targets are lists with one dict per image, as in torchvision: `boxes` [k, 4] as x1, y1, x2, y2, `scores` [k] and `labels` [k]
+(without labels, all objects are of one class). Target objects with a true `iscrowd` [k] are ignored as in COCO: detections there are
+neither right nor wrong. In order of their scores, detections are matched to the unmatched object of their label that they overlap most.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import numbers, tensor_of, whole
+from workbench.metrics._inputs import check_integer, numbers, tensor_of
 from workbench.metrics.registry import metric
 from workbench.metrics.regression import calibration_error
 
-IOU = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))  # COCO's
+IOU = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))  # thresholds of COCO
 GEOMETRY = ("x", "y", "width", "height")
-_ROUNDING = 1e-10  # an overlap that is the threshold but for rounding reaches it
+_ROUNDING = 1e-10  # an overlap that equals the threshold up to rounding reaches it
 
 
 class AveragePrecision(NamedTuple):
-    """Average precision of every class, float64.
+    """Average precision of each class, float64.
 
     Args:
-        classes: [classes], the labels that have objects.
-        iou: [thresholds], of the overlap.
+        classes: labels that have objects [classes].
+        iou: thresholds of the overlap [thresholds].
         precision: [classes, thresholds].
     """
 
@@ -39,7 +39,7 @@ class AveragePrecision(NamedTuple):
 
 
 class MatchedBoxes(NamedTuple):
-    """Detected boxes, their spread and the boxes of their objects, each [matches, 4], float64: what metrics of values take."""
+    """Detected boxes, their spread and the boxes of their objects, each [matches, 4], float64; arguments for metrics of values."""
 
     prediction: Tensor
     risk: Tensor
@@ -59,15 +59,15 @@ class _Objects:
 def average_precision(
     predictions: Any, targets: Any, iou: float | Sequence[float] = IOU, max_detections: int = 100
 ) -> AveragePrecision:
-    """Average precision of every class and overlap: mean over 101 recalls of the best precision at that recall or above.
+    """Average precision of each class and overlap: mean over 101 recall levels of the best precision at that recall or above.
 
-    As COCO evaluates boxes of all sizes (Lin et al. 2014).
+    As in COCO for boxes of all sizes (Lin et al. 2014).
 
     Args:
-        predictions: For each image a dict of boxes [k, 4], scores [k] and labels [k].
-        targets: For each image a dict of boxes [k, 4], labels [k] and, optionally, iscrowd [k].
-        iou: Least intersection over union of a detection with its object: a threshold or several, in (0, 1].
-        max_detections: Detections of a class that count in one image, those of the highest scores.
+        predictions: One dict per image with boxes [k, 4], scores [k] and labels [k].
+        targets: One dict per image with boxes [k, 4], labels [k] and, optionally, iscrowd [k].
+        iou: Minimum intersection over union of a detection with its object: one threshold or several, in (0, 1].
+        max_detections: Maximum number of detections of a class per image, those of the highest scores.
 
     Returns:
         classes, iou and precision [classes, thresholds].
@@ -78,7 +78,7 @@ def average_precision(
         >>> average_precision([prediction], [{"boxes": [box], "labels": [1]}], iou=0.5).precision
         tensor([[1.]], dtype=torch.float64)
     """
-    whole("max_detections", max_detections)
+    check_integer("max_detections", max_detections)
     thresholds = numbers("iou", iou).flatten().cpu()
     if ((thresholds <= 0) | (thresholds > 1)).any():
         raise ValueError(f"iou must lie in (0, 1], found {thresholds.tolist()}")
@@ -105,10 +105,10 @@ def mean_average_precision(
     The mean of `average_precision`; `iou=0.5` is AP50.
 
     Args:
-        predictions: For each image a dict of boxes [k, 4], scores [k] and labels [k].
-        targets: For each image a dict of boxes [k, 4], labels [k] and, optionally, iscrowd [k].
-        iou: Least intersection over union of a detection with its object: a threshold or several, in (0, 1].
-        max_detections: Detections of a class that count in one image, those of the highest scores.
+        predictions: One dict per image with boxes [k, 4], scores [k] and labels [k].
+        targets: One dict per image with boxes [k, 4], labels [k] and, optionally, iscrowd [k].
+        iou: Minimum intersection over union of a detection with its object: one threshold or several, in (0, 1].
+        max_detections: Maximum number of detections of a class per image, those of the highest scores.
 
     Example:
         >>> prediction = {"boxes": [[0.0, 0.0, 10.0, 8.0]], "scores": [0.9], "labels": [1]}
@@ -130,18 +130,18 @@ def detection_ece(
 ) -> Tensor:
     """Detection expected calibration error: mean over detections of |precision - score| of their bin; lower is better.
 
-    D-ECE (Kueppers et al. 2020): a score is calibrated if that share of the detections that have it are right. Bins are of the score alone, or
-    of the score and of the place and size of the box, each cut in `n_bins` of equal width, as detectors may be calibrated in the
-    middle of images and not at their edges. Objects that are missed play no role: look at `mean_average_precision` as well.
+    D-ECE (Kueppers et al. 2020): a score is calibrated if it is the share of correct detections among those that have it. Detections are binned
+    by score only, or by score and position and size of the box, each with `n_bins` of equal width, since detectors may be calibrated in the
+    middle of images but not at their edges. Missed objects have no influence: see `mean_average_precision` as well.
 
     Args:
-        predictions: For each image a dict of boxes [k, 4], scores [k] in [0, 1] and labels [k].
-        targets: For each image a dict of boxes [k, 4], labels [k] and, optionally, iscrowd [k].
-        iou: Least intersection over union of a right detection with its object, in (0, 1].
-        n_bins: Number of bins of each; 5 for several.
-        by: What to bin by beside the score, of "x", "y" (of the centre), "width" and "height", relative to the image.
+        predictions: One dict per image with boxes [k, 4], scores [k] in [0, 1] and labels [k].
+        targets: One dict per image with boxes [k, 4], labels [k] and, optionally, iscrowd [k].
+        iou: Minimum intersection over union of a correct detection with its object, in (0, 1].
+        n_bins: Number of bins per variable; 5 is a good choice for several.
+        by: Variables to bin by besides the score: "x", "y" (of the centre), "width" and "height", relative to the image.
         sizes: Height and width of each image [images, 2], or of all of them [2]; needed with `by`.
-        min_score: Detections of a lower score do not count.
+        min_score: Detections with a lower score do not count.
 
     Example:
         >>> box, other = [0.0, 0.0, 10.0, 10.0], [20.0, 0.0, 30.0, 10.0]
@@ -149,11 +149,11 @@ def detection_ece(
         >>> detection_ece([prediction], [{"boxes": [box], "labels": [1]}])
         tensor(0.4000, dtype=torch.float64)
     """
-    whole("n_bins", n_bins)
+    check_integer("n_bins", n_bins)
     by = (by,) if isinstance(by, str) else by
     if not isinstance(by, Sequence) or any(name not in GEOMETRY for name in by) or len(set(by)) < len(by):
         raise ValueError(f"by must name some of {', '.join(GEOMETRY)}, found {by!r:.100}")
-    least = float(numbers("min_score", min_score).reshape(-1)[0])
+    lowest_score = float(numbers("min_score", min_score).reshape(-1)[0])
     threshold = _threshold(iou)
     images = _images(predictions, targets)
     extents = _extents(sizes, len(images)) if by else torch.ones(len(images), 2, dtype=torch.float64)
@@ -164,15 +164,15 @@ def detection_ece(
                 f"scores must lie in [0, 1], found {detected.scores.min():.6g} to {detected.scores.max():.6g}"
             )
         match, ignored = _matches(detected, truth, threshold)
-        keep = ~ignored & (detected.scores >= least)
+        keep = ~ignored & (detected.scores >= lowest_score)
         x1, y1, x2, y2 = detected.boxes[keep].unbind(-1)
-        place = {
+        geometry = {
             "x": (x1 + x2) / 2 / width,
             "y": (y1 + y2) / 2 / height,
             "width": (x2 - x1) / width,
             "height": (y2 - y1) / height,
         }
-        columns.append(torch.stack([detected.scores[keep], *(place[name] for name in by)], -1))
+        columns.append(torch.stack([detected.scores[keep], *(geometry[name] for name in by)], -1))
         right.append(match[keep] >= 0)
     features, hit = torch.cat(columns), torch.cat(right).double()
     if not len(hit):
@@ -185,17 +185,17 @@ def detection_ece(
 
 
 def matched_boxes(predictions: Any, targets: Any, spread: Any, iou: float = 0.5) -> MatchedBoxes:
-    """Corners of the detections that found an object, their spread, and the corners of the objects.
+    """Corners of the detections that match an object, their spread, and the corners of the objects.
 
-    For metrics of values: `nll(*matched_boxes(...))`, `calibration_error`, `coverage_curve`. Only what is right is looked at: the closer `iou`
-    is to 1, the smaller the errors that are left.
+    For metrics of values: `nll(*matched_boxes(...))`, `calibration_error`, `coverage_curve`. Only correct detections are included: the closer
+    `iou` is to 1, the smaller the remaining errors.
 
     Args:
-        predictions: For each image a dict of boxes [k, 4], scores [k] and labels [k].
-        targets: For each image a dict of boxes [k, 4], labels [k] and, optionally, iscrowd [k].
-        spread: For each image the standard deviations of the corners [k, 4] in pixels, or a dict with them as its `boxes`, as risks of
+        predictions: One dict per image with boxes [k, 4], scores [k] and labels [k].
+        targets: One dict per image with boxes [k, 4], labels [k] and, optionally, iscrowd [k].
+        spread: Per image, the standard deviations of the corners [k, 4] in pixels, or a dict with them as its `boxes`, as risks of
             `Detections` are.
-        iou: Least intersection over union of a right detection with its object, in (0, 1].
+        iou: Minimum intersection over union of a correct detection with its object, in (0, 1].
 
     Returns:
         prediction, risk and target, each [matches, 4].
@@ -231,13 +231,13 @@ def matched_boxes(predictions: Any, targets: Any, spread: Any, iou: float = 0.5)
 def box_calibration_error(predictions: Any, targets: Any, spread: Any, iou: float = 0.5) -> Tensor:
     """Mean absolute gap between expected and observed coverage of the corners' intervals; lower is better.
 
-    `calibration_error` of a Normal for each corner of the detections that found an object, with their spread as standard deviation.
+    `calibration_error` of a Normal for each corner of the detections that match an object, with their spread as standard deviation.
 
     Args:
-        predictions: For each image a dict of boxes [k, 4], scores [k] and labels [k].
-        targets: For each image a dict of boxes [k, 4], labels [k] and, optionally, iscrowd [k].
-        spread: For each image the standard deviations of the corners [k, 4] in pixels, or a dict with them as its `boxes`.
-        iou: Least intersection over union of a right detection with its object, in (0, 1].
+        predictions: One dict per image with boxes [k, 4], scores [k] and labels [k].
+        targets: One dict per image with boxes [k, 4], labels [k] and, optionally, iscrowd [k].
+        spread: Per image, the standard deviations of the corners [k, 4] in pixels, or a dict with them as its `boxes`.
+        iou: Minimum intersection over union of a correct detection with its object, in (0, 1].
 
     Example:
         >>> box = {"boxes": [[0.0, 0.0, 10.0, 10.0]], "scores": [0.9], "labels": [1]}
@@ -246,13 +246,13 @@ def box_calibration_error(predictions: Any, targets: Any, spread: Any, iou: floa
     """
     matched = matched_boxes(predictions, targets, spread, iou)
     if not len(matched.target):
-        raise ValueError(f"no detection overlaps an object of its label by {iou}; there is no corner to compare")
+        raise ValueError(f"no detection overlaps an object of its label by {iou}, so there are no corners to compare")
     return calibration_error(*matched)
 
 
 # ---- reading
 def _images(predictions: Any, targets: Any) -> list[tuple[_Objects, _Objects]]:
-    """Detections and objects of each image, checked."""
+    """Return the checked detections and objects of each image."""
     lists = []
     for name, value in (("predictions", predictions), ("targets", targets)):
         value = [value] if isinstance(value, Mapping) else value
@@ -265,7 +265,9 @@ def _images(predictions: Any, targets: Any) -> list[tuple[_Objects, _Objects]]:
     pairs = []
     for i, (prediction, target) in enumerate(zip(first, second, strict=True)):
         if ("labels" in prediction) != ("labels" in target):
-            raise ValueError(f"image {i} has labels in the prediction or in the target only; both or neither need them")
+            raise ValueError(
+                f"image {i} has labels only in the prediction or only in the target; give them in both or neither"
+            )
         pairs.append(
             (_objects(prediction, f"prediction of image {i}", True), _objects(target, f"target of image {i}", False))
         )
@@ -295,7 +297,7 @@ def _objects(image: Mapping[str, Any], name: str, scored: bool) -> _Objects:
 
 
 def _column(value: Any, name: str, width: int = 0) -> Tensor:
-    """Numbers [k], or [k, width], in float64 on the CPU; k may be 0."""
+    """Return numbers [k], or [k, width], in float64 on the CPU; k may be 0."""
     tensor = tensor_of(value, name)
     shape = (0, width) if width else (0,)
     if tensor.numel() == 0 and tensor.shape[:1] in ((), (0,)):
@@ -313,9 +315,9 @@ def _threshold(iou: Any) -> float:
 
 
 def _extents(sizes: Any, n_images: int) -> Tensor:
-    """Height and width of each image, [images, 2]."""
+    """Return height and width of each image, [images, 2]."""
     if sizes is None:
-        raise ValueError("binning by place or size of boxes needs sizes=, the height and width of each image")
+        raise ValueError("binning by position or size of boxes needs sizes=, the height and width of each image")
     extents = numbers("sizes", sizes).cpu()
     if extents.shape not in ((2,), (n_images, 2)) or (extents <= 0).any():
         raise ValueError(
@@ -326,17 +328,17 @@ def _extents(sizes: Any, n_images: int) -> Tensor:
 
 # ---- matching
 def _overlaps(detected: Tensor, truth: Tensor, crowd: Tensor) -> Tensor:
-    """Intersection over union [detections, objects]; over the area of the detection alone with a crowd."""
+    """Return intersection over union [detections, objects]; for crowds, intersection over the area of the detection."""
     low = torch.maximum(detected[:, None, :2], truth[:, :2])
     high = torch.minimum(detected[:, None, 2:], truth[:, 2:])
-    both = (high - low).clamp_min(0).prod(-1)
+    intersection = (high - low).clamp_min(0).prod(-1)
     area, others = ((boxes[:, 2:] - boxes[:, :2]).prod(-1) for boxes in (detected, truth))
-    either = area[:, None] + torch.where(crowd, 0, others - both)
-    return both / either.where(either > 0, 1)
+    union = area[:, None] + torch.where(crowd, 0, others - intersection)
+    return intersection / union.where(union > 0, 1)
 
 
 def _matches(detected: _Objects, truth: _Objects, iou: float) -> tuple[Tensor, Tensor]:
-    """The object of each detection, -1 for none, and whether it is in a crowd and does not count: each [detections]."""
+    """Return the object of each detection, -1 for none, and whether it lies in a crowd and is ignored, each [detections]."""
     match = torch.full((len(detected.boxes),), -1)
     ignored = torch.zeros(len(match), dtype=torch.bool)
     overlap = _overlaps(detected.boxes, truth.boxes, truth.crowd)
@@ -346,7 +348,7 @@ def _matches(detected: _Objects, truth: _Objects, iou: float) -> tuple[Tensor, T
         return match, ignored
     free = overlap.masked_fill(truth.crowd, -1)
     for i in detected.scores.argsort(descending=True, stable=True).tolist():
-        best = len(truth.boxes) - 1 - int(free[i].flip(0).argmax())  # the last of equals, as COCO's
+        best = len(truth.boxes) - 1 - int(free[i].flip(0).argmax())  # ties go to the last one, as in COCO
         if free[i, best] >= 0:
             match[i] = best
             free[:, best] = -1
@@ -355,12 +357,12 @@ def _matches(detected: _Objects, truth: _Objects, iou: float) -> tuple[Tensor, T
     return match, ignored
 
 
-def _class_precision(images: list[tuple[_Objects, _Objects]], label: Tensor, iou: float, most: int) -> Tensor:
-    """Average precision of one class at one overlap."""
+def _class_precision(images: list[tuple[_Objects, _Objects]], label: Tensor, iou: float, max_detections: int) -> Tensor:
+    """Return the average precision of one class at one overlap."""
     scores, right, n_objects = [], [], 0
     for detected, truth in images:
         chosen = (detected.labels == label).nonzero().squeeze(-1)
-        chosen = chosen[detected.scores[chosen].argsort(descending=True, stable=True)[:most]]
+        chosen = chosen[detected.scores[chosen].argsort(descending=True, stable=True)[:max_detections]]
         top = _Objects(
             *(column[chosen] for column in (detected.boxes, detected.labels, detected.scores, detected.crowd))
         )
@@ -373,7 +375,7 @@ def _class_precision(images: list[tuple[_Objects, _Objects]], label: Tensor, iou
     if not len(hits):
         return torch.zeros((), dtype=torch.float64)
     precision = hits / torch.arange(1, len(hits) + 1)
-    best = precision.flip(0).cummax(0).values.flip(0)  # at that recall or above
-    # in the floats of pycocotools, since a recall of 0.58 may be a little below its threshold there
+    best = precision.flip(0).cummax(0).values.flip(0)  # at this recall or above
+    # the same floats as in pycocotools, where a recall of 0.58 may be slightly below its threshold
     at = torch.searchsorted(hits / n_objects, torch.from_numpy(np.linspace(0, 1, 101)))
     return torch.cat([best, best.new_zeros(1)])[at].mean()

@@ -1,9 +1,9 @@
 """Metrics of class probabilities: accuracy, overlap, likelihood, Brier score and calibration errors.
 
-Scores and probabilities have a dimension of classes, targets hold integer labels and have the shape that is left: rows [n, classes] and [n],
-maps [n, classes, height, width] and [n, height, width] with `dim=1`, tokens [n, t, classes] and [n, t]. Every row, pixel or token counts alike;
-those that `void` or `mask` leave out do not count, whatever scores they have. Memory is bounded: tens of MiB beside the arguments, but for
-`adaptive_ece` and terms without a mean, which have a number or two for each row.
+Scores and probabilities have a dimension of classes, targets hold integer labels and have the remaining dimensions: rows [n, classes] and [n],
+maps [n, classes, height, width] and [n, height, width] with `dim=1`, tokens [n, t, classes] and [n, t]. All rows, pixels or tokens have equal
+weight; those excluded by `void` or `mask` are ignored, whatever their scores. Memory is bounded to tens of MiB besides the arguments, except for
+`adaptive_ece` and `reduction="none"`, which hold one or two numbers per row.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import whole
-from workbench.metrics._pieces import class_pieces, mean_of, some
+from workbench.metrics._inputs import check_integer
+from workbench.metrics._pieces import check_not_empty, class_pieces, reduce_terms
 from workbench.metrics.registry import metric
 
 
 class ReliabilityCurve(NamedTuple):
-    """Mean confidence, accuracy (both NaN where empty) and number of rows of every bin of confidence, each [bins]."""
+    """Mean confidence, accuracy (both NaN for empty bins) and number of rows of each confidence bin, each [bins]."""
 
     confidence: Tensor
     accuracy: Tensor
@@ -41,19 +41,19 @@ def accuracy(
 
     Args:
         scores: Logits or probabilities, [n, classes] or with more dimensions.
-        target: Integer labels, shaped like scores without the classes.
-        reduction: "mean", or "none" for the terms of all that count, flat.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        target: Integer labels, shaped like scores without the class dimension.
+        reduction: "mean", or "none" for the terms of all elements that count, flattened.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Example:
         >>> accuracy(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]))
         tensor(0.5000, dtype=torch.float64)
     """
     pieces = class_pieces(scores, target, "scores", dim, void, mask)
-    return mean_of(((rows.argmax(-1) == labels).double() for rows, labels in pieces), reduction)
+    return reduce_terms(((rows.argmax(-1) == labels).double() for rows, labels in pieces), reduction)
 
 
 @metric("max", 0, 1)
@@ -68,17 +68,17 @@ def mean_iou(
 ) -> Tensor:
     """Mean over classes of intersection over union, counted over all pixels; higher is better (Everingham et al. 2010).
 
-    TP / (TP + FP + FN) of each class, counts taken over all images together, and not the mean of images' own. Classes that are neither in the
-    target nor predicted are left out.
+    TP / (TP + FP + FN) of each class, with counts over all images together (not the mean over images). Classes that are neither in the
+    target nor predicted are ignored.
 
     Args:
         scores: Logits or probabilities, [n, classes] or with more dimensions.
-        target: Integer labels, shaped like scores without the classes.
-        reduction: "mean", or "none" for every class's own, [classes], NaN for those left out.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        target: Integer labels, shaped like scores without the class dimension.
+        reduction: "mean", or "none" for the value of each class, [classes], NaN for ignored ones.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Example:
         >>> scores = torch.tensor([[[2.0, -1.0, -1.0, 0.0]], [[0.0, 3.0, 3.0, 1.0]]])[None]  # one image: [1, classes, 1, 4]
@@ -106,19 +106,21 @@ def categorical_nll(
 
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
-        target: Integer labels, shaped like probabilities without the classes.
-        reduction: "mean", or "none" for the terms of all that count, flat.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        target: Integer labels, shaped like probabilities without the class dimension.
+        reduction: "mean", or "none" for the terms of all elements that count, flattened.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Example:
         >>> categorical_nll(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 0]))
         tensor(0.1643, dtype=torch.float64)
     """
     pieces = class_pieces(probabilities, target, "probabilities", dim, void, mask)
-    return mean_of((-p.gather(-1, labels[:, None]).squeeze(-1).clamp_min(0).log() for p, labels in pieces), reduction)
+    return reduce_terms(
+        (-p.gather(-1, labels[:, None]).squeeze(-1).clamp_min(0).log() for p, labels in pieces), reduction
+    )
 
 
 @metric("min", 0, 2)
@@ -133,16 +135,16 @@ def brier(
 ) -> Tensor:
     """Mean over rows of the squared distance to the one-hot target, summed over classes; from 0 to 2, lower is better.
 
-    The multi-class form of Brier (1950); for two classes twice the score of the positive class alone.
+    The multi-class form of Brier (1950); with two classes, twice the score of the positive class.
 
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
-        target: Integer labels, shaped like probabilities without the classes.
-        reduction: "mean", or "none" for the terms of all that count, flat.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        target: Integer labels, shaped like probabilities without the class dimension.
+        reduction: "mean", or "none" for the terms of all elements that count, flattened.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Example:
         >>> brier(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))
@@ -150,7 +152,7 @@ def brier(
     """
     pieces = class_pieces(probabilities, target, "probabilities", dim, void, mask)
     one_hot = torch.nn.functional.one_hot
-    return mean_of(((p - one_hot(labels, p.shape[-1])).square().sum(-1) for p, labels in pieces), reduction)
+    return reduce_terms(((p - one_hot(labels, p.shape[-1])).square().sum(-1) for p, labels in pieces), reduction)
 
 
 def reliability_curve(
@@ -162,26 +164,26 @@ def reliability_curve(
     void: int | None = None,
     mask: Any = None,
 ) -> ReliabilityCurve:
-    """Confidence against accuracy in bins of equal width (k / n_bins, (k + 1) / n_bins].
+    """Accuracy as a function of confidence, in bins of equal width (k / n_bins, (k + 1) / n_bins].
 
     Args:
-        probabilities: [n, classes] or with more dimensions, summing to one over the classes; a row's confidence is its largest.
-        target: Integer labels, shaped like probabilities without the classes.
+        probabilities: [n, classes] or with more dimensions, summing to one over the classes; the largest is the confidence of a row.
+        target: Integer labels, shaped like probabilities without the class dimension.
         n_bins: Number of bins.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Returns:
-        confidence, accuracy (both NaN where a bin is empty) and rows, each [n_bins], float64.
+        confidence, accuracy (both NaN for empty bins) and rows, each [n_bins], float64.
 
     Example:
         >>> curve = reliability_curve(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), n_bins=2)
         >>> curve.confidence[1], curve.accuracy[1], curve.rows.tolist()
         (tensor(0.8500, dtype=torch.float64), tensor(0.5000, dtype=torch.float64), [0.0, 2.0])
     """
-    confidence, correct, count = _some(bin_sums(probabilities, target, n_bins, dim, void, mask))
+    confidence, correct, count = _non_empty(bin_sums(probabilities, target, n_bins, dim, void, mask))
     return ReliabilityCurve(confidence / count, correct / count, count)
 
 
@@ -201,18 +203,18 @@ def ece(
 
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
-        target: Integer labels, shaped like probabilities without the classes.
+        target: Integer labels, shaped like probabilities without the class dimension.
         n_bins: Number of bins.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Example:
         >>> ece(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), n_bins=2)
         tensor(0.3500, dtype=torch.float64)
     """
-    return ece_of_sums(*_some(bin_sums(probabilities, target, n_bins, dim, void, mask)))
+    return ece_of_sums(*_non_empty(bin_sums(probabilities, target, n_bins, dim, void, mask)))
 
 
 @metric("min", 0, 1)
@@ -225,22 +227,22 @@ def max_ece(
     void: int | None = None,
     mask: Any = None,
 ) -> Tensor:
-    """Maximum calibration error: the largest |accuracy - confidence| of a bin that is not empty (Guo et al. 2017).
+    """Maximum calibration error: the largest |accuracy - confidence| over non-empty bins (Guo et al. 2017).
 
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
-        target: Integer labels, shaped like probabilities without the classes.
+        target: Integer labels, shaped like probabilities without the class dimension.
         n_bins: Number of bins of equal width.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Example:
         >>> max_ece(torch.tensor([[0.15, 0.85], [0.95, 0.05]]), torch.tensor([1, 1]), n_bins=10)
         tensor(0.9500, dtype=torch.float64)
     """
-    return max_ece_of_sums(*_some(bin_sums(probabilities, target, n_bins, dim, void, mask)))
+    return max_ece_of_sums(*_non_empty(bin_sums(probabilities, target, n_bins, dim, void, mask)))
 
 
 @metric("min", 0, 1)
@@ -257,12 +259,12 @@ def adaptive_ece(
 
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
-        target: Integer labels, shaped like probabilities without the classes.
-        n_bins: Number of bins; never more than rows.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        target: Integer labels, shaped like probabilities without the class dimension.
+        n_bins: Number of bins, at most the number of rows.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Example:
         >>> adaptive_ece(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), n_bins=2)
@@ -281,22 +283,22 @@ def classwise_ece(
     void: int | None = None,
     mask: Any = None,
 ) -> Tensor:
-    """Mean over classes of the calibration error of that class's probability (Kull et al. 2019); lower is better.
+    """Mean over classes of the calibration error of the class's probability (Kull et al. 2019); lower is better.
 
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
-        target: Integer labels, shaped like probabilities without the classes.
+        target: Integer labels, shaped like probabilities without the class dimension.
         n_bins: Number of bins of equal width.
-        dim: Dimension of the classes: 1 for maps, as torch's cross entropy takes them. The last by default, which is refused where
-            another fits the target as well.
-        void: Class number that marks what has no label, such as 255 or -100.
-        mask: Truth values shaped like target, true where a row, pixel or token counts.
+        dim: Dimension of the classes: 1 for maps, as in torch's cross entropy. The last by default, which is an error if another
+            dimension fits the target as well.
+        void: Class number that marks missing labels, such as 255 or -100.
+        mask: Boolean mask shaped like target, True for rows, pixels or tokens that count.
 
     Example:
         >>> classwise_ece(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]), n_bins=2)
         tensor(0.5500, dtype=torch.float64)
     """
-    return classwise_ece_of_sums(*_some(classwise_bin_sums(probabilities, target, n_bins, dim, void, mask)))
+    return classwise_ece_of_sums(*_non_empty(classwise_bin_sums(probabilities, target, n_bins, dim, void, mask)))
 
 
 Sums = tuple[Tensor, Tensor, Tensor]
@@ -305,7 +307,7 @@ Sums = tuple[Tensor, Tensor, Tensor]
 def top_class(
     probabilities: Any, target: Any, dim: int | None = None, void: int | None = None, mask: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Every row's confidence and whether its choice is correct (1 or 0), each [rows]."""
+    """Return the confidence of each row, and whether its predicted class is correct (1 or 0), each [rows]."""
     columns = list(_top_classes(probabilities, target, dim, void, mask))
     if not columns:
         return torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
@@ -322,17 +324,17 @@ def _top_classes(probabilities: Any, target: Any, dim: Any, void: Any, mask: Any
 def bin_sums(
     probabilities: Any, target: Any, n_bins: int, dim: int | None = None, void: int | None = None, mask: Any = None
 ) -> Sums:
-    """Sums of confidence, of correct rows and of rows in every bin, each [n_bins]: what adds up over batches."""
-    whole("n_bins", n_bins)
+    """Return the sums of confidence, of correct rows and of rows in each bin, each [n_bins]; they can be added over batches."""
+    check_integer("n_bins", n_bins)
     sums = (_sum_by_bin(*columns, n_bins) for columns in _top_classes(probabilities, target, dim, void, mask))
-    return _added(sums, (n_bins,))
+    return _total(sums, (n_bins,))
 
 
 def classwise_bin_sums(
     probabilities: Any, target: Any, n_bins: int, dim: int | None = None, void: int | None = None, mask: Any = None
 ) -> Sums:
-    """As `bin_sums`, for the probability of every class: each [classes, n_bins]."""
-    whole("n_bins", n_bins)
+    """Return `bin_sums` of the probability of each class, each [classes, n_bins]."""
+    check_integer("n_bins", n_bins)
 
     def by_class(probs: Tensor, labels: Tensor) -> Sums:
         columns = [_sum_by_bin(p, (labels == k).double(), n_bins) for k, p in enumerate(probs.unbind(-1))]
@@ -340,13 +342,13 @@ def classwise_bin_sums(
         return confidence, correct, count
 
     pieces = class_pieces(probabilities, target, "probabilities", dim, void, mask)
-    return _added((by_class(*piece) for piece in pieces), (1, n_bins))
+    return _total((by_class(*piece) for piece in pieces), (1, n_bins))
 
 
 def class_overlap(
     scores: Any, target: Any, dim: int | None = None, void: int | None = None, mask: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Numbers of rows, for every class, of which it is both choice and label, and of which it is either: each [classes]."""
+    """Return the sizes of intersection and union of predicted and labelled rows of each class, each [classes]; they add up over batches."""
     both = either = torch.zeros(0, dtype=torch.float64)
     for rows, labels in class_pieces(scores, target, "scores", dim, void, mask):
         choice, n_classes = rows.argmax(-1), rows.shape[-1]
@@ -360,44 +362,44 @@ def class_overlap(
 
 
 def mean_iou_of_counts(both: Tensor, either: Tensor) -> Tensor:
-    """Mean intersection over union of what `class_overlap` counts."""
-    some(either.any() if either.numel() else False)
+    """Return the mean intersection over union of counts from `class_overlap`."""
+    check_not_empty(either.any() if either.numel() else False)
     return (both / either)[either > 0].mean()
 
 
-def _added(pieces: Iterable[Sums], shape: tuple[int, ...]) -> Sums:
-    """The sums of all pieces; zeros if there is none."""
+def _total(pieces: Iterable[Sums], shape: tuple[int, ...]) -> Sums:
+    """Return the sums over all pieces; zeros if there are none."""
     totals: list[Tensor] = []
     for sums in pieces:
-        totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else list(sums)
+        totals = [total + addend for total, addend in zip(totals, sums, strict=True)] if totals else list(sums)
     confidence, correct, count = totals or [torch.zeros(shape, dtype=torch.float64)] * 3
     return confidence, correct, count
 
 
-def _some(sums: Sums) -> Sums:
-    some(sums[-1].any())
+def _non_empty(sums: Sums) -> Sums:
+    check_not_empty(sums[-1].any())
     return sums
 
 
 def ece_of_sums(confidence: Tensor, correct: Tensor, count: Tensor) -> Tensor:
-    """Expected calibration error of bin sums."""
+    """Return the expected calibration error of bin sums."""
     return (correct - confidence).abs().sum() / count.sum()
 
 
 def max_ece_of_sums(confidence: Tensor, correct: Tensor, count: Tensor) -> Tensor:
-    """Maximum calibration error of bin sums."""
+    """Return the maximum calibration error of bin sums."""
     return ((correct - confidence).abs() / count.clamp_min(1)).max()
 
 
 def classwise_ece_of_sums(confidence: Tensor, correct: Tensor, count: Tensor) -> Tensor:
-    """Class-wise calibration error of bin sums."""
+    """Return the class-wise calibration error of bin sums."""
     return ((correct - confidence).abs().sum(-1) / count.sum(-1)).mean()
 
 
 def adaptive_ece_of_rows(confidence: Tensor, correct: Tensor, n_bins: int) -> Tensor:
-    """Adaptive calibration error of confidences and of whether they were correct, each [rows]."""
-    whole("n_bins", n_bins)
-    some(confidence.numel())
+    """Return the adaptive calibration error of confidences and of whether they were correct, each [rows]."""
+    check_integer("n_bins", n_bins)
+    check_not_empty(confidence.numel())
     gaps = (correct - confidence)[confidence.argsort(stable=True)]
     bins = gaps.tensor_split(min(n_bins, gaps.numel()))
     return torch.stack([part.sum().abs() for part in bins]).sum() / gaps.numel()

@@ -1,4 +1,4 @@
-"""The Disentanglement Error: whether aleatoric risk follows label noise alone, and epistemic risk the amount of data alone."""
+"""The Disentanglement Error: whether aleatoric risk follows only label noise, and epistemic risk only the amount of data."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from workbench.metrics._inputs import numbers
 
-FLAT = 1e-6  # a curve whose range is smaller than this share of its largest value is flat: what is left is rounding
-FEWEST = 3  # runs, and levels of a lever
+FLAT = 1e-6  # a curve whose range is below this share of its largest value is flat up to rounding
+MIN_COUNT = 3  # minimum number of runs, and of levels of a lever
 
 
 class LeverCurves(NamedTuple):
-    """What a model does while one thing about its training changes; each [runs, levels], each run trained anew.
+    """Results of a model while one property of its training (a lever) changes; each [runs, levels], with each run trained from scratch.
 
     Attributes:
-        accuracy: of the test rows, or any score that is larger where the model is better (of values, minus the error).
+        accuracy: accuracy on the test rows, or any score that is higher for better models (for regression, minus the error).
         aleatoric: mean aleatoric risk of the test rows.
         epistemic: mean epistemic risk of the test rows.
     """
@@ -29,19 +29,19 @@ class LeverCurves(NamedTuple):
 
 
 class Disentanglement(NamedTuple):
-    """The Disentanglement Error and what it is made of, each a float64 tensor without dimensions.
+    """The Disentanglement Error and its parts, each a float64 tensor without dimensions.
 
     Attributes:
-        error: the error, from 0 (perfect) to 1; .5 is what two risks that always move together have at best.
+        error: the error, from 0 (perfect) to 1; .5 is the best value of two risks that always move together.
         aleatoric_noise: mean correlation of aleatoric risk with the loss of accuracy by label noise; 1 is perfect.
-        epistemic_size: the same of epistemic risk and fewer rows; 1 is perfect.
+        epistemic_size: the same for epistemic risk and fewer rows; 1 is perfect.
         aleatoric_size: mean absolute correlation of aleatoric risk with the loss of accuracy by fewer rows; 0 is perfect.
-        epistemic_noise: the same of epistemic risk and label noise; 0 is perfect.
-        aleatoric_ratio: range of aleatoric risk over sizes / over label noise, of the curves' mean over runs; 0 is perfect.
+        epistemic_noise: the same for epistemic risk and label noise; 0 is perfect.
+        aleatoric_ratio: range of aleatoric risk over sizes / over label noise, of the curves averaged over runs; 0 is perfect.
         epistemic_ratio: range of epistemic risk over label noise / over sizes, likewise; 0 is perfect.
-        floor: the error that is expected of a perfect response with noise in its flat parts, since a flat response has a
-            correlation by chance, of mean gamma((n - 1) / 2) / (sqrt(pi) gamma(n / 2)) in absolute value over n levels.
-        package: what the package `disentanglement-error` (0.1.6) gives: it counts the aleatoric term of label noise twice, and the
+        floor: expected error of a perfect response whose flat parts are noise: a flat response has a correlation by
+            chance, with mean absolute value gamma((n - 1) / 2) / (sqrt(pi) gamma(n / 2)) over n levels.
+        package: the value of the package `disentanglement-error` (0.1.6), which counts the aleatoric term of label noise twice, and the
             epistemic term of sizes not at all.
     """
 
@@ -59,14 +59,14 @@ class Disentanglement(NamedTuple):
 def disentanglement_error(size: LeverCurves, noise: LeverCurves) -> Disentanglement:
     """The Disentanglement Error of two levers (de Jong et al. 2024, "How disentangled are your classification uncertainties?").
 
-    A model is trained anew on fewer and fewer rows, and on labels of which a growing share is shuffled (those of the test rows as well).
+    A model is trained from scratch on fewer and fewer rows, and on labels of which a growing share is shuffled (also in the test rows).
     With r the Pearson correlation of mean risk and minus accuracy over the levels,
 
         1/4 (|r(aleatoric, noise) - 1| + |r(epistemic, size) - 1| + |r(aleatoric, size)| + |r(epistemic, noise)|),
 
-    each term a mean over runs. A correlation does not see scale: a response that is flat but for chance has one by chance (`floor`), and one
-    that is ten times too small has a perfect one. So three runs are the least, and the ratios of the ranges say what correlations do not. A
-    curve that is flat up to rounding (1e-6 of its largest value) follows nothing: its correlation is taken for 0.
+    where each term is a mean over runs. Correlations ignore scale: a response that is flat up to noise has a correlation by chance (`floor`),
+    and one that is ten times too small has a perfect one. So at least three runs are required, and the ratios of the ranges complement the
+    correlations. The correlation of a curve that is flat up to rounding (1e-6 of its largest value) is set to 0.
 
     Args:
         size: curves over the number of training rows.
@@ -85,12 +85,12 @@ def disentanglement_error(size: LeverCurves, noise: LeverCurves) -> Disentanglem
         >>> result.error
         tensor(0., dtype=torch.float64)
     """
-    size, noise = _checked("size", size), _checked("noise", noise)
+    size, noise = _check_curves("size", size), _check_curves("noise", noise)
     aleatoric_size, epistemic_size = (_correlations(risk, size.accuracy) for risk in size[1:])
     aleatoric_noise, epistemic_noise = (_correlations(risk, noise.accuracy) for risk in noise[1:])
     consistent = (1 - aleatoric_noise).abs().mean()
     cross = aleatoric_size.abs().mean() + epistemic_noise.abs().mean()
-    expected = [_by_chance(curves.accuracy.shape[1]) for curves in (size, noise)]
+    expected = [_chance_correlation(curves.accuracy.shape[1]) for curves in (size, noise)]
     return Disentanglement(
         (consistent + (1 - epistemic_size).abs().mean() + cross) / 4,
         aleatoric_noise.mean(),
@@ -104,7 +104,7 @@ def disentanglement_error(size: LeverCurves, noise: LeverCurves) -> Disentanglem
     )
 
 
-def _checked(lever: str, curves: LeverCurves) -> LeverCurves:
+def _check_curves(lever: str, curves: LeverCurves) -> LeverCurves:
     names = LeverCurves._fields
     checked = LeverCurves(*(numbers(f"{lever}.{name}", value) for name, value in zip(names, curves, strict=True)))
     for name, values in zip(names, checked, strict=True):
@@ -113,15 +113,15 @@ def _checked(lever: str, curves: LeverCurves) -> LeverCurves:
                 f"{lever}.{name} has the shape {tuple(values.shape)}, and {lever}.accuracy {tuple(checked.accuracy.shape)}: each curve must "
                 "be [runs, levels], with the same runs and levels"
             )
-    if min(checked.accuracy.shape) < FEWEST:
+    if min(checked.accuracy.shape) < MIN_COUNT:
         raise ValueError(
-            f"{lever} has {checked.accuracy.shape[0]} runs of {checked.accuracy.shape[1]} levels; at least {FEWEST} of each are needed, since "
-            "a flat response has a large correlation by chance: train more, with other seeds"
+            f"{lever} has {checked.accuracy.shape[0]} runs of {checked.accuracy.shape[1]} levels; at least {MIN_COUNT} of each are needed, "
+            "since a flat response has a large correlation by chance: add runs with other seeds"
         )
     if bool((constant := _flat(checked.accuracy)).any()):
         raise ValueError(
-            f"{lever}.accuracy is the same at all levels of run {int(constant.nonzero()[0])}: what does not change the model tells nothing "
-            "about its risks; choose more extreme levels"
+            f"{lever}.accuracy is the same at all levels of run {int(constant.nonzero()[0])}: a lever without effect on the model reveals "
+            "nothing about its risks; choose more extreme levels"
         )
     return checked
 
@@ -131,7 +131,7 @@ def _flat(curves: Tensor) -> Tensor:
 
 
 def _correlations(risk: Tensor, accuracy: Tensor) -> Tensor:
-    """Pearson's correlation of risk with minus accuracy, run by run; 0 where the risk is flat."""
+    """Return Pearson's correlation of risk with minus accuracy for each run; 0 where the risk is flat."""
     risk, loss = (curves - curves.mean(1, keepdim=True) for curves in (risk.where(~_flat(risk)[:, None], 0), -accuracy))
     scale = risk.norm(dim=1) * loss.norm(dim=1)
     return ((risk * loss).sum(1) / scale.where(scale > 0, 1)).clamp(-1, 1)
@@ -142,8 +142,8 @@ def _range(curves: Tensor) -> Tensor:
     return torch.where(_flat(mean[None])[0], 0, mean.amax() - mean.amin())
 
 
-def _by_chance(levels: int) -> float:
-    """Mean of |r| over so many independent normal pairs."""
+def _chance_correlation(levels: int) -> float:
+    """Return the mean of |r| over `levels` independent normal pairs."""
     return math.exp(math.lgamma((levels - 1) / 2) - math.lgamma(levels / 2)) / math.sqrt(math.pi)
 
 

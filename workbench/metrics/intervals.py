@@ -1,4 +1,4 @@
-"""Metrics of prediction intervals of real values: coverage, width and the score of both; shapes and memory as in `regression`."""
+"""Metrics of prediction intervals of real values: coverage, width and a score of both; shapes and memory as in `regression`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workbench.distributions import Normal
 from workbench.metrics._inputs import family_of, level_in_unit
-from workbench.metrics._pieces import mean_of, value_pieces
+from workbench.metrics._pieces import reduce_terms, value_pieces
 from workbench.metrics.registry import metric
 from workbench.metrics.regression import Family, central, pits
 
@@ -32,10 +32,10 @@ def picp(
         risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
         target: Shaped like prediction.
         level: Probability of the interval, strictly between 0 and 1.
-        distribution: Predicted distribution, class or instance.
+        distribution: Family of the predicted distribution, class or instance.
         reduction: "mean", or "none" for each element's term (1 inside, 0 outside).
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> import torch
@@ -44,7 +44,7 @@ def picp(
     """
     level_in_unit("level", level)
     pieces = pits(prediction, risk, target, distribution, void, mask)
-    return mean_of(((central(u) <= level).double() for u in pieces), reduction)
+    return reduce_terms(((central(u) <= level).double() for u in pieces), reduction)
 
 
 @metric("min")
@@ -63,9 +63,9 @@ def mpiw(
         prediction: [...], any shape.
         risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
         level: Probability of the interval, strictly between 0 and 1.
-        distribution: Predicted distribution, class or instance.
+        distribution: Family of the predicted distribution, class or instance.
         reduction: "mean", or "none" for each element's width.
-        mask: Truth values shaped like prediction, true where an element counts.
+        mask: Boolean mask shaped like prediction, True for elements that count.
 
     Example:
         >>> import torch
@@ -75,7 +75,7 @@ def mpiw(
     ends = (
         _interval(loc, sd, level, distribution) for loc, sd in value_pieces(prediction=prediction, risk=risk, mask=mask)
     )
-    return mean_of((upper - lower for lower, upper in ends), reduction)
+    return reduce_terms((upper - lower for lower, upper in ends), reduction)
 
 
 @metric("min")
@@ -90,7 +90,7 @@ def interval_score(
     void: float | None = None,
     mask: Any = None,
 ) -> Tensor:
-    """Interval score: width plus 2 / (1 - level) times how far the target lies outside; lower is better.
+    """Interval score: width plus 2 / (1 - level) times the distance of the target outside the interval; lower is better.
 
     A proper score of the central interval, in units of the target (Gneiting & Raftery 2007).
 
@@ -99,10 +99,10 @@ def interval_score(
         risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
         target: Shaped like prediction.
         level: Probability of the interval, strictly between 0 and 1.
-        distribution: Predicted distribution, class or instance.
+        distribution: Family of the predicted distribution, class or instance.
         reduction: "mean", or "none" for each element's term.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> import torch
@@ -111,7 +111,7 @@ def interval_score(
     """
     pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask)
     ends = ((*_interval(loc, sd, level, distribution), y) for loc, sd, y in pieces)
-    return mean_of((_winkler(lower, upper, y, level) for lower, upper, y in ends), reduction)
+    return reduce_terms((_winkler(lower, upper, y, level) for lower, upper, y in ends), reduction)
 
 
 @metric("min")
@@ -125,18 +125,18 @@ def winkler_score(
     void: float | None = None,
     mask: Any = None,
 ) -> Tensor:
-    """Interval score of any intervals, such as conformal ones: width plus 2 / (1 - level) times how far the target lies outside.
+    """Interval score of any intervals, such as conformal ones: width plus 2 / (1 - level) times the target's distance outside.
 
-    In units of the target, lower is better; proper for the central interval (Winkler 1972; Gneiting & Raftery 2007). `interval_score` is the
+    In units of the target; lower is better; proper for the central interval (Winkler 1972; Gneiting & Raftery 2007). `interval_score` is the
     same for the interval of a distribution.
 
     Args:
         lower, upper: Ends of the intervals, lower <= upper, shaped like target.
         target: [...], any shape.
-        level: Probability that the intervals are meant to have, strictly between 0 and 1.
+        level: Nominal probability of the intervals, strictly between 0 and 1.
         reduction: "mean", or "none" for each element's term.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> import torch
@@ -145,13 +145,13 @@ def winkler_score(
     """
     level_in_unit("level", level)
     pieces = value_pieces(lower=lower, upper=upper, target=target, void=void, mask=mask)
-    return mean_of((_winkler(low, high, y, level) for low, high, y in pieces), reduction)
+    return reduce_terms((_winkler(low, high, y, level) for low, high, y in pieces), reduction)
 
 
 def _winkler(lower: Tensor, upper: Tensor, target: Tensor, level: float) -> Tensor:
     if (lower > upper).any():
         raise ValueError(
-            f"lower must be <= upper, found {int((lower > upper).sum())} intervals of {lower.numel()} that are not"
+            f"lower must be <= upper, but it is above in {int((lower > upper).sum())} of {lower.numel()} intervals"
         )
     outside = (lower - target).clamp_min(0) + (target - upper).clamp_min(0)
     return upper - lower + 2 / (1 - level) * outside

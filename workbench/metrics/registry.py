@@ -1,12 +1,12 @@
-"""Registry of the metrics: which way each is better, and between which values it lies.
+"""Registry of the metrics with their direction and range.
 
-To add a metric is to write its function in a module of this package and to say both there:
+To add a metric, write its function in a module of this package and decorate it:
 
     @metric("min", 0, 1)
     def miss_rate(prediction: Any, target: Any) -> Tensor: ...
 
-`workbench.metrics` then has it, and tables, comparisons and reports know which value is the best. A class for batches, in `metrics.modules`,
-takes direction and range from the function.
+It is then available from `workbench.metrics`, and tables, comparisons and reports know which value is the best. A class that accumulates
+over batches, in `metrics.modules`, takes direction and range from the function.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Direction = Literal["min", "max"]
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """What is known of a metric.
+    """Function, direction and range of a metric.
 
     Args:
-        function: computes it.
-        direction: "min" if less is better, "max" if more is, None if neither.
-        low, high: the least and the largest value that it can have.
+        function: the function that computes it.
+        direction: "min" if lower is better, "max" if higher is better, None if neither.
+        low, high: smallest and largest possible value.
     """
 
     function: Callable[..., Any]
@@ -37,7 +37,7 @@ class MetricInfo:
 
     @property
     def higher_is_better(self) -> bool | None:
-        """The direction as torchmetrics says it."""
+        """The direction in the form of torchmetrics."""
         return None if self.direction is None else self.direction == "max"
 
 
@@ -48,8 +48,8 @@ def metric(direction: Direction | None, low: float = 0, high: float = math.inf) 
     """Register a function as a metric under its name.
 
     Args:
-        direction: "min" if less is better, "max" if more is, None if neither.
-        low, high: the least and the largest value that it can have.
+        direction: "min" if lower is better, "max" if higher is better, None if neither.
+        low, high: smallest and largest possible value.
 
     Example:
         >>> METRICS["brier"].direction, METRICS["brier"].high

@@ -1,7 +1,7 @@
 """Metrics of real-valued predictions: error, likelihood and calibration.
 
-Predictions, risks and targets have one shape: rows, several targets, horizons or maps. Every element counts alike; those that `void` or `mask`
-leave out do not count, whatever numbers they have. Memory is bounded: tens of MiB beside the arguments, or some twenty times what one row has.
+Predictions, risks and targets have one shape: rows, several targets, horizons or maps. All elements have equal weight; those excluded by `void`
+or `mask` are ignored, whatever their values. Memory is bounded to tens of MiB besides the arguments, or about twenty times the size of a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.distributions import Distribution, Normal
 from workbench.metrics._inputs import family_of, level_in_unit, numbers
-from workbench.metrics._pieces import mean_of, some, value_pieces
+from workbench.metrics._pieces import check_not_empty, reduce_terms, value_pieces
 from workbench.metrics.registry import metric
 
 Family = Distribution | type[Distribution]
@@ -35,14 +35,14 @@ def rmse(prediction: Any, target: Any, *, void: float | None = None, mask: Any =
     Args:
         prediction: [...], any shape.
         target: Shaped like prediction.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> rmse(torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [4.0]]))
         tensor(1.4142, dtype=torch.float64)
     """
-    return mean_of((error.square() for error in errors(prediction, target, void, mask)), "mean").sqrt()
+    return reduce_terms((error.square() for error in errors(prediction, target, void, mask)), "mean").sqrt()
 
 
 @metric("min")
@@ -55,14 +55,14 @@ def mae(
         prediction: [...], any shape.
         target: Shaped like prediction.
         reduction: "mean", or "none" for each element's term.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> mae(torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [4.0]]))
         tensor(1., dtype=torch.float64)
     """
-    return mean_of((error.abs() for error in errors(prediction, target, void, mask)), reduction)
+    return reduce_terms((error.abs() for error in errors(prediction, target, void, mask)), reduction)
 
 
 @metric("min", -math.inf)
@@ -82,10 +82,10 @@ def nll(
         prediction: [...], any shape.
         risk: Standard deviation > 0, shaped like prediction and in its units (or a Risk: its total).
         target: Shaped like prediction.
-        distribution: Predicted distribution, class or instance.
+        distribution: Family of the predicted distribution, class or instance.
         reduction: "mean", or "none" for each element's term.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> nll(torch.tensor([[0.0]]), torch.tensor([[1.0]]), torch.tensor([[0.0]]))
@@ -93,7 +93,7 @@ def nll(
     """
     log_prob = family_of(distribution).log_prob
     pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask, positive=True)
-    return mean_of((-log_prob(y, loc, sd) for loc, sd, y in pieces), reduction)
+    return reduce_terms((-log_prob(y, loc, sd) for loc, sd, y in pieces), reduction)
 
 
 @metric("min")
@@ -115,8 +115,8 @@ def crps(
         target: Shaped like prediction.
         distribution: Predicted distribution, class or instance, with a closed form (all but Cauchy).
         reduction: "mean", or "none" for each element's term.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> crps(torch.tensor([[0.0]]), torch.tensor([[1.0]]), torch.tensor([[0.0]]))
@@ -124,7 +124,7 @@ def crps(
     """
     score = family_of(distribution).crps
     pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask)
-    return mean_of((score(y, loc, sd) for loc, sd, y in pieces), reduction)
+    return reduce_terms((score(y, loc, sd) for loc, sd, y in pieces), reduction)
 
 
 def coverage_curve(
@@ -137,16 +137,16 @@ def coverage_curve(
     void: float | None = None,
     mask: Any = None,
 ) -> CoverageCurve:
-    """Share of targets inside the central interval of each level: observed equals expected for calibrated risks.
+    """Share of targets inside the central interval of each level; observed equals expected for calibrated risks.
 
     Args:
         prediction: [...], any shape.
         risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
         target: Shaped like prediction.
         levels: Probabilities strictly between 0 and 1; 0.05, 0.10, ... 0.95 by default.
-        distribution: Predicted distribution, class or instance.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        distribution: Family of the predicted distribution, class or instance.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Returns:
         expected [levels] (the levels) and observed [levels] (shares of targets).
@@ -158,7 +158,7 @@ def coverage_curve(
     """
     expected = checked_levels(levels)
     inside, count = counts_inside(pits(prediction, risk, target, distribution, void, mask), expected, central)
-    some(count)
+    check_not_empty(count)
     return CoverageCurve(expected.to(inside.device), inside / count)
 
 
@@ -179,10 +179,10 @@ def calibration_error(
         prediction: [...], any shape.
         risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
         target: Shaped like prediction.
-        distribution: Predicted distribution, class or instance.
+        distribution: Family of the predicted distribution, class or instance.
         levels: Probabilities strictly between 0 and 1; 0.05, 0.10, ... 0.95 by default.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> calibration_error(torch.zeros(3, 1), torch.ones(3, 1), torch.zeros(3, 1))
@@ -205,16 +205,16 @@ def quantile_calibration_error(
 ) -> Tensor:
     """Mean absolute gap between p and the share of targets below the predicted p-quantile; lower is better.
 
-    Sees a bias that central intervals can't (Kuleshov et al. 2018, with absolute in place of squared gaps).
+    Detects a bias that central intervals can't (Kuleshov et al. 2018, with absolute instead of squared gaps).
 
     Args:
         prediction: [...], any shape.
         risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
         target: Shaped like prediction.
-        distribution: Predicted distribution, class or instance.
+        distribution: Family of the predicted distribution, class or instance.
         levels: Probabilities strictly between 0 and 1; 0.05, 0.10, ... 0.95 by default.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Example:
         >>> quantile_calibration_error(torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([[9.0], [9.0]]))
@@ -222,7 +222,7 @@ def quantile_calibration_error(
     """
     expected = checked_levels(levels)
     inside, count = counts_inside(pits(prediction, risk, target, distribution, void, mask), expected)
-    some(count)
+    check_not_empty(count)
     return (inside / count - expected.to(inside.device)).abs().mean()
 
 
@@ -232,17 +232,17 @@ def sharpness(risk: Any, *, mask: Any = None) -> Tensor:
 
     Args:
         risk: Standard deviation >= 0, [...] (or a Risk: its total).
-        mask: Truth values shaped like risk, true where an element counts.
+        mask: Boolean mask shaped like risk, True for elements that count.
 
     Example:
         >>> sharpness(torch.tensor([[3.0], [4.0]]))
         tensor(3.5355, dtype=torch.float64)
     """
-    return mean_of((piece.square() for (piece,) in value_pieces(risk=risk, mask=mask)), "mean").sqrt()
+    return reduce_terms((piece.square() for (piece,) in value_pieces(risk=risk, mask=mask)), "mean").sqrt()
 
 
 def checked_levels(levels: Sequence[float] | Tensor | None) -> Tensor:
-    """Levels [levels] in float64, each strictly between 0 and 1."""
+    """Return levels [levels] in float64, each strictly between 0 and 1."""
     if levels is None:
         return torch.arange(1, 20, dtype=torch.float64) / 20
     checked = numbers("levels", levels).flatten()
@@ -252,14 +252,14 @@ def checked_levels(levels: Sequence[float] | Tensor | None) -> Tensor:
 
 
 def count_inside(values: Tensor, levels: Tensor) -> Tensor:
-    """For every level the number of values up to it, [levels], float64."""
+    """Return the number of values up to each level, [levels], float64."""
     return torch.searchsorted(values.detach().flatten().sort().values, levels, right=True).double()
 
 
 def counts_inside(
     transforms: Iterable[Tensor], levels: Tensor, position: Callable[[Tensor], Tensor] = lambda u: u
 ) -> tuple[Tensor, int]:
-    """For every level the number of positions up to it over all pieces, [levels], and the number of all."""
+    """Return the number of positions up to each level over all pieces, [levels], and the number of all positions."""
     inside, count = torch.zeros_like(levels), 0
     for u in transforms:
         inside = inside.to(u.device) + count_inside(position(u), levels.to(u.device))
@@ -268,7 +268,7 @@ def counts_inside(
 
 
 def central(u: Tensor) -> Tensor:
-    """The level of the least central interval that holds the target, of a probability integral transform."""
+    """Return the level of the smallest central interval that contains the target, from a probability integral transform."""
     return (2 * u - 1).abs()
 
 
@@ -287,28 +287,28 @@ def pit(
         prediction: [...], any shape.
         risk: Standard deviation >= 0, shaped like prediction (or a Risk: its total).
         target: Shaped like prediction.
-        distribution: Predicted distribution, class or instance.
-        void: Number that marks what has no target, such as 0 or NaN in maps of depth.
-        mask: Truth values shaped like target, true where an element counts.
+        distribution: Family of the predicted distribution, class or instance.
+        void: Number that marks missing targets, such as 0 or NaN in depth maps.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Returns:
-        Shaped like prediction; flat, of what counts, with void or mask.
+        Shaped like prediction; with void or mask, flattened, of the elements that count.
 
     Example:
         >>> pit(torch.zeros(2), torch.ones(2), torch.tensor([0.0, 1.6449]))
         tensor([0.5000, 0.9500], dtype=torch.float64)
     """
-    return mean_of(pits(prediction, risk, target, distribution, void, mask), "none")
+    return reduce_terms(pits(prediction, risk, target, distribution, void, mask), "none")
 
 
 def errors(prediction: Any, target: Any, void: Any = None, mask: Any = None) -> Iterator[Tensor]:
-    """Pieces of prediction - target."""
+    """Yield pieces of prediction - target."""
     pieces = value_pieces(prediction=prediction, target=target, void=void, mask=mask)
     return (first - second for first, second in pieces)
 
 
 def pits(prediction: Any, risk: Any, target: Any, distribution: Any, void: Any, mask: Any) -> Iterator[Tensor]:
-    """Pieces of the probability integral transform, see `pit`."""
+    """Yield pieces of the probability integral transform, see `pit`."""
     cdf = family_of(distribution).cdf
     pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask)
     return (cdf(y, loc, sd) for loc, sd, y in pieces)

@@ -1,7 +1,7 @@
-"""Metrics of selective prediction: what is gained by refusing the rows, pixels or tokens of highest risk.
+"""Metrics of selective prediction: the gain from rejecting the rows, pixels or tokens of highest risk.
 
-Those of equal risk are taken in random order; the numbers are the exact expectation over those orders. What `mask` leaves out does not count,
-whatever risk and error it has. A ranking needs all of them at once: some 80 bytes for each that counts.
+Ties in risk are broken at random; the metrics are the exact expectation over these orders. Elements excluded by `mask` are ignored,
+whatever their risk and error. A ranking needs all elements at once: about 80 bytes for each one that counts.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from workbench.metrics._inputs import numbers, real, same_rows, same_shape
-from workbench.metrics._pieces import counted, some, value_pieces
+from workbench.metrics._pieces import check_not_empty, valid_mask, value_pieces
 from workbench.metrics.out_of_distribution import auroc_of, ranks
 from workbench.metrics.registry import metric
 
 
 class RiskCoverageCurve(NamedTuple):
-    """Share of rows accepted, and the mean error of the accepted rows, each [rows], float64."""
+    """Share of accepted rows, and the mean error of these rows, each [rows], float64."""
 
     coverage: Tensor
     error: Tensor
 
 
 class SparsificationCurve(NamedTuple):
-    """Share of rows removed, mean error of the rest over that of all, the same for removal by error, each [rows]."""
+    """Share of removed rows, mean error of the remaining rows relative to all, and the same for removal by error (oracle), each [rows]."""
 
     removed: Tensor
     error: Tensor
@@ -34,7 +34,7 @@ class SparsificationCurve(NamedTuple):
 
     @property
     def random(self) -> Tensor:
-        """The same for removal in random order, on average: what is left has the mean error of all, 1 (0 if all errors are 0)."""
+        """Expected curve for removal in random order: the remaining rows have the mean error of all, 1 (0 if all errors are 0)."""
         return self.error[:1].expand_as(self.error)
 
 
@@ -48,18 +48,18 @@ def risk_error_correlation(
         prediction: [...], any shape, at least two elements.
         risk: Risk >= 0, shaped like prediction (or a Risk: its total).
         target: Shaped like prediction.
-        void: Number that marks what has no target.
-        mask: Truth values shaped like target, true where an element counts.
+        void: Number that marks missing targets.
+        mask: Boolean mask shaped like target, True for elements that count.
 
     Raises:
-        ValueError: If all risks or all errors are equal, where no correlation exists.
+        ValueError: If all risks or all errors are equal, so that the correlation is undefined.
 
     Example:
         >>> risk_error_correlation(torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, -0.3, 0.2]))
         tensor(0.5000, dtype=torch.float64)
     """
     columns = list(value_pieces(prediction=prediction, risk=risk, target=target, void=void, mask=mask))
-    some(len(columns))
+    check_not_empty(len(columns))
     prediction, risk, target = (
         torch.cat([piece.flatten() for piece in column]) for column in zip(*columns, strict=True)
     )
@@ -78,16 +78,16 @@ def risk_coverage_curve(risk: Any, error: Any, *, mask: Any = None) -> RiskCover
     """Mean error of the k rows of lowest risk, for every k (El-Yaniv & Wiener 2010).
 
     Args:
-        risk: [...], one number for each row; higher means less trust.
+        risk: [...], one number per row; higher means less trust.
         error: Error >= 0 of each row (0 or 1 for a wrong class), shaped like risk.
-        mask: Truth values shaped like risk, true where an element counts.
+        mask: Boolean mask shaped like risk, True for elements that count.
 
     Example:
         >>> risk_coverage_curve(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])).error
         tensor([0.0000, 0.5000], dtype=torch.float64)
     """
     ordered = _by_risk(*ranked(risk, error, mask))
-    some(ordered.numel())
+    check_not_empty(ordered.numel())
     count = torch.arange(1, ordered.numel() + 1, dtype=torch.float64, device=ordered.device)
     return RiskCoverageCurve(count / ordered.numel(), ordered.cumsum(0) / count)
 
@@ -96,12 +96,12 @@ def risk_coverage_curve(risk: Any, error: Any, *, mask: Any = None) -> RiskCover
 def aurc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
     """Area under the risk-coverage curve, in units of the error; lower is better (Geifman & El-Yaniv 2017).
 
-    The mean over k of the mean error of the k rows of lowest risk.
+    The mean, over k, of the mean error of the k rows of lowest risk.
 
     Args:
-        risk: [...], one number for each row; higher means less trust.
+        risk: [...], one number per row; higher means less trust.
         error: Error >= 0 of each row (0 or 1 for a wrong class), shaped like risk.
-        mask: Truth values shaped like risk, true where an element counts.
+        mask: Boolean mask shaped like risk, True for elements that count.
 
     Example:
         >>> aurc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]))
@@ -119,40 +119,40 @@ def augrc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
     (1 - AUROC) acc (1 - acc) + (1 - acc)^2 / 2 with the AUROC of telling failures by their risk.
 
     Args:
-        risk: [...], one number for each row; higher means less trust.
+        risk: [...], one number per row; higher means less trust.
         error: Error >= 0 of each row (0 or 1 for a wrong class), shaped like risk.
-        mask: Truth values shaped like risk, true where an element counts.
+        mask: Boolean mask shaped like risk, True for elements that count.
 
     Example:
         >>> augrc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]))
         tensor(0.1250, dtype=torch.float64)
     """
     curve = risk_coverage_curve(risk, error, mask=mask)
-    generalised = torch.nn.functional.pad(curve.error * curve.coverage, (1, 0))
-    return ((generalised[1:] + generalised[:-1]) / 2).mean()
+    weighted_error = torch.nn.functional.pad(curve.error * curve.coverage, (1, 0))
+    return ((weighted_error[1:] + weighted_error[:-1]) / 2).mean()
 
 
 def sparsification_curve(risk: Any, error: Any, *, mask: Any = None) -> SparsificationCurve:
-    """Mean error of what is left when the rows of highest risk are removed, beside the best possible removal.
+    """Mean error of the remaining rows when the rows of highest risk are removed, next to the best possible order of removal.
 
-    Both curves are divided by the mean error of all rows and so start at 1 (Ilg et al. 2018). A risk that says nothing
-    gives a flat curve, `curve.random`. Of errors that are all 0 every curve is 0.
+    Both curves are divided by the mean error of all rows and so start at 1 (Ilg et al. 2018). An uninformative risk
+    gives a flat curve, `curve.random`. If all errors are 0, all curves are 0.
 
     Args:
-        risk: [...], one number for each row; higher means less trust.
+        risk: [...], one number per row; higher means less trust.
         error: Error >= 0 of each row, shaped like risk.
-        mask: Truth values shaped like risk, true where an element counts.
+        mask: Boolean mask shaped like risk, True for elements that count.
 
     Example:
         >>> sparsification_curve(torch.tensor([0.5, 0.5]), torch.tensor([0.0, 1.0])).error
         tensor([1., 1.], dtype=torch.float64)
     """
     risk, error = ranked(risk, error, mask)
-    some(error.numel())
+    check_not_empty(error.numel())
     by_risk, by_error = risk_coverage_curve(risk, error), risk_coverage_curve(error, error)
-    whole = error.mean() if error.any() else torch.ones_like(error[0])
+    mean_error = error.mean() if error.any() else torch.ones_like(error[0])
     return SparsificationCurve(
-        1 - by_risk.coverage.flip(0), by_risk.error.flip(0) / whole, by_error.error.flip(0) / whole
+        1 - by_risk.coverage.flip(0), by_risk.error.flip(0) / mean_error, by_error.error.flip(0) / mean_error
     )
 
 
@@ -160,18 +160,18 @@ def sparsification_curve(risk: Any, error: Any, *, mask: Any = None) -> Sparsifi
 def ause(risk: Any, error: Any, normalize: str = "mean", *, mask: Any = None) -> Tensor:
     """Area under the sparsification error: mean distance of the sparsification curve from its oracle; lower is better.
 
-    0 for a risk that ranks rows exactly as their errors do (Ilg et al. 2018: means of the remaining errors, over the
-    mean of all). What a risk that says nothing has depends on the errors: its curve stays at 1, and its area is the mean of 1 - oracle.
+    0 for a risk that ranks rows exactly as their errors do (Ilg et al. 2018: means of the remaining errors, divided by the
+    mean of all). The value of an uninformative risk depends on the errors: its curve stays at 1, and its area is the mean of 1 - oracle.
 
     Args:
-        risk: [...], one number for each row; higher means less trust.
+        risk: [...], one number per row; higher means less trust.
         error: Error >= 0 of each row, shaped like risk.
-        normalize: "mean" for curves over the mean error, as in the paper; "random" for the area over that of removal in random order, so that
-            0 is the oracle, 1 is chance, and errors of different networks can be compared.
-        mask: Truth values shaped like risk, true where an element counts.
+        normalize: "mean" divides the curves by the mean error, as in the paper; "random" divides the area by that of removal in random order, so
+            that 0 is the oracle, 1 is chance, and different networks can be compared.
+        mask: Boolean mask shaped like risk, True for elements that count.
 
     Raises:
-        ValueError: If all errors are equal and normalize is "random": no order is better than another.
+        ValueError: If all errors are equal and normalize is "random", since then no order is better than another.
 
     Example:
         >>> ause(torch.tensor([0.9, 0.1]), torch.tensor([0.0, 1.0]))
@@ -187,7 +187,7 @@ def ause(risk: Any, error: Any, normalize: str = "mean", *, mask: Any = None) ->
         return area
     chance = (curve.random - curve.oracle).mean()
     if not chance > 1e-12:
-        raise ValueError(f"all {len(curve.error)} errors are equal, and random removal is as good as the oracle's")
+        raise ValueError(f"all {len(curve.error)} errors are equal, so that random removal is as good as the oracle")
     return area / chance
 
 
@@ -195,12 +195,12 @@ def ause(risk: Any, error: Any, normalize: str = "mean", *, mask: Any = None) ->
 def aurg(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
     """Area under the random gain: mean distance of the sparsification curve below that of random removal; higher is better.
 
-    0 for a risk that says nothing, below for one that is worse (Poggi et al. 2020), with the means and the normalisation of `ause`.
+    0 for an uninformative risk, negative for a worse one (Poggi et al. 2020), with the means and the normalisation of `ause`.
 
     Args:
-        risk: [...], one number for each row; higher means less trust.
+        risk: [...], one number per row; higher means less trust.
         error: Error >= 0 of each row, shaped like risk.
-        mask: Truth values shaped like risk, true where an element counts.
+        mask: Boolean mask shaped like risk, True for elements that count.
 
     Example:
         >>> aurg(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0]))
@@ -212,24 +212,24 @@ def aurg(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
 
 @metric("max", 0, 1)
 def error_auroc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
-    """Area under the ROC curve of telling errors by their risk: the chance that a wrong row has the higher risk, ties counted half.
+    """Area under the ROC curve of detecting errors by their risk: the probability that a wrong row has the higher risk, ties counting half.
 
-    From 0 to 1, 0.5 is chance (Hendrycks & Gimpel 2017). Of pixels: `error_auroc(entropy, prediction != target, mask=target != 255)`.
+    From 0 to 1, 0.5 is chance (Hendrycks & Gimpel 2017). For pixels: `error_auroc(entropy, prediction != target, mask=target != 255)`.
 
     Args:
         risk: [...], one number for each row, pixel or token; higher means less trust.
-        error: True or 1 where the prediction is wrong, false or 0 where it is right, shaped like risk.
-        mask: Truth values shaped like risk, true where an element counts.
+        error: True or 1 for wrong predictions, False or 0 for correct ones, shaped like risk.
+        mask: Boolean mask shaped like risk, True for elements that count.
 
     Raises:
-        ValueError: If none, or all, are wrong.
+        ValueError: If no row or all rows are wrong.
 
     Example:
         >>> error_auroc(torch.tensor([0.1, 0.2, 0.3, 0.9]), torch.tensor([False, False, True, True]))
         tensor(1., dtype=torch.float64)
     """
     risk, error = ranked(risk, error, mask)
-    some(error.numel())
+    check_not_empty(error.numel())
     wrong = error == 1
     if not (wrong | (error == 0)).all():
         raise ValueError(f"error must be 1 (wrong) or 0 (right), found {error[~wrong].max().item():.6g}")
@@ -239,27 +239,27 @@ def error_auroc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
 
 
 def ranked(risk: Any, error: Any, mask: Any = None) -> tuple[Tensor, Tensor]:
-    """Checked vectors of risks and errors >= 0 of what counts."""
+    """Return checked vectors of the risks and errors >= 0 of the elements that count."""
     same_rows(risk=risk, error=error)
-    whole_risk, whole_error = real("risk", getattr(risk, "total", risk)), real("error", error)
-    same_shape(risk=whole_risk, error=whole_error)
-    keep = counted(mask, None, None, whole_risk.shape)
+    full_risk, full_error = real("risk", getattr(risk, "total", risk)), real("error", error)
+    same_shape(risk=full_risk, error=full_error)
+    keep = valid_mask(mask, None, None, full_risk.shape)
     if keep is None:
-        risk, error = whole_risk.flatten(), whole_error.flatten()
+        risk, error = full_risk.flatten(), full_error.flatten()
     else:
         if not keep.any():
             return torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
-        risk, error = whole_risk[keep.to(whole_risk.device)], whole_error[keep.to(whole_error.device)]
-    risk, error = numbers("risk", risk, finite=False, whole=whole_risk), numbers("error", error, whole=whole_error)
+        risk, error = full_risk[keep.to(full_risk.device)], full_error[keep.to(full_error.device)]
+    risk, error = numbers("risk", risk, finite=False, full=full_risk), numbers("error", error, full=full_error)
     if (error < 0).any():
         raise ValueError(
-            f"errors must be >= 0 (absolute or squared), found {error.min().item()} (shape {tuple(whole_error.shape)})"
+            f"errors must be >= 0 (absolute or squared), found {error.min().item()} (shape {tuple(full_error.shape)})"
         )
     return risk, error
 
 
 def _by_risk(risk: Tensor, error: Tensor) -> Tensor:
-    """Errors in order of rising risk; within equal risks their mean, which is what a random order gives on average."""
-    values, index, counts = risk.unique(return_inverse=True, return_counts=True)
-    sums = torch.zeros(values.shape, dtype=torch.float64, device=error.device).index_add(0, index, error)
+    """Return errors in order of rising risk, averaged within equal risks, which is the expectation over random orders."""
+    unique_risks, index, counts = risk.unique(return_inverse=True, return_counts=True)
+    sums = torch.zeros(unique_risks.shape, dtype=torch.float64, device=error.device).index_add(0, index, error)
     return (sums / counts).repeat_interleave(counts)

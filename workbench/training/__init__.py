@@ -1,4 +1,4 @@
-"""Train any wrapped model, each method as its paper does; the result repeats exactly and is in original units.
+"""Training of any wrapped model, with each method trained as in its paper; results are reproducible and in original units.
 
 Example:
     >>> import torch

@@ -1,4 +1,4 @@
-"""The device that trains whatever is not told where: for notebooks and scripts that were written for a CPU."""
+"""Environment variable for the training device, so that notebooks and scripts written for a CPU can train on another device."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def on_asked_device(train: Callable[P, R]) -> Callable[P, R]:
-    """Train where the environment variable WORKBENCH_DEVICE says, unless the call says it, and bring the model back.
+def on_requested_device(train: Callable[P, R]) -> Callable[P, R]:
+    """Train on the device in the environment variable WORKBENCH_DEVICE, unless the call names one, and move the model back.
 
     Args:
         train: train(wrapped, ..., device=None).
     """
 
     @functools.wraps(train)
-    def there(*args: P.args, **kwargs: P.kwargs) -> R:
-        asked, wrapped = os.environ.get("WORKBENCH_DEVICE"), args[0] if args else kwargs.get("wrapped")
-        if not asked or kwargs.get("device") is not None or not isinstance(wrapped, nn.Module):
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        requested, wrapped = os.environ.get("WORKBENCH_DEVICE"), args[0] if args else kwargs.get("wrapped")
+        if not requested or kwargs.get("device") is not None or not isinstance(wrapped, nn.Module):
             return train(*args, **kwargs)
         device: Any = next((tensor.device for tensor in (*wrapped.parameters(), *wrapped.buffers())), "cpu")
         try:
-            kwargs["device"] = asked
+            kwargs["device"] = requested
             return train(*args, **kwargs)
         finally:
             wrapped.to(device)
 
-    return there
+    return wrapper

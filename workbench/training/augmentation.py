@@ -1,4 +1,4 @@
-"""Random changes of training rows in which an image and its map move together."""
+"""Random transformations of training rows that move an image and its map together."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from workbench.core.batches.rows import Batch, describe, with_class_numbers
 from workbench.core.outputs.meanings import IGNORED
 from workbench.engine.tree import flatten, names, tensors
 
-Augmentation = Callable[[Any, Any, torch.Generator], tuple[Any, Any]]  # (x, y, generator) of a batch -> (x, y)
+Augmentation = Callable[[Any, Any, torch.Generator], tuple[Any, Any]]  # (x, y, generator) -> (x, y), for a batch
 
 
 def augmentations(augment: Augmentation | Sequence[Augmentation] | None) -> tuple[Augmentation, ...]:
-    """The augmentations that `fit` is given, in their order.
+    """Return the augmentations given to `fit` as a tuple, in order.
 
     Raises:
-        TypeError: one of them is no function of a pair.
+        TypeError: one of them is not callable.
     """
     if augment is None:
         return ()
-    several = tuple(augment) if isinstance(augment, Sequence) else (augment,)
-    for each in several:
-        if not callable(each) or isinstance(each, type):
+    functions = tuple(augment) if isinstance(augment, Sequence) else (augment,)
+    for function in functions:
+        if not callable(function) or isinstance(function, type):
             raise TypeError(
-                f"augment: found {each!r:.80}; give a function augment(x, y, generator) -> (x, y) of a batch, such as "
+                f"augment: found {function!r:.80}; give a function augment(x, y, generator) -> (x, y) of a batch, such as "
                 "workbench.training.RandomFlip(), or a list of them"
             )
-    return several
+    return functions
 
 
-def changed(batch: Batch, augment: Sequence[Augmentation], generator: torch.Generator) -> Batch:
-    """A batch after all augmentations, which knows the rows that it was made of.
+def augmented(batch: Batch, augment: Sequence[Augmentation], generator: torch.Generator) -> Batch:
+    """Return a batch after all augmentations; its `source` holds the rows before them.
 
     Raises:
-        TypeError: an augmentation returns no pair.
-        ValueError: it returns other targets than it was given, or another number of rows.
+        TypeError: an augmentation does not return a pair.
+        ValueError: the names of the targets or the number of rows changed.
     """
     x, y = batch.x, batch.y
-    for each in augment:
-        pair = each(x, y, generator)
+    for augmentation in augment:
+        pair = augmentation(x, y, generator)
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise TypeError(f"augment: {_name(each)} returned {describe(pair)}; return the pair (x, y)")
+            raise TypeError(f"augment: {_name(augmentation)} returned {describe(pair)}; return the pair (x, y)")
         x, y = pair
     counts = {len(leaf) for leaf in tensors((x, y)) if leaf.dim()}
     if names(y) != names(batch.y) or counts != {len(batch)}:
@@ -63,68 +63,71 @@ def _name(augmentation: Augmentation) -> str:
 
 
 @dataclass(frozen=True)
-class _OfImages(ABC):
-    """A change of images [n, channels, height, width] and of all that has their height and width."""
+class _ImageAugmentation(ABC):
+    """Base of transformations of images [n, channels, height, width] and of everything that has their height and width."""
 
     @abstractmethod
     def __call__(self, x: Any, y: Any, generator: torch.Generator) -> tuple[Any, Any]: ...
 
-    def _moved(
+    def _transform(
         self,
         x: Any,
         y: Any,
-        of_input: Callable[[Tensor], Tensor],
-        of_target: Callable[[Tensor, str], Tensor],
+        transform_input: Callable[[Tensor], Tensor],
+        transform_target: Callable[[Tensor, str], Tensor],
         keep: bool,
     ) -> tuple[Any, Any]:
-        """Inputs and targets, of which those that are maps of the images are changed.
+        """Return inputs and targets with the maps of the images transformed.
 
         Args:
             x, y: trees of tensors [n, ...].
-            of_input: of a tensor [n, ..., height, width].
-            of_target: of such a tensor and its name.
-            keep: whether rows of several numbers [n, k] stay as they are.
+            transform_input: function of a tensor [n, ..., height, width].
+            transform_target: function of such a tensor and its name.
+            keep: whether targets with several numbers per row [n, k] are left as they are.
         """
         size, name = image_size(x), type(self).__name__
 
-        def moves(leaf: Tensor, what: str) -> bool:
+        def is_map(leaf: Tensor, label: str) -> bool:
             if leaf.dim() > 2 and leaf.shape[-2:] != size:
                 raise ValueError(
-                    f"augment: {what} is {list(leaf.shape)}, and the images have {size[0]} x {size[1]} pixels: {name} moves maps of the same "
-                    "size only; give a function augment(x, y, generator) -> (x, y) of your own"
+                    f"augment: {label} is {list(leaf.shape)}, and the images have {size[0]} x {size[1]} pixels: {name} transforms maps of the "
+                    "same size only; write your own function augment(x, y, generator) -> (x, y)"
                 )
             return leaf.dim() > 2
 
         inputs, rebuild = flatten(x)
-        paths = _written("x", x)
+        paths = _leaf_names("x", x)
         x = rebuild(
-            [of_input(v) if isinstance(v, Tensor) and moves(v, p) else v for v, p in zip(inputs, paths, strict=True)]
+            [
+                transform_input(v) if isinstance(v, Tensor) and is_map(v, p) else v
+                for v, p in zip(inputs, paths, strict=True)
+            ]
         )
         targets, rebuild = flatten(y)
-        for i, (leaf, what) in enumerate(zip(targets, _written("y", y), strict=True)):
+        for i, (leaf, label) in enumerate(zip(targets, _leaf_names("y", y), strict=True)):
             if not isinstance(leaf, Tensor):
                 continue
-            if moves(leaf, what):
-                targets[i] = of_target(leaf, what)
+            if is_map(leaf, label):
+                targets[i] = transform_target(leaf, label)
             elif leaf.dim() == 2 and leaf.shape[1] > 1 and not keep:
                 raise ValueError(
-                    f"augment: {what} has {leaf.shape[1]} numbers for each image, and nothing says whether they move with it, as corners of "
-                    f"boxes do: write {name}(..., keep=True) if they stay, else give a function augment(x, y, generator) -> (x, y) of your own"
+                    f"augment: {label} has {leaf.shape[1]} numbers for each image, which may have to move with it, as corners of boxes do: pass "
+                    f"{name}(..., keep=True) if they stay the same, else write your own function augment(x, y, generator) -> (x, y)"
                 )
         return x, rebuild(targets)
 
 
 @dataclass(frozen=True)
-class RandomFlip(_OfImages):
-    """Mirror each image of a batch with its maps from left to right, or leave both as they are.
+class RandomFlip(_ImageAugmentation):
+    """Flip each image of a batch horizontally together with its maps, with probability p.
 
-    What has the height and width of the images moves with them, numbers unchanged: class maps [n, height, width], values such as depth, masks
-    among the inputs. Numbers that say a direction (optical flow, surface normals, disparity) would be wrong in a mirror: write a function of
-    your own for them. Class numbers [n] and columns [n, 1] stay.
+    Everything with the height and width of the images is flipped, with unchanged values: class maps [n, height, width], values such as depth,
+    masks among the inputs. Values that encode a direction (optical flow, surface normals, disparity) would be wrong after a flip: write your
+    own function for them. Class numbers [n] and columns [n, 1] stay as they are.
 
     Args:
-        p: the probability of a mirror image.
-        keep: whether targets [n, k] of several numbers stay as well, such as labels, shares or measurements; False refuses them.
+        p: probability of a flip.
+        keep: whether targets [n, k] of several numbers, such as labels, shares or measurements, are left as they are; False raises an error.
 
     Example:
         >>> images = torch.arange(3.0).expand(4, 1, 2, 3)
@@ -141,33 +144,34 @@ class RandomFlip(_OfImages):
             raise ValueError(f"RandomFlip(p=...) is a probability from 0 to 1, not {self.p!r}")
 
     def __call__(self, x: Any, y: Any, generator: torch.Generator) -> tuple[Any, Any]:
-        """The pair after the change.
+        """Return the transformed pair.
 
         Args:
-            x: images [n, channels, height, width], or a tuple or dict with such among the inputs.
-            y: targets, a tensor or a tree.
-            generator: on the CPU; one number is drawn for each row.
+            x: images [n, channels, height, width], or a tuple or dict of inputs that contains such.
+            y: targets, a tensor or a tree of tensors.
+            generator: a generator on the CPU; one number is drawn for each row.
         """
-        mirrored = torch.rand(_rows(x), generator=generator) < self.p
+        is_flipped = torch.rand(_n_rows(x), generator=generator) < self.p
 
-        def moved(leaf: Tensor, what: str = "") -> Tensor:
-            each = mirrored.to(leaf.device).reshape(-1, *[1] * (leaf.dim() - 1))
-            return torch.where(each, leaf.flip(-1), leaf)
+        def flip(leaf: Tensor, what: str = "") -> Tensor:
+            mask = is_flipped.to(leaf.device).reshape(-1, *[1] * (leaf.dim() - 1))
+            return torch.where(mask, leaf.flip(-1), leaf)
 
-        return self._moved(x, y, moved, moved, self.keep)
+        return self._transform(x, y, flip, flip, self.keep)
 
 
 @dataclass(frozen=True)
-class RandomCrop(_OfImages):
-    """Cut a piece of one size out of each image of a batch and out of its maps, at the same random place.
+class RandomCrop(_ImageAugmentation):
+    """Crop each image of a batch together with its maps, at the same random position.
 
-    Pixels of class maps beyond the border of the image are void. Maps of values have no void, so that crops of those must not reach beyond it.
+    Pixels of class maps outside the image are void. Maps of values have no void value, so that crops of those must lie inside the image.
 
     Args:
-        size: height and width of the piece, or one number for both. An image that is smaller lies somewhere in the piece.
-        padding: how many pixels a piece may reach beyond each border.
-        fill: the numbers of images beyond the border, in the units of the rows: one, or one for each channel. Images in [0, 1] are black there.
-        void: the class number there; -100 is left out of the losses of `fit`.
+        size: height and width of the crop, or one number for both. A smaller image is placed at a random position inside the crop.
+        padding: number of pixels by which a crop may extend beyond each border.
+        fill: value of image pixels outside the border, in the units of the rows: one number, or one per channel. 0 is black for images in [0,
+            1].
+        void: class number outside the border; -100 is ignored by the losses of `fit`.
         keep: as for `RandomFlip`.
 
     Example:
@@ -198,45 +202,45 @@ class RandomCrop(_OfImages):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Height and width of the pieces."""
+        """Height and width of the crops."""
         return tuple(self.size) if isinstance(self.size, Sequence) else (self.size, self.size)
 
     def __call__(self, x: Any, y: Any, generator: torch.Generator) -> tuple[Any, Any]:
-        """The pair after the change.
+        """Return the transformed pair.
 
         Args:
-            x: images [n, channels, height, width], or a tuple or dict with such among the inputs.
-            y: targets, a tensor or a tree.
-            generator: on the CPU; two numbers are drawn for each row.
+            x: images [n, channels, height, width], or a tuple or dict of inputs that contains such.
+            y: targets, a tensor or a tree of tensors.
+            generator: a generator on the CPU; two numbers are drawn for each row.
         """
-        places = torch.rand(2, _rows(x), generator=generator, dtype=torch.float64)
+        positions = torch.rand(2, _n_rows(x), generator=generator, dtype=torch.float64)
         starts: list[list[int]] = []
-        beyond = False
-        for share, side, length in zip(places, self.sides, image_size(x), strict=True):
+        crosses_border = False
+        for share, side, length in zip(positions, self.sides, image_size(x), strict=True):
             first, last = sorted((-self.padding, length + self.padding - side))
             starts.append((first + (share * (last - first + 1)).floor().long()).clamp_max(last).tolist())
-            beyond = beyond or first < 0
+            crosses_border = crosses_border or first < 0
 
-        def of_input(leaf: Tensor) -> Tensor:
-            return self._cut(leaf, starts, self._filled(leaf))
+        def transform_input(leaf: Tensor) -> Tensor:
+            return self._cut(leaf, starts, self._fill_values(leaf))
 
-        def of_target(leaf: Tensor, what: str) -> Tensor:
-            if beyond and leaf.is_floating_point():
+        def transform_target(leaf: Tensor, label: str) -> Tensor:
+            if crosses_border and leaf.is_floating_point():
                 raise ValueError(
-                    f"augment: {what} holds values {list(leaf.shape)}, of which there are none beyond the border of an image: choose a size of "
-                    f"at most the images' {list(leaf.shape[-2:])} and padding=0, or pad the rows yourself"
+                    f"augment: {label} holds values {list(leaf.shape)}, which are undefined outside of the images: choose a size of at most the "
+                    f"images' {list(leaf.shape[-2:])} and padding=0, or pad the rows yourself"
                 )
             return self._cut(leaf, starts, torch.tensor(self.void))
 
-        return self._moved(x, y, of_input, of_target, self.keep)
+        return self._transform(x, y, transform_input, transform_target, self.keep)
 
-    def _filled(self, leaf: Tensor) -> Tensor:
-        """The numbers of an input beyond its border."""
-        if leaf.dim() == 3:  # a mask, say
+    def _fill_values(self, leaf: Tensor) -> Tensor:
+        """Return the values of an input outside the border."""
+        if leaf.dim() == 3:  # no channels, such as a mask
             return torch.zeros(())
         fill = torch.tensor(self.fill, dtype=torch.float64)
         if not leaf.is_floating_point() and not torch.equal(fill.to(leaf.dtype).double(), fill):
-            raise ValueError(f"augment: RandomCrop(fill={self.fill}) are no numbers of images of {leaf.dtype}")
+            raise ValueError(f"augment: RandomCrop(fill={self.fill}) can't be represented in images of {leaf.dtype}")
         if len(fill) not in (1, leaf.shape[-3]):
             raise ValueError(
                 f"augment: RandomCrop has a fill for {len(fill)} channels, and images have {leaf.shape[-3]}"
@@ -244,7 +248,7 @@ class RandomCrop(_OfImages):
         return fill[:, None, None]
 
     def _cut(self, leaf: Tensor, starts: list[list[int]], outside: Tensor) -> Tensor:
-        """The pieces of a tensor [n, ..., height, width]."""
+        """Return the crops of a tensor [n, ..., height, width]."""
         out = leaf.new_empty((*leaf.shape[:-2], *self.sides)).copy_(outside.to(leaf.dtype))
         for i, corner in enumerate(zip(*starts, strict=True)):
             ends = zip(corner, self.sides, leaf.shape[-2:], strict=True)
@@ -255,10 +259,10 @@ class RandomCrop(_OfImages):
 
 
 def image_size(x: Any) -> tuple[int, int]:
-    """Height and width of the images among the inputs.
+    """Return height and width of the images among the inputs.
 
     Raises:
-        ValueError: there is none [n, channels, height, width].
+        ValueError: no input has the shape [n, channels, height, width].
     """
     image = next((leaf for leaf in tensors(x) if leaf.dim() > 3), None)
     shapes = [list(leaf.shape) for leaf in tensors(x)]
@@ -270,13 +274,13 @@ def image_size(x: Any) -> tuple[int, int]:
     return image.shape[-2], image.shape[-1]
 
 
-def _rows(x: Any) -> int:
+def _n_rows(x: Any) -> int:
     return len(next(leaf for leaf in tensors(x) if leaf.dim())) if tensors(x) else 0
 
 
-def _written(root: str, tree: Any) -> list[str]:
-    """What each leaf is called in errors."""
+def _leaf_names(root: str, tree: Any) -> list[str]:
+    """Return the name of each leaf for error messages."""
     return [f"{root}[{name!r}]" if name else root for name in names(tree)]
 
 
-__all__ = ["Augmentation", "RandomCrop", "RandomFlip", "augmentations", "changed", "image_size"]
+__all__ = ["Augmentation", "RandomCrop", "RandomFlip", "augmentations", "augmented", "image_size"]

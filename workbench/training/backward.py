@@ -1,4 +1,4 @@
-"""Losses and gradients for training loops of one's own, by a graph where that is sure to give the same."""
+"""Loss and gradients for custom training loops, replayed from a graph where this is certain to give the same numbers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from workbench.engine.tree import tree_map
 from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
 
-PER_STEP = 4  # steps that are to come, for each so far: how long a loop of one's own is going to be, nobody says
+PER_STEP = 4  # remaining steps assumed per step so far, since the length of a custom loop is unknown
 
 
 class Backward:
-    """`wrapped.loss(criterion, x, y).backward()` for a training loop of one's own, taken by a graph as the steps of `fit` are.
+    """Replacement of `wrapped.loss(criterion, x, y).backward()` in custom training loops that replays a graph, as `fit` does.
 
-    Loss, gradients, buffers and random draws are those of that line to the last bit. A graph is made after some tens of calls; whatever could
-    differ from call to call is computed by that line. Between two calls the loop may do what it wants: optimizer, schedule, clipping.
+    Loss, gradients, buffers and random draws are bitwise those of that line. A graph is recorded after some tens of calls; whatever could
+    differ from call to call runs eagerly. Anything may happen between two calls: optimizer, schedule, clipping.
 
     Args:
         wrapped: the model, in training mode.
-        criterion: criterion(prediction, target) -> scalar; None for the likelihood of the risk heads alone.
+        criterion: criterion(prediction, target) -> scalar; None: only the likelihood of the risk heads.
 
     Example:
         >>> import torch
@@ -45,16 +45,16 @@ class Backward:
         self._traced = TracedStep(wrapped, criterion, self._loss)
 
     def __call__(self, x: Any, y: Any) -> Tensor:
-        """Add the gradients of one batch to those of the parameters.
+        """Accumulate the gradients of one batch in the parameters.
 
         Args:
             x, y: as for `wrapped.loss`.
 
         Returns:
-            The loss [], without gradients.
+            The detached loss [].
         """
         self._calls += 1
-        # a copy, since a model that writes into its input would do so once more while a graph is made
+        # a copy, since a model that writes into its input would do so again while a graph is recorded
         copied = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
         step = self._traced.take(Batch(None, copied, y), PER_STEP * self._calls)
         if step is not None:

@@ -1,4 +1,4 @@
-"""Deal training rows out in batches, on a device and in a dtype."""
+"""Batches of training rows, on a device and in a dtype."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from workbench.engine.tree import tree_map
 
 
 class Batches:
-    """The rows in batches, on a device and in a dtype; each iteration goes through all of them once.
+    """The rows in batches, on a device and in a dtype; each iteration passes over all rows once.
 
     Args:
-        source: what `read` gave.
-        size: rows in a batch; the last one may have fewer, but never one. A DataLoader has its own.
-        device: where the batches go.
-        dtype: what floating-point numbers are cast to; integers stay.
-        generator: draws a new order of the rows for every iteration; None keeps the order.
+        source: rows as returned by `read`.
+        size: rows per batch; the last batch may have fewer, but never one. A DataLoader has its own batch size.
+        device: device of the batches.
+        dtype: dtype to which floating-point numbers are cast; integers are not cast.
+        generator: draws a new order of the rows for each iteration; None keeps the order.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Batches:
             for pair in self.source:
                 if not (isinstance(pair, tuple | list) and len(pair) == 2):
                     raise TypeError(
-                        f'data: the DataLoader gives {describe(pair)}; it must give pairs (x, y), or dicts with "labels"'
+                        f'data: the DataLoader yields {describe(pair)}; it must yield pairs (x, y), or dicts with "labels"'
                         + (f". {TWO_OF_MORE}" if isinstance(pair, tuple | list) and len(pair) > 2 else "")
                     )
                 yield self._batch(None, *pair)
@@ -65,7 +65,7 @@ class Batches:
         order = torch.arange(n) if self.generator is None else torch.randperm(n, generator=self.generator)
         if isinstance(self.source, TensorRows):
             order = order.to(self.source.device)
-        # one row has no spread, so batch norm fails on it, and no two voters can share it
+        # no batch of one row: batch norm can't compute its variance, and it can't be divided among voters
         chunks = list(order[: len(self) * self.size].split(self.size))
         chunks[-1] = torch.cat([chunks[-1], order[len(self) * self.size :]])
         if isinstance(self.source, TensorRows):
@@ -79,22 +79,23 @@ class Batches:
 
     def _batch(self, numbers: Tensor | None, x: Any, y: Any) -> Batch:
         def placed(leaf: Any) -> Any:
-            if isinstance(leaf, np.ndarray):  # of a collate_fn
+            if isinstance(leaf, np.ndarray):  # returned by a collate_fn
                 leaf = torch.tensor(numbers_of(leaf))
             if not isinstance(leaf, Tensor):
                 return mapped(leaf, placed) if is_graph(leaf) else leaf
             dtype = self.dtype if leaf.is_floating_point() else leaf.dtype
-            pinned = self.device.type == "cuda" and leaf.device.type == "cpu"  # copies of other memory are waited for
+            # copies from unpinned memory are blocking
+            pinned = self.device.type == "cuda" and leaf.device.type == "cpu"
             leaf = leaf.to(dtype).pin_memory() if pinned else leaf
             return leaf.to(self.device, dtype, non_blocking=pinned)
 
-        # collating makes a list of a tuple of positional arguments
+        # the default collate_fn turns a tuple of positional arguments into a list
         x = tuple(x) if isinstance(x, list) else x
         return Batch(numbers, tree_map(placed, x), with_class_numbers(tree_map(placed, y)))
 
 
 class Pairs:
-    """Pairs (x, y) of batches, as often as they are asked for; a pair tells inputs from several arguments."""
+    """Re-iterable pairs (x, y) of batches, where x may be one input or several arguments."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches

@@ -1,4 +1,4 @@
-"""Keep the state of a training on disk, from which it goes on as if it had never stopped."""
+"""Checkpoints of a training, from which it resumes as if it had never been interrupted."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from workbench.atomic import replacing
 from workbench.core.batches.labelled import kind_of
 from workbench.core.batches.rows import Source, TensorRows
 
-EVERY = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
+WRITE_INTERVAL = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
 
 
 class Checkpoint:
-    """One file that is written whole or not at all, and read only by a training with the same settings and data.
+    """A file that is written atomically, and read only by a training with the same settings and data.
 
     Args:
-        path: the file; missing folders are made.
-        settings: what must agree for a training to go on, as text by name.
+        path: the file; missing folders are created.
+        settings: settings that must agree for a training to resume, as text by name.
 
     Attributes:
-        runs: by what the training's run can be resumed in each kind of tracker that it was logged to.
+        runs: for each kind of tracker, the identifier by which the logged run can be resumed.
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, str]) -> None:
@@ -38,33 +38,33 @@ class Checkpoint:
         self.runs: dict[str, str] = {}
         self._written = float("-inf")
 
-    def beside(self, ending: str, **settings: str) -> Checkpoint:
-        """One of other settings, in a file whose name has this ending; logged to the same runs."""
-        other = Checkpoint(f"{self.path}{ending}", self.settings | settings)
+    def with_suffix(self, suffix: str, **settings: str) -> Checkpoint:
+        """Return a checkpoint with other settings in a file whose name has this suffix; it shares the tracker runs."""
+        other = Checkpoint(f"{self.path}{suffix}", self.settings | settings)
         other.runs = self.runs
         return other
 
     def read(self) -> dict[str, Any] | None:
-        """The stored state, None if there is no file yet.
+        """Return the stored state, or None if there is no file yet.
 
         Raises:
-            ValueError: the file is no checkpoint, or one of other settings or data.
+            ValueError: the file is not a checkpoint, is damaged, or is one of other settings or data.
         """
         if not self.path.exists():
             return None
         remedy = "give another path, or delete it to start afresh"
         try:
-            with zipfile.ZipFile(self.path) as archive:  # torch does not look at the checksums that it writes
+            with zipfile.ZipFile(self.path) as archive:  # torch does not verify the checksums that it writes
                 if (damaged := archive.testzip()) is not None:
-                    raise ValueError(f"the checksum of {damaged} is another")
+                    raise ValueError(f"the checksum of {damaged} does not match")
             state = torch.load(self.path, map_location="cpu", weights_only=True)
             stored, runs = dict(state["settings"]), dict(state.pop("runs", {}))
         except Exception as error:
             raise ValueError(
-                f"checkpoint: {self.path} is no checkpoint of a training, or a damaged one ({error}); {remedy}"
+                f"checkpoint: {self.path} is not a checkpoint of a training, or is damaged ({error}); {remedy}"
             ) from error
         differing = [
-            f"{name}: there {stored.get(name)}, here {self.settings.get(name)}"
+            f"{name}: {stored.get(name)} in the file, {self.settings.get(name)} here"
             for name in sorted(stored.keys() | self.settings.keys())
             if stored.get(name) != self.settings.get(name)
         ]
@@ -75,10 +75,10 @@ class Checkpoint:
 
     @contextmanager
     def resuming(self) -> Iterator[None]:
-        """Around what takes up the stored state.
+        """Report errors while the stored state is being loaded as errors of this file.
 
         Raises:
-            ValueError: it does not fit, or a part of it is missing.
+            ValueError: the state does not fit, or a part of it is missing.
         """
         try:
             yield
@@ -86,18 +86,18 @@ class Checkpoint:
             raise ValueError(f"checkpoint: {self.path} is of another model, or damaged; {error}") from error
 
     def write(self, state: Mapping[str, Any], force: bool = False) -> None:
-        """Store the state, unless the last time was a moment ago and `force` is False."""
-        if not force and time.monotonic() - self._written < EVERY:
+        """Store the state, unless it was stored less than `WRITE_INTERVAL` seconds ago and `force` is False."""
+        if not force and time.monotonic() - self._written < WRITE_INTERVAL:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as unfinished:
+        with replacing(self.path) as temporary:
             runs = {"runs": self.runs} if self.runs else {}
-            torch.save({**state, "settings": self.settings, **runs}, unfinished)
+            torch.save({**state, "settings": self.settings, **runs}, temporary)
         self._written = time.monotonic()
 
 
 def describe(value: Any) -> str:
-    """A text for a setting that is the same in the next process: no addresses in memory.
+    """Describe a setting by a text that is the same in every process (without memory addresses).
 
     Example:
         >>> describe(functools.partial(torch.nn.functional.huber_loss, delta=2.0))
@@ -114,7 +114,7 @@ def describe(value: Any) -> str:
 
 
 def checksum(source: Source | None) -> str:
-    """What tells one set of rows from another: sha256 of rows in memory, else their kind and number."""
+    """Return a fingerprint of rows: sha256 of rows in memory, otherwise their kind and number."""
     if not isinstance(source, TensorRows):
         return "none" if source is None else f"{kind_of(source)} of {len(cast(Sized, source))}"
     total = hashlib.sha256()

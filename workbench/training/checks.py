@@ -1,4 +1,4 @@
-"""Check settings and one batch before a training changes anything."""
+"""Checks of the settings and of one batch before a training changes anything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.distributions.parametric import Parametric
 from workbench.engine.tree import is_float, tensors
 from workbench.training.default_losses import Criterion, LossByMeaning
 
-LR = 0.01  # of the default optimizer
+LR = 0.01  # learning rate of the default optimizer
 FROZEN = " (the signature of a frozen model under neo is learned by wrapped.fit(x))"
 
 
@@ -35,10 +35,10 @@ def check_numbers(
     patience: int | None,
     dtype: torch.dtype | None,
 ) -> None:
-    """Raise if a setting of `fit` is out of range, or an optimizer is no callable that makes one."""
-    for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 2), ("patience", patience, 1)):
-        if value is not None and (isinstance(value, bool) or operator.index(value) < least):
-            raise ValueError(f"{name} must be a whole number of at least {least}; found {value!r}")
+    """Raise if a setting of `fit` is out of range, or an optimizer is not a callable that makes one."""
+    for name, value, minimum in (("epochs", epochs, 1), ("batch_size", batch_size, 2), ("patience", patience, 1)):
+        if value is not None and (isinstance(value, bool) or operator.index(value) < minimum):
+            raise ValueError(f"{name} must be a whole number of at least {minimum}; found {value!r}")
     if not (0 < lr < math.inf):
         raise ValueError(f"lr must be above 0; found {lr!r}")
     if not (0 <= weight_decay < math.inf):
@@ -51,21 +51,23 @@ def check_numbers(
             "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
         )
     if optimizer is not None and (lr != LR or weight_decay):
-        raise ValueError("lr and weight_decay are of the default optimizer; set those of your own where it is made")
+        raise ValueError(
+            "lr and weight_decay apply to the default optimizer only; set those of your own optimizer where it is made"
+        )
 
 
 def try_batch(
     wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_memory: list[TensorRows], scaled: bool
 ) -> tuple[bool, dict[Key, torch.dtype], Any]:
-    """Predict one batch and see that the targets fit.
+    """Predict one batch and check that the targets match the prediction.
 
     Args:
-        wrapped, batch, criterion: of the training.
-        in_memory: all rows that can be looked at.
-        scaled: whether the present standardization stays.
+        wrapped, batch, criterion: model, first batch and criterion of the training.
+        in_memory: all rows in memory, whose class numbers are checked as well.
+        scaled: whether the current standardization is kept.
 
     Returns:
-        Whether the prediction can be trained, which inputs are to be converted, and the prediction.
+        Whether the prediction can be trained, the inputs to convert to floating point with their dtypes, and the prediction.
     """
     modes = [(module, module.training) for module in wrapped.modules()]
     wrapped.eval()
@@ -86,20 +88,20 @@ def try_batch(
             loss.check_labels(prediction, targets)
         loss(prediction, y)
     elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
-        family = trained_alone(wrapped)
-        wanted = prediction.shape if family is None else family.target_shape(prediction.shape)
+        family = sole_likelihood(wrapped)
+        target_shape = prediction.shape if family is None else family.target_shape(prediction.shape)
         if y.is_floating_point() or family is not None:
-            # such pairs give a loss over all pairs of rows without a word
-            silent = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
-            if wanted != y.shape and (keeps_meaning(criterion) or silent or family is not None):
+            # without this check, such shapes would broadcast to a loss over all pairs of rows
+            broadcasts = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
+            if target_shape != y.shape and (allows_standardization(criterion) or broadcasts or family is not None):
                 hint = "; give y as a column, y[:, None]" if y.dim() + 1 == prediction.dim() else ""
                 if output in ("logits", "probs"):
                     hint = f', or, for output="{output}", be class numbers, y.long()'
                 raise ValueError(
-                    f"y: targets are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; "
+                    f"y: targets are {_shape_of_rows(y)}, but the model gives {_shape_of_rows(prediction)}; "
                     + (
                         f"they must have one shape{hint}"
-                        if wanted == prediction.shape
+                        if target_shape == prediction.shape
                         else f"{family} wants [n, times, events]"
                     )
                 )
@@ -111,50 +113,51 @@ def try_batch(
     elif criterion is None:
         raise TypeError(
             f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; "
-            'say when wrapping which output they are of, output={"logits": "logits"}, or give criterion(prediction, target) that makes one loss '
-            "of them"
+            'name the output they belong to when wrapping, output={"logits": "logits"}, or give criterion(prediction, target) that returns one '
+            "loss"
         )
-    learns = any(leaf.requires_grad for leaf in tensors(prediction))
-    if converted and not learns:
+    trainable = any(leaf.requires_grad for leaf in tensors(prediction))
+    if converted and not trainable:
         raise TypeError(
-            f"{_described(converted)}, which the model does not take, and it is frozen: give floating-point numbers as it was trained with"
+            f"{_describe_dtypes(converted)}, which the model does not take, and it is frozen: give floating-point numbers scaled as in its "
+            "training"
         )
-    return learns, converted, prediction
+    return trainable, converted, prediction
 
 
 def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, torch.dtype]]:
-    """The prediction, and the inputs that had to be made floating-point numbers for it: bytes, truth values, or both."""
-    present = remove_extra(wrapped, "scaling") if not scaled else None
+    """Return the prediction, and the inputs that had to be converted to floating point for it: bytes, booleans, or both."""
+    scaling = remove_extra(wrapped, "scaling") if not scaled else None
 
-    def ask(inputs: Any) -> Any:
+    def predict(inputs: Any) -> Any:
         args, kwargs = opened(wrapped, inputs)
         prediction = wrapped(*args, **kwargs)
         for method in wrapped._workbench.methods:
             method.check(wrapped, args, kwargs)
         return prediction
 
-    whole = {key: leaf.dtype for key, leaf in items_of(x) if isinstance(leaf, Tensor) and not is_float(leaf)}
+    integer_dtypes = {key: leaf.dtype for key, leaf in items_of(x) if isinstance(leaf, Tensor) and not is_float(leaf)}
     try:
         try:
-            return ask(x), {}
+            return predict(x), {}
         except Exception as error:
-            for dtypes in ({torch.uint8}, {torch.bool}, {torch.uint8, torch.bool}, set(whole.values())):
-                converted = {key: dtype for key, dtype in whole.items() if dtype in dtypes}
-                if not converted or not dtypes.issubset(whole.values()):
+            for dtypes in ({torch.uint8}, {torch.bool}, {torch.uint8, torch.bool}, set(integer_dtypes.values())):
+                converted = {key: dtype for key, dtype in integer_dtypes.items() if dtype in dtypes}
+                if not converted or not dtypes.issubset(integer_dtypes.values()):
                     continue
                 try:
-                    prediction = ask(_converted(x, converted, wrapped))
-                except Exception:  # it is not that, or not that alone: the first error stands
+                    prediction = predict(_converted(x, converted, wrapped))
+                except Exception:  # the conversion is not the (only) problem: the first error is raised
                     continue
                 if dtypes <= {torch.uint8, torch.bool}:
                     return prediction, converted
                 raise TypeError(
-                    f"{_described(converted)}, which the model does not take ({error}): give x.float() if they are values"
+                    f"{_describe_dtypes(converted)}, which the model does not take ({error}): give x.float() if they are values"
                 ) from error
             raise
     finally:
-        if present is not None:
-            add_extra(wrapped, "scaling", present)
+        if scaling is not None:
+            add_extra(wrapped, "scaling", scaling)
 
 
 def _converted(x: Any, keys: Mapping[Key, torch.dtype], wrapped: Wrapped) -> Any:
@@ -165,18 +168,18 @@ def _converted(x: Any, keys: Mapping[Key, torch.dtype], wrapped: Wrapped) -> Any
     return tuple(new.values()) if isinstance(x, tuple) else new
 
 
-def _described(keys: Mapping[Key, torch.dtype]) -> str:
-    """Which inputs are of which kind: "x is torch.uint8"."""
+def _describe_dtypes(keys: Mapping[Key, torch.dtype]) -> str:
+    """Describe the dtypes of inputs, as in "x is torch.uint8"."""
     return ", ".join(f"{'x' if key is None else f'x[{key!r}]'} is {dtype}" for key, dtype in keys.items())
 
 
 def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) -> None:
     if prediction.dim() < 2 or y.shape != prediction.shape[:1] + prediction.shape[2:]:
         raise ValueError(
-            f"y: class numbers are {_of_rows(y)}, but the model gives {_of_rows(prediction)}; cross entropy wants "
+            f"y: class numbers are {_shape_of_rows(y)}, but the model gives {_shape_of_rows(prediction)}; cross entropy wants "
             "class numbers [n] for scores [n, classes]; "
             + (
-                "of one 1 a row make class numbers, y.argmax(1)"
+                "convert one-hot rows to class numbers, y.argmax(1)"
                 if is_one_hot(y)
                 else "for values rather than classes give y as float [n, outputs]"
             )
@@ -187,7 +190,7 @@ def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) ->
         if len(kept) and (kept.min() < 0 or kept.max() >= classes):
             raise ValueError(
                 f"y: class numbers go from {int(kept.min())} to {int(kept.max())}, but the model gives {classes} scores, "
-                f"for classes 0 to {classes - 1}; those to leave out are {IGNORED}"
+                f"for classes 0 to {classes - 1}; mark rows to ignore with {IGNORED}"
                 + (
                     "; for values rather than classes give y as float [n, 1]"
                     if classes == 1
@@ -197,22 +200,22 @@ def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) ->
 
 
 def _renumbering(labels: Tensor, classes: int) -> str:
-    """What to do where there are as many classes as scores, by other numbers."""
+    """Return a hint for labels that have as many classes as there are scores, but other numbers; "" otherwise."""
     if len(labels.unique()) > classes:
         return ""
     return "; torch.unique(y, return_inverse=True)[1] numbers the classes from 0"
 
 
-def _of_rows(tensor: Tensor) -> str:
+def _shape_of_rows(tensor: Tensor) -> str:
     return f"[{', '.join(['n', *map(str, tensor.shape[1:])])}]" if tensor.dim() else "one number"
 
 
-def trained_alone(wrapped: Wrapped) -> Parametric | None:
-    """The distribution whose likelihood is all that the model is trained by, if nobody gives a criterion beside it."""
+def sole_likelihood(wrapped: Wrapped) -> Parametric | None:
+    """Return the distribution whose likelihood is the only loss of the model if no criterion is given; None if there is none."""
     families = (method.distribution for method in wrapped._workbench.methods)
     return next((family for family in families if isinstance(family, Parametric)), None)
 
 
-def keeps_meaning(criterion: Criterion | None) -> bool:
-    """Whether a criterion of standardized targets asks for the same as one of targets in their own units."""
+def allows_standardization(criterion: Criterion | None) -> bool:
+    """Return whether a criterion has the same optimum for standardized targets as for targets in original units."""
     return criterion in (None, F.mse_loss, F.l1_loss) or type(criterion) in (nn.MSELoss, nn.L1Loss)

@@ -1,4 +1,4 @@
-"""Weights of classes for the losses of `fit`: given, or balanced by how often each class occurs."""
+"""Class weights for the losses of `fit`: given explicitly, or balanced by class frequency."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from workbench.training.default_losses import LossByMeaning
 from workbench.training.unshadowed import unshadowed
 
 Weights = Literal["balanced"] | Tensor | Sequence[float] | Mapping[int, float]
-PIECE = 64  # rows that are counted at once
+CHUNK = 64  # number of rows counted at once
 
 
 def weighted_criterion(
     wrapped: Wrapped, class_weight: Weights | Mapping[str, Weights], prediction: Any, y: Any, train: Source
 ) -> LossByMeaning:
-    """The default loss with weights for classes.
+    """Return the default loss with class weights.
 
     Args:
         wrapped: the model.
-        class_weight: as `fit` takes it.
-        prediction, y: of a batch.
-        train: the rows that are counted for "balanced".
+        class_weight: as for `fit`.
+        prediction, y: prediction and targets of a batch.
+        train: training rows, which are counted for "balanced".
 
     Raises:
-        ValueError: no output has classes, the weights do not fit those that have, or a method has a likelihood of its own.
+        ValueError: no output has classes, the weights do not match the classes, or a method has a likelihood of its own.
     """
     _check_methods(wrapped)
     output = wrapped._workbench.output
@@ -49,20 +49,20 @@ def weighted_criterion(
     }
     if not classes:
         raise ValueError(
-            f'class_weight: the model gives {form_of(output)}, which have no classes; leave it out, or say output="logits" where it is wrapped'
+            f'class_weight: the model gives {form_of(output)}, which have no classes; leave it out, or pass output="logits" when wrapping it'
         )
-    given: Any = class_weight
-    if _is_by_class(given) or not isinstance(given, Mapping):
+    weight_by_output: Any = class_weight
+    if _is_by_class(weight_by_output) or not isinstance(weight_by_output, Mapping):
         if len(classes) > 1:
             raise ValueError(
-                f"class_weight: the outputs {', '.join(map(repr, classes))} have classes; give a dict from some of them to their weights"
+                f"class_weight: the outputs {', '.join(map(repr, classes))} have classes; give a dict from names of outputs to weights"
             )
-        given = {next(iter(classes)): given}
+        weight_by_output = {next(iter(classes)): weight_by_output}
     weights = {}
-    for name, weight in ((name, _of_classes(weight, name)) for name, weight in given.items()):
+    for name, weight in ((name, _in_class_order(weight, name)) for name, weight in weight_by_output.items()):
         if name not in classes:
             raise ValueError(
-                f"class_weight: {name!r} is no output with classes and targets; those are {', '.join(map(repr, classes))}"
+                f"class_weight: {name!r} is not an output with classes and targets; these are {', '.join(map(repr, classes))}"
             )
         meaning, scores = classes[name]
         shape = [meaning.log_scores(scores).shape[-1]]
@@ -71,19 +71,19 @@ def weighted_criterion(
             weights[name] = balanced(_counts(loss, prediction, name, train, [labels, *shape] if labels > 1 else shape))
         else:
             allowed = [shape, [labels, *shape]] if labels > 1 else [shape]
-            weights[name] = _checked(weight, f"class_weight[{name!r}]" if name else "class_weight", allowed)
+            weights[name] = _check_weights(weight, f"class_weight[{name!r}]" if name else "class_weight", allowed)
     weighted = LossByMeaning(output, weights)
     weighted(prediction, y)
     return weighted
 
 
 def _is_by_class(weight: Any) -> bool:
-    """Whether a dict goes from class numbers to weights, as those of scikit-learn and Keras do."""
+    """Return whether the keys of a dict are class numbers, as in scikit-learn and Keras."""
     return isinstance(weight, Mapping) and bool(weight) and all(isinstance(key, int | np.integer) for key in weight)
 
 
-def _of_classes(weight: Any, name: str) -> Any:
-    """Weights in the order of the classes, of a dict or Series from class numbers to weights; anything else as it is."""
+def _in_class_order(weight: Any, name: str) -> Any:
+    """Return a dict or Series from class numbers to weights as a list in the order of the classes; anything else unchanged."""
     if hasattr(weight, "iloc") and hasattr(weight, "to_dict"):
         weight = weight.to_dict()
     if not isinstance(weight, Mapping):
@@ -97,23 +97,23 @@ def _of_classes(weight: Any, name: str) -> Any:
 
 
 def balanced(counts: Tensor) -> Tensor:
-    """The weights n / (classes * count), as scikit-learn's "balanced" (King & Zeng 2001); classes that do not occur have 1 and are not counted.
+    """Return the weights n / (classes * count) of scikit-learn's "balanced" (King & Zeng 2001); absent classes get 1 and are not counted.
 
     Args:
-        counts: [..., classes].
+        counts: number of rows of each class [..., classes].
 
     Example:
         >>> balanced(torch.tensor([6.0, 2.0, 0.0]))
         tensor([0.6667, 2.0000, 1.0000], dtype=torch.float64)
     """
     counts = counts.double()
-    occur = counts > 0
-    weights = counts.sum(-1, keepdim=True) / (occur.sum(-1, keepdim=True) * counts)
-    return weights.where(occur, 1.0)
+    present = counts > 0
+    weights = counts.sum(-1, keepdim=True) / (present.sum(-1, keepdim=True) * counts)
+    return weights.where(present, 1.0)
 
 
 def _check_methods(wrapped: Wrapped) -> None:
-    """Raise where a method learns from the classes by a likelihood of its own, which has no weights."""
+    """Raise ValueError if a method learns the classes through its own likelihood, which has no class weights."""
     record = wrapped._workbench
     pair = pair_of(record, unshadowed(wrapped, "methods"))
     fitted = (
@@ -123,15 +123,17 @@ def _check_methods(wrapped: Wrapped) -> None:
     )
     if (method := pair or next(fitted, None)) is not None:
         raise ValueError(
-            f"class_weight: {method.name} learns from the classes by a likelihood of its own, which has no weights; leave class_weight out, or "
+            f"class_weight: {method.name} learns the classes by its own likelihood, which has no class weights; leave class_weight out, or "
             f"wrap without {method.name}"
         )
     if record.says_distributions:
-        raise ValueError("class_weight: the model says distributions and is trained by their likelihood; leave it out")
+        raise ValueError(
+            "class_weight: the model returns distributions and is trained by their likelihood; leave class_weight out"
+        )
 
 
-def _checked(weight: Any, what: str, allowed: list[list[int]]) -> Tensor:
-    """Weights that fit, float64."""
+def _check_weights(weight: Any, what: str, allowed: list[list[int]]) -> Tensor:
+    """Return the weights as a float64 tensor if they are valid."""
     if isinstance(weight, str):
         raise ValueError(f'{what} must be "balanced" or a weight for each class, not {weight!r}')
     try:
@@ -140,7 +142,7 @@ def _checked(weight: Any, what: str, allowed: list[list[int]]) -> Tensor:
         raise TypeError(f'{what}: found {type(weight).__name__}; give "balanced" or a weight for each class') from error
     if list(weights.shape) not in allowed:
         raise ValueError(
-            f"{what} has shape {list(weights.shape)}, and the classes want {' or '.join(map(str, allowed))}"
+            f"{what} has shape {list(weights.shape)}, but the classes need {' or '.join(map(str, allowed))}"
         )
     if not bool((weights.isfinite() & (weights >= 0)).all()) or not bool((weights > 0).any(-1).all()):
         raise ValueError(
@@ -150,14 +152,14 @@ def _checked(weight: Any, what: str, allowed: list[list[int]]) -> Tensor:
 
 
 def _counts(loss: LossByMeaning, prediction: Any, name: str, train: Source, shape: list[int]) -> Tensor:
-    """How often each class occurs in the targets of an output, float64 of this shape; soft targets count by their shares."""
+    """Return the number of targets of each class, float64 of this shape; soft targets count by their probabilities."""
     counts = torch.zeros(shape, dtype=torch.float64)
     for y in _targets(train):
         loss.check_labels(prediction, y)
         meaning, target = next((meaning, target) for n, meaning, _, target in loss.matched(prediction, y) if n == name)
         if isinstance(meaning, Binary):
-            yes = target.double().reshape(len(target), -1 if target.numel() else 0)
-            counts += torch.stack([1 - yes, yes], -1).sum(0 if len(shape) > 1 else (0, 1)).cpu()
+            positive = target.double().reshape(len(target), -1 if target.numel() else 0)
+            counts += torch.stack([1 - positive, positive], -1).sum(0 if len(shape) > 1 else (0, 1)).cpu()
         elif target.is_floating_point():
             dim = getattr(meaning, "dim", None)
             dim = -1 if dim is None else dim
@@ -170,15 +172,15 @@ def _counts(loss: LossByMeaning, prediction: Any, name: str, train: Source, shap
 
 
 def _targets(train: Source) -> Iterator[Any]:
-    """The targets of all rows, some at a time."""
+    """Yield the targets of all rows in chunks."""
     if isinstance(train, TensorRows):
-        yield from (rows.y for rows in train.batches(PIECE))
+        yield from (rows.y for rows in train.batches(CHUNK))
     elif isinstance(train, DataLoader):
         raise ValueError(
-            'class_weight="balanced": the rows of a DataLoader can\'t be counted without going through it; give a weight for each class'
+            'class_weight="balanced": the rows of a DataLoader can\'t be counted in advance; give a weight for each class'
         )
     else:
-        for batch in rows_loader(train, batch_size=PIECE):
+        for batch in rows_loader(train, batch_size=CHUNK):
             yield with_class_numbers(split_batch(batch)[1])
 
 

@@ -1,4 +1,4 @@
-"""Cross-fitting: every voter trains without one fold of the rows, so that its predictions there are as good as those of new rows."""
+"""Cross-fitting: each voter trains without one fold of the rows, so that its predictions on that fold are out-of-sample."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ from workbench.training.stacked_adam import StackedAdam
 from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
 
-WHEN = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)  # shares of the training after which weights are kept
+# shares of all steps after which averaged weights are kept
+SNAPSHOT_SHARES = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 
 
 @dataclass
 class CrossFit:
-    """One cross-fitted training; `run` trains, `decide` looks at out-of-fold predictions, `settle` makes the model what was decided.
+    """One cross-fitted training: `run` trains, `decide` evaluates the out-of-fold predictions, and `settle` applies the decisions to the model.
 
     Args:
         wrapped: the model, on the device and in the dtype of the rows.
-        rows: of all parts, in original units.
-        parts: which rows are cut how.
-        layout: which voter is which.
-        lr, weight_decay: one for each setting.
-        criterion: criterion(prediction, target); None for the likelihood alone.
+        rows: the rows of all parts, in original units.
+        parts: subsets of the rows and their folds.
+        layout: part, setting, fold and repeat of each voter.
+        lr, weight_decay: one value for each setting.
+        criterion: criterion(prediction, target) -> scalar; None: only the likelihood of the risk heads.
         whole: whether the criterion is a mean over rows.
         epochs: passes of each voter over its rows.
-        batch_size: rows of each voter in a step.
-        schedule: share of the peak learning rate at a step, of so many.
-        seed: of all random draws.
-        progress: whether to show a bar.
-        checkpoint: where to keep the state; None keeps none.
+        batch_size: rows of each voter per step.
+        schedule: schedule(step, steps) -> share of the peak learning rate.
+        seed: seed of all random draws.
+        progress: whether to show a progress bar.
+        checkpoint: where the state is saved; None: nowhere.
         callback: called after each step and each epoch, see `fit`.
-        traced: takes the steps that it can; None takes all as torch runs them.
+        traced: replays the steps that it can from a graph; None: all steps run eagerly.
     """
 
     wrapped: Any
@@ -90,27 +91,27 @@ class CrossFit:
         self.train = [self.parts[p].rows[self.parts[p].fold != k] for p, _, k, _ in self.layout]
         self.held_out = [self.parts[p].rows[self.parts[p].fold == k] for p, _, k, _ in self.layout]
         self.padded_rows = nn.utils.rnn.pad_sequence(self.train, batch_first=True, padding_value=-1)
-        self.per_epoch = max(1, min(map(len, self.train)) // self.batch_size)
+        self.steps_per_epoch = max(1, min(map(len, self.train)) // self.batch_size)
         self.size = min(self.batch_size, min(map(len, self.train)))
-        self.steps = self.epochs * self.per_epoch
-        self.when = sorted({max(1, round(self.steps * share)) for share in WHEN})
-        place = self.rows.device
-        numbers = torch.tensor([s for _, s, _, _ in self.layout])
+        self.steps = self.epochs * self.steps_per_epoch
+        self.snapshot_steps = sorted({max(1, round(self.steps * share)) for share in SNAPSHOT_SHARES})
+        device = self.rows.device
+        setting_of_voter = torch.tensor([s for _, s, _, _ in self.layout])
         self.optimizer = StackedAdam(
             [p for name, p in self.wrapped.named_parameters() if p.requires_grad and not name.startswith(EXTRAS)],
-            torch.tensor(self.lr, dtype=torch.float64)[numbers].to(place),
-            torch.tensor(self.weight_decay, dtype=torch.float64)[numbers].to(place),
+            torch.tensor(self.lr, dtype=torch.float64)[setting_of_voter].to(device),
+            torch.tensor(self.weight_decay, dtype=torch.float64)[setting_of_voter].to(device),
             horizon=0.01 * self.steps,
             steps=self.steps,
         )
         self.order = torch.Generator().manual_seed(self.seed)
         like = next(p for p in self.wrapped.parameters() if p.is_floating_point())
-        self.place = like.device, like.dtype
+        self.placement = like.device, like.dtype
 
     # ---- training
     def run(self) -> None:
-        """Train all voters; afterwards there are snapshots and predictions of the rows that voters have not seen."""
-        before = copy.deepcopy(self.wrapped.state_dict())
+        """Train all voters, and keep snapshots of their averaged weights and predictions for the rows that they have not seen."""
+        initial_state = copy.deepcopy(self.wrapped.state_dict())
         with own_random(self.seed, self.rows.device):
             surroundings = Surroundings()
             try:
@@ -124,7 +125,7 @@ class CrossFit:
             except Stopped:
                 self.stopped = True
             except BaseException:
-                self.wrapped.load_state_dict(before)
+                self.wrapped.load_state_dict(initial_state)
                 raise
             finally:
                 self.wrapped.eval()
@@ -143,21 +144,22 @@ class CrossFit:
         with bar:
             for epoch in range(len(self.records) + 1, self.epochs + 1):
                 start, total = time.perf_counter(), torch.zeros((), device=self.rows.device)
-                order = self._order().to(total.device)  # at once, since a GPU is waited for
+                order = self._order().to(total.device)  # one transfer per epoch, since each one waits for the GPU
                 self.wrapped.train()
-                for numbers in order[:, : self.per_epoch * self.size].split(self.size, 1):
+                for numbers in order[:, : self.steps_per_epoch * self.size].split(self.size, 1):
                     loss = self._step(numbers)
                     total += loss
                     bar.update()
-                    if self.optimizer.steps in self.when:
+                    if self.optimizer.steps in self.snapshot_steps:
                         self._keep_snapshot()
                     self._call_back(epoch, loss)
-                mean = total.item() / self.per_epoch / len(self.train)
+                mean = total.item() / self.steps_per_epoch / len(self.train)
                 if not math.isfinite(mean):
                     raise FloatingPointError(
-                        f"the loss is {mean} in epoch {epoch}: try a smaller lr and standardize=True. The model has the weights it had before"
+                        f"the loss is {mean} in epoch {epoch}: try a smaller lr or standardize=True. "
+                        "The model has the weights from before the training"
                     )
-                self.records.append((epoch, mean, math.nan, self._present_lr(), time.perf_counter() - start))
+                self.records.append((epoch, mean, math.nan, self._current_lr(), time.perf_counter() - start))
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state())
                 bar.set_postfix({"loss": mean}, refresh=False)
@@ -168,35 +170,35 @@ class CrossFit:
             done, steps = self.optimizer.steps, self.steps
             loss = loss if epoch_ended else loss / len(self.train)
             progress = Progress(
-                epoch, self.epochs, done, steps, loss, math.nan, self._present_lr(), epoch_ended, self.wrapped
+                epoch, self.epochs, done, steps, loss, math.nan, self._current_lr(), epoch_ended, self.wrapped
             )
             call_back(self.callback, progress, self.seed, self.rows.device)
 
-    def _present_lr(self) -> float:
+    def _current_lr(self) -> float:
         return max(self.lr) * self.schedule(self.optimizer.steps - 1, self.steps)
 
     def _order(self) -> Tensor:
-        """The rows of each voter in a new order, as many as the voter with the fewest has."""
+        """Return the rows of each voter in a new order [voters, n], cut to the number of rows of the voter with the fewest."""
         keys = torch.rand(self.padded_rows.shape, generator=self.order)
-        keys[self.padded_rows < 0] = 2  # where a voter has no more rows
+        keys[self.padded_rows < 0] = 2  # sorts the padding to the end
         return self.padded_rows.gather(1, keys.argsort(1)[:, : min(map(len, self.train))])
 
     def _step(self, numbers: Tensor) -> Tensor:
-        """One step of all voters on rows [voters, size] of their own; the sum of their losses."""
+        """Take one step of all voters on rows [voters, size], and return the sum of their losses."""
         rows = self.rows.take(numbers.flatten())
         batch = Batch(None, rows.x, rows.y)
-        taken = None if self.traced is None else self.traced.take(batch, self.steps - self.optimizer.steps)
-        if taken is None:
+        traced_step = None if self.traced is None else self.traced.take(batch, self.steps - self.optimizer.steps)
+        if traced_step is None:
             loss = self.loss(batch)
             loss.backward()
         else:
-            loss = taken.loss
-            taken.backward()
+            loss = traced_step.loss
+            traced_step.backward()
         self.optimizer.step(self.schedule(self.optimizer.steps, self.steps))
         return loss.detach()
 
     def loss(self, batch: Batch) -> Tensor:
-        """The sum of the voters' losses; the rows of each are as many, one voter's after another's."""
+        """Return the sum of the voters' losses; the batch holds equally many rows of each voter, one voter after another."""
         args, y = TensorRows(batch.x, batch.y).args, batch.y
         if (scaling := unshadowed(self.wrapped, "scaling")) is not None:
             args, y = scaling.inputs(args, {})[0], scaling.targets(y)
@@ -204,52 +206,52 @@ class CrossFit:
         return members.loss(self.wrapped, self.criterion, args, y, rows_of_voters, self.whole)
 
     def _keep_snapshot(self) -> None:
-        """Keep the averaged weights, and what they predict for the rows that the voters have not seen."""
+        """Keep the averaged weights, and their predictions for the rows that the voters have not seen."""
         state = dict([*self.wrapped.named_parameters(), *self.wrapped.named_buffers()])
         with torch.no_grad():
-            present = [p.detach().clone() for p in self.optimizer.parameters]
+            current = [p.detach().clone() for p in self.optimizer.parameters]
             torch._foreach_copy_(self.optimizer.parameters, self.optimizer.average)
             try:
                 snapshot, answers = {name: t.detach().clone() for name, t in state.items()}, self._predict_held_out()
                 self.snapshots.append(snapshot)
                 self.answers.append(answers)
             finally:
-                torch._foreach_copy_(self.optimizer.parameters, present)
+                torch._foreach_copy_(self.optimizer.parameters, current)
                 self.wrapped.train()
 
     def _predict_held_out(self) -> tuple[list[Tensor], list[Tensor] | None]:
         self.wrapped.eval()
-        most = max(map(len, self.held_out))
-        padded = torch.stack([torch.cat([rows, rows[:1].expand(most - len(rows))]) for rows in self.held_out])
+        max_rows = max(map(len, self.held_out))
+        padded = torch.stack([torch.cat([rows, rows[:1].expand(max_rows - len(rows))]) for rows in self.held_out])
         padded = padded.to(self.rows.device)
         answers: list[tuple[Tensor, Tensor | None]] = []
         for numbers in padded.split(4 * self.batch_size, 1):
-            y, risk = self.ask(self.rows.take(numbers.flatten()).args, numbers.shape[1])
+            y, risk = self.predict_voters(self.rows.take(numbers.flatten()).args, numbers.shape[1])
             answers.append((y, risk))
         loc = torch.cat([y for y, _ in answers], 1)
         risk = None if answers[0][1] is None else torch.cat([r for _, r in answers if r is not None], 1)
         lengths = [len(rows) for rows in self.held_out]
         return (
-            [one[:n] for one, n in zip(loc, lengths, strict=True)],
-            None if risk is None else [one[:n] for one, n in zip(risk, lengths, strict=True)],
+            [values[:n] for values, n in zip(loc, lengths, strict=True)],
+            None if risk is None else [values[:n] for values, n in zip(risk, lengths, strict=True)],
         )
 
-    def ask(self, args: tuple[Any, ...], each: int) -> tuple[Tensor, Tensor | None]:
-        """Prediction and noise [voters, each, ...] where every voter gets so many rows of its own, one voter after another."""
+    def predict_voters(self, args: tuple[Any, ...], each: int) -> tuple[Tensor, Tensor | None]:
+        """Return predictions and noise [voters, each, ...], where every voter gets `each` rows of its own, one voter after another."""
         rows_of_voters = torch.arange(len(self.train) * each).reshape(-1, each)
         y, risk = members.answers(self.wrapped, args, rows_of_voters)
         if not isinstance(y, Tensor):
             raise TypeError(
-                f"folds: the model gives a {type(y).__name__}; cross-fitting needs one tensor of predictions"
+                f"folds: the model returns a {type(y).__name__}; cross-fitting needs one tensor of predictions"
             )
         noise = None if self._has_classes() else risk.aleatoric
         return y.unflatten(0, (-1, each)), None if noise is None else noise.unflatten(0, (-1, each))
 
     # ---- deciding
     def finish(self) -> History:
-        """Decide, and make the model what was decided."""
+        """Decide, and apply the decisions to the model."""
         if self.interrupted:
-            state = "what was decided by then is kept" if self.snapshots else "the weights are those of this moment"
+            state = "decisions use the snapshots so far" if self.snapshots else "the weights are those of the last step"
             warnings.warn(
                 f"training was interrupted after {len(self.records)} of {self.epochs} epochs; {state}, and the model can be used",
                 WorkbenchWarning,
@@ -260,15 +262,17 @@ class CrossFit:
         decisions = self.decide()
         self.settle([decisions])
         if unshadowed(self.wrapped, "needs_fit"):
-            some = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed))
+            order = torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed))
             with own_random(self.seed, self.rows.device):
-                unshadowed(self.wrapped, "fit")(Pairs(Batches(self.rows.take(some), 4 * self.batch_size, *self.place)))
+                unshadowed(self.wrapped, "fit")(
+                    Pairs(Batches(self.rows.take(order), 4 * self.batch_size, *self.placement))
+                )
         return History(self.records, len(self.records), self.interrupted or self.stopped, self.summarize(decisions))
 
     def out_of_fold(self, part: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Predictions and noise of those that have not seen a row: [times, settings, repeats, n, ...] for the rows `judged`."""
+        """Return predictions and noise of the voters that have not seen a row: [snapshots, settings, repeats, n, ...] for the rows `judged`."""
         fold = self.parts[part].fold
-        place = torch.cumsum(fold < self.layout.folds, 0) - 1  # of a row among those judged
+        position = torch.cumsum(fold < self.layout.folds, 0) - 1  # of each row among the judged ones
 
         def gathered(answers: list[list[Tensor]]) -> Tensor:
             like = answers[0][0]
@@ -276,19 +280,19 @@ class CrossFit:
             out = like.new_empty(shape)
             for v, (p, s, k, r) in enumerate(self.layout):
                 if p == part:
-                    for t, one in enumerate(answers):
-                        out[t, s, r, place[fold == k]] = one[v]
+                    for t, values in enumerate(answers):
+                        out[t, s, r, position[fold == k]] = values[v]
             return out
 
         risks = [risk for _, risk in self.answers if risk is not None]
         return gathered([y for y, _ in self.answers]), gathered(risks) if risks else None
 
     def judged(self, part: int = 0) -> Tensor:
-        """Numbers of the rows of a part that some voter has not seen: all, if every fold is held out in turn."""
+        """Return the numbers of the rows of a part that some voter has not seen: all of them, if every fold is held out in turn."""
         return self.parts[part].rows[self.parts[part].fold < self.layout.folds]
 
     def decide(self, part: int = 0) -> Decisions:
-        """What the out-of-fold predictions of a part decide."""
+        """Return the decisions based on the out-of-fold predictions of a part."""
         loc, risk = self.out_of_fold(part)
         judged = self.judged(part)
         output, y = self.wrapped._workbench.output, self.rows.y[judged]
@@ -303,27 +307,27 @@ class CrossFit:
         return has_classes(self.wrapped._workbench.output) or not self.rows.y.is_floating_point()
 
     def _log_probs(self, scores: Tensor) -> Tensor:
-        """Of scores [times, settings, repeats, n, ...] as the model gives them, with the classes behind n."""
+        """Return log probabilities [snapshots, settings, repeats, n, classes, ...] of the model's scores."""
         output = self.wrapped._workbench.output
         if not has_classes(output):
             return scores.log_softmax(4)
         meaning = meaning_of(output)
         if isinstance(meaning, Binary):
             scores = scores.reshape(*scores.shape[:4], *self.rows.y.shape[1:])
-        logs = meaning.at_end(scores.dim() - 3).log_scores(scores)
+        log_probs = meaning.at_end(scores.dim() - 3).log_scores(scores)
         if not isinstance(meaning, Probs):
-            logs = logs.log_softmax(-1)
-        return logs.movedim(-1, 4)
+            log_probs = log_probs.log_softmax(-1)
+        return log_probs.movedim(-1, 4)
 
     def settle(self, decisions: Sequence[Decisions]) -> None:
-        """Make the model what was decided, for each part."""
+        """Apply the decisions for each part to the model."""
         decided = [(decisions[p], s) for p, s, _, _ in self.layout]  # for each voter
-        differ = any(d.mean_at[s] != d.scale_at[s] for d, s in decided)
+        snapshots_differ = any(d.mean_at[s] != d.scale_at[s] for d, s in decided)
         sculpt = pair_of(self.wrapped._workbench, unshadowed(self.wrapped, "methods"))
         tied = sculpt is not None and not all(
             isinstance(rule, Split) for rule in self.wrapped._workbench.rules.values()
         )
-        if differ and tied:
+        if snapshots_differ and tied:
             untie(self.wrapped, sculpt.name)
         self._take_from_snapshots(decided, None if sculpt is None else f"{MARK}{sculpt.name}")
         weights = torch.tensor([d.weights[s] for d, s in decided], dtype=torch.float64) / (
@@ -335,25 +339,25 @@ class CrossFit:
 
     @torch.no_grad()
     def _take_from_snapshots(self, decided: Sequence[tuple[Decisions, int]], noise: str | None) -> None:
-        """Give each voter the weights of the snapshots that were decided for it, those of its noise (so marked) by themselves."""
-        place = self.rows.device
-        mean_at = torch.tensor([d.mean_at[s] for d, s in decided], device=place)
-        scale_at = torch.tensor([d.scale_at[s] for d, s in decided], device=place)
+        """Give each voter the weights of its chosen snapshots; noise parameters (names containing the mark `noise`) have one of their own."""
+        device = self.rows.device
+        mean_at = torch.tensor([d.mean_at[s] for d, s in decided], device=device)
+        scale_at = torch.tensor([d.scale_at[s] for d, s in decided], device=device)
         for name, tensor in [*self.wrapped.named_parameters(), *self.wrapped.named_buffers()]:
             if f"{MARK}{VOTERS}" not in name:
                 continue
-            of_noise = noise is not None and noise in name
-            # what was untied has no values of its own in a snapshot
+            is_noise = noise is not None and noise in name
+            # parameters that have just been untied are missing in the snapshots
             source = name if name in self.snapshots[0] or noise is None else name.replace(noise, "")
             for t, snapshot in enumerate(self.snapshots):
-                chosen = (scale_at if of_noise else mean_at) == t
+                chosen = (scale_at if is_noise else mean_at) == t
                 tensor[chosen] = snapshot[source][chosen]
 
     def summarize(self, decisions: Decisions, part: int = 0) -> OutOfFold:
-        """The predictions of the rows of a part by those who have not seen them, as it was decided."""
+        """Return the out-of-fold predictions of a part according to the decisions."""
         loc, risk = self.out_of_fold(part)
         shares = torch.tensor(decisions.weights, dtype=loc.dtype, device=loc.device)
-        at = shares.reshape(-1, *[1] * (loc.dim() - 2))
+        share_weights = shares.reshape(-1, *[1] * (loc.dim() - 2))
 
         def chosen(values: Tensor, times: Sequence[int]) -> Tensor:
             return torch.stack([values[t, s] for s, t in enumerate(times)])
@@ -362,20 +366,21 @@ class CrossFit:
         classes = self._has_classes()
         if classes:
             y = self._log_probs(y[None])[0].exp()
-        mean = (y * at).sum(0).mean(0)
+        mean = (y * share_weights).sum(0).mean(0)
         uncertainty = Risk()
         if not classes:
-            variance = {"epistemic": ((y - mean).square() * at).sum(0).mean(0)}
-            factor = torch.tensor(decisions.factor, dtype=loc.dtype, device=loc.device).reshape(at.shape)
-            if risk is not None or mean[0].numel() == 1:  # one number can't be the noise of several outputs
+            variance = {"epistemic": ((y - mean).square() * share_weights).sum(0).mean(0)}
+            factor = torch.tensor(decisions.factor, dtype=loc.dtype, device=loc.device).reshape(share_weights.shape)
+            # without risk heads, one factor can't be the noise of several outputs
+            if risk is not None or mean[0].numel() == 1:
                 noise = factor.expand_as(y) if risk is None else chosen(risk, decisions.scale_at) * factor
-                variance["aleatoric"] = (noise.square() * at).sum(0).mean(0)
+                variance["aleatoric"] = (noise.square() * share_weights).sum(0).mean(0)
             variance["total"] = torch.stack(list(variance.values())).sum(0)
             uncertainty = Risk(**{name: value.sqrt() for name, value in variance.items()})
         fold = self.parts[part].fold
         return OutOfFold(mean, uncertainty, self.rows.y[self.judged(part)], fold[fold < self.layout.folds], decisions)
 
-    # ---- going on
+    # ---- checkpoints
     def _state(self) -> dict[str, Any]:
         return {
             "model": self.wrapped.state_dict(),
@@ -393,17 +398,17 @@ class CrossFit:
         state = None if self.checkpoint is None else self.checkpoint.read()
         if self.checkpoint is None or state is None:
             return
-        place = self.rows.device
+        device = self.rows.device
         with self.checkpoint.resuming():
             self.wrapped.load_state_dict(state["model"])
-            self.wrapped.to(place)
+            self.wrapped.to(device)
             self.optimizer.load_state_dict(state["optimizer"])
             for name, generator in self._generators().items():
                 generator.set_state(state["generators"][name])
             self.records, (self.snapshots, self.answers) = (
                 list(state["records"]),
                 tree_map(
-                    lambda leaf: leaf.to(place) if isinstance(leaf, Tensor) else leaf,
+                    lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf,
                     (state["snapshots"], state["said"]),
                 ),
             )

@@ -1,4 +1,4 @@
-"""Train in many processes, as torchrun starts them: each takes its share of every batch, and gradients are averaged."""
+"""Distributed data-parallel training, as started by torchrun: each process takes its share of every batch, and gradients are averaged."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join(strategy: str, folds: Any, device: str | torch.device | None) -> str | torch.device | None:
-    """Enter the group of processes, which is made if torchrun has started this one.
+    """Join the process group, which is created if torchrun has started this process.
 
     Args:
         strategy: "ddp".
-        folds: as for `fit`, where it must be None.
+        folds: as for `fit`; must be None.
         device: as for `fit`.
 
     Returns:
-        The device: of several GPUs the one of this process.
+        The device; with several GPUs, the one of this process.
 
     Raises:
-        ValueError: another strategy, folds, or no group of processes.
+        ValueError: the strategy is unknown, folds are given, or there is no process group.
     """
     if strategy != "ddp":
         raise ValueError(f'strategy must be None, "eager" or "ddp", not {strategy!r}')
@@ -63,36 +63,36 @@ def join(strategy: str, folds: Any, device: str | torch.device | None) -> str | 
 
 
 def _leave() -> None:
-    """End the group; what reference cycles still hold of it has threads, which must not outlive the interpreter."""
+    """Destroy the process group; reference cycles are collected first, since they may hold threads that must not outlive the interpreter."""
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def agree(train: Source, valid: Source | None, settings: dict[str, str], watched: bool) -> None:
-    """See that all processes are about to train the same.
+def check_agreement(train: Source, valid: Source | None, settings: dict[str, str], has_callback: bool) -> None:
+    """Check that all processes are about to run the same training.
 
     Raises:
-        ValueError: they differ, in every process.
-        TypeError: the rows come from a DataLoader, in every process.
+        ValueError: they differ (raised in every process).
+        TypeError: the rows come from a DataLoader (raised in every process).
     """
     kinds = [kind_of(source) for source in (train, valid)]
     rows = {"data": checksum(train), "validation": checksum(valid)}
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, ({**settings, **rows, "device": "", "callback": str(watched)}, kinds))
-    if any("DataLoader" in kind for _, kinds in every for kind in kinds):
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, ({**settings, **rows, "device": "", "callback": str(has_callback)}, kinds))
+    if any("DataLoader" in kind for _, kinds in gathered for kind in kinds):
         raise TypeError(
             "strategy: each process takes its share of every batch itself; give tensors, arrays or a torch Dataset rather than a DataLoader"
         )
-    for rank, (others, _) in enumerate(every):
-        if differing := [name for name, value in every[0][0].items() if others.get(name) != value]:
+    for rank, (others, _) in enumerate(gathered):
+        if differing := [name for name, value in gathered[0][0].items() if others.get(name) != value]:
             raise ValueError(
                 f"strategy: processes 0 and {rank} were given different {', '.join(differing)}; give all the same, each takes its share itself"
             )
 
 
 class _Training(nn.Module):
-    """What DistributedDataParallel goes around: a module whose forward is the loss."""
+    """The module that DistributedDataParallel wraps: its forward computes the loss."""
 
     def __init__(self, wrapped: Any, criterion: Any) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _Training(nn.Module):
 
 
 class ParallelLoop(Loop):
-    """The loop in each of the processes; losses, decisions and weights are the same in all of them at any time."""
+    """The training loop in each of the processes; losses, decisions and weights are the same in all of them at any time."""
 
     def run(self) -> History:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -118,15 +118,15 @@ class ParallelLoop(Loop):
         history = super().run()
         del self.parallel
         if not history.interrupted:
-            _share(self.wrapped)  # what is fitted in closed form was so in each process
+            _broadcast(self.wrapped)  # each process has fitted the closed-form methods by itself
         return history
 
     def _leaves_parameters_out(self) -> bool:
-        """Whether the loss leaves out some of the parameters, which then has to be found out in each step."""
+        """Return whether the loss ignores some of the parameters, which DDP then has to detect in each step."""
         train = self.train
         batch = next(iter(Batches(train.source, train.size, train.device, train.dtype)))
         parameters = [parameter for parameter in self.wrapped.parameters() if parameter.requires_grad]
-        # in evaluation mode no statistics move; recurrent layers have a backward pass there only without cuDNN
+        # eval mode leaves running statistics alone; recurrent layers have a backward pass there only without cuDNN
         flags = torch.backends.cudnn.flags(enabled=False)
         with evaluating(self.wrapped, whole=True), own_random(self.seed, train.device), flags:
             loss = super()._loss(batch)
@@ -134,15 +134,15 @@ class ParallelLoop(Loop):
         return any(gradient is None for gradient in gradients)
 
     def _train(self, epoch: int) -> float:
-        # noise is other in each process, as on other rows of one batch, and goes on after a break as without one
+        # noise differs between processes, as between rows of one batch, and does not depend on when the training was resumed
         with own_random(hash((self.seed, epoch, self.rank)) % 2**62, self.train.device):
             return super()._train(epoch)
 
     def _loss(self, batch: Batch) -> Tensor:
         n = len(batch)
-        mine = list(range(self.rank, n, self.world))
-        weight = len(mine) * self.world / n  # so that the average over processes is the mean over rows
-        index = torch.tensor(mine or [0], device=self.train.device)
+        own_rows = list(range(self.rank, n, self.world))
+        weight = len(own_rows) * self.world / n  # so that the average over processes is the mean over rows
+        index = torch.tensor(own_rows or [0], device=self.train.device)
         x, y, source = (
             tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
             for tree in (batch.x, batch.y, batch.source)
@@ -156,7 +156,7 @@ class ParallelLoop(Loop):
         return mean
 
     def _call_back(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
-        """The first process alone is watched; if it is told to stop, all do."""
+        """Call the callback in the first process only; if it stops the training, all processes stop."""
         if self.callback is None:
             return
         stop = torch.zeros((), device=self.train.device)
@@ -173,7 +173,7 @@ class ParallelLoop(Loop):
 
 
 class _FirstProcessCheckpoint(Checkpoint):
-    """A checkpoint that the first process alone reads and writes."""
+    """A checkpoint that only the first process reads and writes."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.path, checkpoint.settings)
@@ -198,12 +198,12 @@ class _FirstProcessCheckpoint(Checkpoint):
 
 
 @torch.no_grad()
-def _share(wrapped: Any) -> None:
-    """Give all processes the tensors of the first."""
+def _broadcast(wrapped: Any) -> None:
+    """Copy the tensors of the first process to all others."""
     for tensor in (*wrapped.parameters(), *wrapped.buffers()):
         first = tensor.detach().to(torch.uint8 if tensor.dtype is torch.bool else tensor.dtype).contiguous()
         dist.broadcast(first, 0)
         tensor.copy_(first)
 
 
-__all__ = ["ParallelLoop", "agree", "join"]
+__all__ = ["ParallelLoop", "check_agreement", "join"]

@@ -1,4 +1,4 @@
-"""Losses that each output is trained with by default, by what it means."""
+"""Default training losses of the outputs, according to their meaning."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Criterion = Callable[[Any, Any], Tensor]
 
 
 def default_criterion(wrapped: Wrapped, y: Any, structured: bool = False) -> Criterion:
-    """The loss of each output by its meaning; for one that nobody said, mean squared error or, for class numbers, cross entropy.
+    """Return the loss of each output by its meaning; for outputs without a stated meaning, mean squared error or (class numbers) cross entropy.
 
     Args:
         wrapped: the model.
         y: targets of a batch.
-        structured: whether the model gives a structure of outputs, one of which has the targets.
+        structured: whether the model returns a structure of outputs, one of which has the targets.
     """
     output = wrapped._workbench.output
     if structured and output is not None:
@@ -42,21 +42,21 @@ def default_criterion(wrapped: Wrapped, y: Any, structured: bool = False) -> Cri
 
 
 def cross_entropy_of_probs(probs: Tensor, y: Tensor) -> Tensor:
-    """Mean of -log p over the rows, for probabilities [n, classes] and class numbers [n]."""
+    """Return the mean of -log p over the rows, for probabilities [n, classes] and class numbers [n]."""
     return F.nll_loss(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), y)
 
 
 @dataclass(frozen=True)
 class LossByMeaning:
-    """The sum of the losses of all outputs that have a target, each by what it means.
+    """Sum of the losses of all outputs that have a target, each according to its meaning.
 
-    Values: mean squared error. Class scores: cross entropy, of class numbers (-100 is left out) or of probabilities of the shape of the
-    scores. Binary: binary cross entropy, of 0 and 1 or of probabilities.
+    Values: mean squared error. Class scores: cross entropy, with class numbers (-100 is ignored) or probabilities of the shape of the
+    scores. Binary: binary cross entropy, with 0 and 1 or probabilities.
 
     Args:
         output: as the option of the wrapper.
-        class_weight: by the name of an output ("" of a single one) weights [classes] of its classes, of Binary [2] for no and yes, or
-            [labels, 2]; the loss is the mean of the weighted losses, divided by the mean weight, as that of `torch.nn.CrossEntropyLoss`.
+        class_weight: from the name of an output ("" for a single one) to the weights [classes] of its classes, for Binary [2] for no and yes, or
+            [labels, 2]; the loss is the mean of the weighted losses divided by the mean weight, as in `torch.nn.CrossEntropyLoss`.
 
     Example:
         >>> from workbench.outputs import Logits
@@ -69,33 +69,35 @@ class LossByMeaning:
     class_weight: Mapping[str, Tensor] | None = None
 
     def __call__(self, prediction: Any, target: Any) -> Tensor:
-        """The loss [] of a prediction, a tree; see `workbench.core.outputs.resolution.targets_of` for the target."""
+        """Return the loss [] of a prediction, a tree of tensors; see `workbench.core.outputs.resolution.targets_of` for the target."""
         weights = self.class_weight or {}
         terms = [_loss(*match, weights.get(match[0])) for match in self.matched(prediction, target)]
         return torch.stack(terms).sum()
 
     def check_labels(self, prediction: Any, target: Any) -> None:
-        """Raise ValueError if class numbers are none of the classes that there are scores for; -100 counts as left out."""
+        """Raise ValueError if class numbers are outside the range of the scores; -100 is ignored."""
         for name, meaning, scores, labels in self.matched(prediction, target):
             if not isinstance(meaning, Logits | Probs) or labels.is_floating_point():
                 continue
             classes, kept = meaning.log_scores(scores).shape[-1], labels[labels != IGNORED]
             if len(kept) and (kept.min() < 0 or kept.max() >= classes):
                 raise ValueError(
-                    f"{_written(name)}: class numbers go from {int(kept.min())} to {int(kept.max())}, but there are scores for 0 to "
-                    f"{classes - 1}; those to leave out are {IGNORED}"
+                    f"{_label(name)}: class numbers go from {int(kept.min())} to {int(kept.max())}, but there are scores for 0 to "
+                    f"{classes - 1}; mark rows to ignore with {IGNORED}"
                 )
 
     def matched(self, prediction: Any, target: Any) -> Iterator[tuple[str, Meaning, Tensor, Tensor]]:
-        """Name, meaning, prediction and target of each output that has one."""
+        """Yield name, meaning, prediction and target of each output that has a target."""
         leaves, paths = flatten(prediction)[0], names(prediction)
         meanings = resolve(self.output, lambda: paths, leaves, 0)
-        for meaning, leaf, t, name in zip(meanings, leaves, targets_of(target, paths, meanings), paths, strict=True):
-            if t is not None and meaning is not None:
-                yield name, meaning, leaf, t
+        for meaning, leaf, target_leaf, name in zip(
+            meanings, leaves, targets_of(target, paths, meanings), paths, strict=True
+        ):
+            if target_leaf is not None and meaning is not None:
+                yield name, meaning, leaf, target_leaf
 
 
-def _written(name: str) -> str:
+def _label(name: str) -> str:
     return f"y[{name!r}]" if name else "y"
 
 
@@ -103,31 +105,31 @@ def _loss(name: str, meaning: Meaning, prediction: Tensor, target: Tensor, weigh
     if isinstance(meaning, Values):
         if target.shape != prediction.shape:
             raise ValueError(
-                f"{_written(name)}: targets are {list(target.shape)}, but the model gives {list(prediction.shape)}"
+                f"{_label(name)}: targets are {list(target.shape)}, but the model gives {list(prediction.shape)}"
             )
         return F.mse_loss(prediction, target.to(prediction.dtype))
     assert isinstance(meaning, Classes)
     try:
         labels = meaning.labels(target, prediction)
     except ValueError as error:
-        raise ValueError(f"{_written(name)}: {error}") from None
-    logs = meaning.log_scores(prediction).log_softmax(-1)
+        raise ValueError(f"{_label(name)}: {error}") from None
+    log_probs = meaning.log_scores(prediction).log_softmax(-1)
     if weight is not None:
-        return _weighted_cross_entropy(logs, labels, weight.to(logs), isinstance(meaning, Binary))
-    loss = cross_entropy(logs, labels)
-    # a mean over nothing is NaN, and a crop may have no label
+        return _weighted_cross_entropy(log_probs, labels, weight.to(log_probs), isinstance(meaning, Binary))
+    loss = cross_entropy(log_probs, labels)
+    # a batch may have no labels at all (crops of maps), and a mean over nothing is NaN
     return loss if labels.is_floating_point() else loss.where((labels != IGNORED).any(), 0.0)
 
 
-def _weighted_cross_entropy(logs: Tensor, labels: Tensor, weight: Tensor, binary: bool) -> Tensor:
-    """As torch's: of class numbers, and of yes or no, the weighted mean; of probabilities the sum of weighted terms over the number of rows."""
+def _weighted_cross_entropy(log_probs: Tensor, labels: Tensor, weight: Tensor, binary: bool) -> Tensor:
+    """Return the weighted loss, normalized as in torch: by the sum of weights for class numbers and Binary, by the rows for probabilities."""
     if not labels.is_floating_point():
         kept = labels[labels != IGNORED]
-        losses = F.cross_entropy(logs.flatten(0, -2), labels.flatten(), weight, reduction="sum")
+        losses = F.cross_entropy(log_probs.flatten(0, -2), labels.flatten(), weight, reduction="sum")
         total = weight[kept].sum()
     else:
-        losses = -(weight * labels * logs).sum()
-        total = (weight * labels).sum() if binary else logs.new_tensor(logs[..., 0].numel())
+        losses = -(weight * labels * log_probs).sum()
+        total = (weight * labels).sum() if binary else log_probs.new_tensor(log_probs[..., 0].numel())
     return losses / total.where(total > 0, 1.0)
 
 

@@ -23,14 +23,14 @@ WARM_UP = 0.05  # share of all steps
 
 
 def default_batch_size(train: Source) -> int:
-    """A DataLoader's own; of n rows the power of two next to n / 16, between 32 and 256."""
+    """Return the batch size of a DataLoader, or, for n rows, the power of two closest to n / 16, between 32 and 256."""
     if isinstance(train, DataLoader):
         return train.batch_size or 32
     return min(256, max(32, 2 ** round(math.log2(len(cast(Sized, train)) / 16))))
 
 
 def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Move a module as `module.to(device, dtype)` does, but let complex tensors be complex, of the precision of `dtype`."""
+    """Move a module as `module.to(device, dtype)` does, but keep complex tensors complex, in the precision of `dtype`."""
     complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
     tensors = [*module.parameters(), *module.buffers()]
     if not any(tensor.is_complex() for tensor in tensors):
@@ -44,17 +44,17 @@ def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     module._apply(moved)
 
 
-def resolve_device(device: str | torch.device | None, present: torch.device) -> torch.device:
-    """The device that is named, or the present one."""
+def resolve_device(device: str | torch.device | None, current: torch.device) -> torch.device:
+    """Return the device of this name, or the current one for None."""
     if device is None:
-        return present
+        return current
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"device: torch sees no GPU here, found {str(device)!r}; device='auto' takes one where there is any"
+            f"device: torch sees no GPU here, found {str(device)!r}; device='auto' uses one only if available"
         )
-    return torch.empty(0, device=device).device  # with its index, and an error here if there is no such device
+    return torch.empty(0, device=device).device  # adds the index, and raises if there is no such device
 
 
 def make_optimizer(
@@ -65,42 +65,44 @@ def make_optimizer(
     batches: Batches,
     epochs: int,
 ) -> tuple[Optimizer, LambdaLR | None]:
-    """The user's own optimizer, or Adam with its schedule, for all parameters that require a gradient."""
+    """Return the user's own optimizer, or Adam with its schedule, for all parameters that require a gradient."""
     parameters = [p for p in wrapped.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError(f"wrapped: no parameter requires a gradient, so there is nothing to train{FROZEN}")
     if optimizer is not None:
-        users = optimizer(parameters)
-        if not isinstance(users, Optimizer):
-            raise TypeError(f"optimizer: the callable gave {type(users).__name__}; it must give a torch Optimizer")
-        return users, None
+        custom = optimizer(parameters)
+        if not isinstance(custom, Optimizer):
+            raise TypeError(
+                f"optimizer: the callable returned {type(custom).__name__}; it must return a torch Optimizer"
+            )
+        return custom, None
     try:
         steps = epochs * len(batches)
     except TypeError as error:
         raise TypeError(
-            "data: the DataLoader has no length, which the learning rate's schedule needs; give optimizer=..., "
-            "which goes without"
+            "data: the DataLoader has no length, which the learning rate schedule needs; give optimizer=..., "
+            "which has no schedule"
         ) from error
-    trained = unshadowed(wrapped, "parameter_groups")(weight_decay) if weight_decay else parameters
-    adam = _adam(trained, lr=lr, weight_decay=weight_decay)
+    groups = unshadowed(wrapped, "parameter_groups")(weight_decay) if weight_decay else parameters
+    adam = _adam(groups, lr=lr, weight_decay=weight_decay)
     return adam, LambdaLR(adam, functools.partial(one_cycle, steps=steps))
 
 
-def _adam(trained: Sequence[Any], **settings: Any) -> Optimizer:
-    """Adam of parameters or groups of them, with all of a step in one kernel where torch has one for these parameters."""
-    parameters = [p for group in trained for p in (group["params"] if isinstance(group, dict) else [group])]
+def _adam(groups: Sequence[Any], **settings: Any) -> Optimizer:
+    """Return AdamW for parameters or groups of them, with the fused implementation where torch supports it."""
+    parameters = [p for group in groups for p in (group["params"] if isinstance(group, dict) else [group])]
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps") for p in parameters)
-    return torch.optim.AdamW(trained, fused=fused or None, **settings)
+    return torch.optim.AdamW(groups, fused=fused or None, **settings)
 
 
 def one_cycle(step: int, steps: int) -> float:
-    """The share of the peak learning rate at a step, counted from 0: up in a line, down in half a cosine.
+    """Return the share of the peak learning rate at a step, counted from 0: linear warm-up, then half a cosine.
 
     Example:
         >>> [round(one_cycle(step, steps=40), 2) for step in (0, 1, 2, 20, 40)]
         [0.5, 1.0, 1.0, 0.54, 0.0]
     """
-    warm = max(1, round(WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+    warm_up_steps = max(1, round(WARM_UP * steps))
+    if step < warm_up_steps:
+        return (step + 1) / warm_up_steps
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up_steps) / max(1, steps - warm_up_steps)))

@@ -1,4 +1,4 @@
-"""Choose how long cross-fitted voters train: each length is a training of its own, tried as long as a longer one was better."""
+"""Choice of the number of epochs of cross-fitted voters: each length is a separate training, and the next is tried while longer is better."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from workbench.training.history import History
 
 
 def lengths_of(epochs: Any, folds: Any) -> list[Any]:
-    """The numbers of epochs to try, the smallest first.
+    """Return the numbers of epochs to try, in increasing order.
 
     Raises:
-        ValueError: there are several without folds, or not each above the one before.
+        ValueError: there are several without folds, or they are not strictly increasing.
     """
     lengths = list(epochs) if isinstance(epochs, Sequence) and not isinstance(epochs, str) else [epochs]
     if len(lengths) > 1 and folds is None:
-        raise ValueError(f"epochs={epochs}: several lengths need folds=, by which they are compared")
+        raise ValueError(f"epochs={epochs}: several lengths need folds=, on which they are compared")
     if not lengths or any(longer <= shorter for shorter, longer in itertools.pairwise(lengths)):
         raise ValueError(f"epochs={epochs}: give each length once, the shortest first, such as (100, 300, 900)")
     return lengths
 
 
 def train_lengths(wrapped: Any, lengths: Sequence[int], make: Callable[[int], CrossFit]) -> History:
-    """Train for each length from the same start, until one was not better than the one before; the model becomes the best.
+    """Train for each length from the same initial weights, until one is not better than the one before; the model becomes the best.
 
-    Better is a mean log density of the rows by those who have not seen them that is larger by more than its standard error
-    (one-standard-error rule, Breiman et al. 1984). A longer training that is ended early is left out.
+    A length is better if the mean log density of the rows under the voters that have not seen them is larger by more than its standard error
+    (one-standard-error rule, Breiman et al. 1984). A longer training that is stopped early is not considered.
 
     Args:
         wrapped: the model.
-        lengths: numbers of epochs, the smallest first.
-        make: make(epochs) gives the training.
+        lengths: numbers of epochs, in increasing order.
+        make: make(epochs) -> the training.
 
     Returns:
         The course of the training that was kept.

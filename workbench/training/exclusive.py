@@ -1,4 +1,4 @@
-"""One training at a time for every parameter, whichever thread asks for it."""
+"""Lock against training the same parameters in two threads at once."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from torch import nn
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Ids of the parameters, and who trains them, in the order of their beginnings. There is no lock that Ctrl-C could leave behind: what one call
-# does to a dictionary is done whole, and of two trainings the later sees the earlier.
+# Ids of the parameters and the thread of each training, in order of their start. There is no lock that Ctrl-C could leave behind: single
+# dictionary operations are atomic, and of two trainings the later one sees the earlier one.
 _TRAININGS: dict[object, tuple[set[int], threading.Thread]] = {}
 
 
 def one_at_a_time(train: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Refuse a second training of a model's parameters while the first goes on: steps of both would mix.
+    """Refuse a second training of a model's parameters while another one is running: their steps would mix.
 
     Args:
-        train: train(wrapped, ...), which raises a RuntimeError where one of the parameters is being trained.
+        train: train(wrapped, ...); the decorated function raises RuntimeError if one of the parameters is being trained.
     """
 
     @functools.wraps(train)
-    def alone(wrapped: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(wrapped: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         parameters = {id(p) for p in wrapped.parameters()} if isinstance(wrapped, nn.Module) else set()
         training, thread = object(), threading.current_thread()
         try:
             _TRAININGS[training] = parameters, thread
-            for earlier, (others, other) in _TRAININGS.copy().items():
+            for earlier, (earlier_parameters, earlier_thread) in _TRAININGS.copy().items():
                 if earlier is training:
                     break
-                # a thread trains one model at a time: what stands there of its own, or of one that has ended, an interrupt has left
-                if other is not thread and other.is_alive() and parameters & others:
+                # entries of this thread, which trains one model at a time, or of an ended thread are left over from an interrupt
+                if earlier_thread is not thread and earlier_thread.is_alive() and parameters & earlier_parameters:
                     raise RuntimeError(
-                        f"{type(wrapped).__name__} is being trained already, in thread {other.name}: wait for its end, or train a copy "
-                        "(copy.deepcopy) of it"
+                        f"{type(wrapped).__name__} is already being trained in thread {earlier_thread.name}: wait for it to finish, or train "
+                        "a copy of it (copy.deepcopy)"
                     )
             return train(wrapped, *args, **kwargs)
         finally:
             _TRAININGS.pop(training, None)
 
-    return alone
+    return wrapper

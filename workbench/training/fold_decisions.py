@@ -1,4 +1,4 @@
-"""Decide by out-of-fold predictions: from when the weights are taken, how wide the noise is, and how much each setting counts."""
+"""Decisions by out-of-fold predictions: which snapshot the weights come from, the scale of the noise, and the weight of each setting."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from workbench.core.outputs.meanings import IGNORED
 from workbench.distributions import Normal, StudentT
 from workbench.distributions.base import Distribution
 
-DEGREES = (math.inf, 20.0, 10.0, 6.0, 4.0, 3.0)  # of freedom, tried where the distribution is Normal
+DEGREES_OF_FREEDOM = (math.inf, 20.0, 10.0, 6.0, 4.0, 3.0)  # candidates for Student's t if the distribution is Normal
 FACTORS = torch.logspace(math.log10(0.3), math.log10(4), 36, dtype=torch.float64)
-# Noise that is the same everywhere is best said by the first snapshot, which says about the spread of all targets.
+# For constant noise the first snapshot is best, which predicts about the spread of all targets: much more than the noise.
 SMALL_FACTORS = torch.logspace(math.log10(0.01), math.log10(0.3), 47, dtype=torch.float64)[:-1]
-MOST_ROWS = 2000  # that scale and tails are chosen on: three numbers need no more
-ROUNDS = 200  # of expectation maximisation
+MAX_ROWS = 2000  # rows on which scale and tails are chosen: enough for three numbers
+EM_STEPS = 200  # steps of expectation maximisation
 
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """What was decided.
+    """Decisions made by `decide`.
 
     Args:
-        mean_at: for each setting the number of the snapshot that predictions are taken from.
-        scale_at: the same for the noise.
-        factor: for each setting what the standard deviation of the noise is multiplied by; without risk heads that deviation itself.
-        df: degrees of freedom of Student's t distribution, infinity for the distribution that was there.
-        weights: of the settings; they sum to one.
-        log_prob: log density (probability of the class) of every row by those who have not seen it [n, ...], in nats.
+        mean_at: for each setting, the index of the snapshot that predictions are taken from.
+        scale_at: for each setting, the index of the snapshot that the noise is taken from.
+        factor: for each setting, the factor of the standard deviation of the noise; without risk heads, that standard deviation itself.
+        df: degrees of freedom of Student's t distribution; infinity keeps the original distribution.
+        weights: weights of the settings; they sum to one.
+        log_prob: log density (for classes: log probability) of each row under the voters that have not seen it [n, ...], in nats.
     """
 
     mean_at: tuple[int, ...]
@@ -42,43 +42,45 @@ class Decisions:
 
 
 def decide(loc: Tensor, risk: Tensor | None, y: Tensor, distribution: Distribution, members: int) -> Decisions:
-    """Decide by out-of-fold predictions, by those alone.
+    """Decide by the out-of-fold predictions alone.
 
-    Predictions come from the snapshot with the least squared error that an ensemble of all members is expected to have: that of the mean of R
-    members, less the V / R that their spread V adds to it, plus V / M for M of them. Noise comes from the snapshot, factor and degrees of
-    freedom with the least negative log likelihood given these predictions. Weights of the settings are those of the linear pool with the
-    greatest likelihood, by expectation maximisation.
+    Predictions come from the snapshot with the least expected squared error of an ensemble of all members: that of the mean of R
+    members, minus V / R, which their variance V adds to it, plus V / M for M members. Noise comes from the snapshot, factor and degrees of
+    freedom with the least negative log likelihood given these predictions. The weights of the settings are those of the linear pool with the
+    greatest likelihood, found by expectation maximisation.
 
     Args:
-        loc: [times, settings, members of one fold, n, ...], the prediction of each row by members that have not seen it.
-        risk: the standard deviation of the noise, of the same shape; None where nothing says it.
-        y: [n, ...], the targets; float values.
-        distribution: of the targets.
-        members: how many a setting has in all folds.
+        loc: [snapshots, settings, members of one fold, n, ...], the prediction of each row by members that have not seen it.
+        risk: standard deviation of the noise, of the same shape; None for models without risk heads.
+        y: float targets [n, ...].
+        distribution: distribution of the targets.
+        members: number of members of a setting in all folds together.
     """
     loc, y = loc.double().reshape(*loc.shape[:4], -1), y.double().reshape(len(y), -1)
     risk = None if risk is None else risk.double().reshape(loc.shape)
     settings, repeats = loc.shape[1:3]
-    unit = y.var(0, correction=0).clamp_min(1e-24)  # so that outputs of other units count alike
-    errors = ((loc.mean(2) - y).square() / unit).mean((2, 3))
+    variance = y.var(0, correction=0).clamp_min(1e-24)  # makes outputs of different units count alike
+    errors = ((loc.mean(2) - y).square() / variance).mean((2, 3))
     if repeats > 1:
-        errors = errors + (loc.var(2) / unit).mean((2, 3)) * (1 / members - 1 / repeats)
+        errors = errors + (loc.var(2) / variance).mean((2, 3)) * (1 / members - 1 / repeats)
     mean_at = [int(i) for i in errors.argmin(0)]
     chosen = torch.stack([loc[mean_at[s], s] for s in range(settings)])  # [settings, repeats, n, elements]
     if risk is None:
         scale = (chosen.mean(1, keepdim=True) - y).square().mean((2, 3), keepdim=True).sqrt().clamp_min(1e-12)
-        terms = Normal.log_prob(y.expand_as(chosen), chosen, scale.expand_as(chosen))
-        weights, pooled = pool(_mixed(terms, 1))
+        log_probs = Normal.log_prob(y.expand_as(chosen), chosen, scale.expand_as(chosen))
+        weights, pooled = pool(_mixture_log_prob(log_probs, 1))
         return Decisions(tuple(mean_at), tuple(mean_at), tuple(scale.flatten().tolist()), math.inf, weights, pooled)
-    degrees = DEGREES if type(distribution) is Normal else (math.inf,)
-    few = torch.linspace(0, len(y) - 1, min(len(y), MOST_ROWS)).round().long()
+    candidates = DEGREES_OF_FREEDOM if type(distribution) is Normal else (math.inf,)
+    subset = torch.linspace(0, len(y) - 1, min(len(y), MAX_ROWS)).round().long()
     best: tuple[float, Decisions] | None = None
-    for df in degrees:
+    for df in candidates:
         family = distribution if math.isinf(df) else StudentT(df)
-        scales = [_best_scale(chosen[s][:, few], risk[:, s][:, :, few], y[few], family) for s in range(settings)]
+        scales = [
+            _best_scale(chosen[s][:, subset], risk[:, s][:, :, subset], y[subset], family) for s in range(settings)
+        ]
         scale_at, factor = [at for at, _ in scales], [value for _, value in scales]
-        wide = torch.stack([risk[scale_at[s], s] * factor[s] for s in range(settings)])
-        weights, pooled = pool(_mixed(family.log_prob(y.expand_as(chosen), chosen, wide), 1))
+        scaled_risk = torch.stack([risk[scale_at[s], s] * factor[s] for s in range(settings)])
+        weights, pooled = pool(_mixture_log_prob(family.log_prob(y.expand_as(chosen), chosen, scaled_risk), 1))
         score = float(pooled.mean())
         if best is None or score > best[0]:
             best = score, Decisions(tuple(mean_at), tuple(scale_at), tuple(factor), df, weights, pooled)
@@ -87,42 +89,46 @@ def decide(loc: Tensor, risk: Tensor | None, y: Tensor, distribution: Distributi
 
 
 def decide_classes(log_probs: Tensor, y: Tensor) -> Decisions:
-    """As `decide`, for class numbers: snapshots and weights by the likelihood of the classes.
+    """Decide as `decide` does, for class scores: snapshots and weights by the likelihood of the classes.
 
     Args:
-        log_probs: [times, settings, members of one fold, n, classes, ...].
-        y: int64 [n, ...], class numbers, of which those to leave out are -100; or probabilities [n, ..., classes].
+        log_probs: [snapshots, settings, members of one fold, n, classes, ...].
+        y: class numbers int64 [n, ...], where -100 is ignored; or probabilities [n, ..., classes].
     """
     if y.is_floating_point():
-        terms = (_mixed(log_probs.double(), 2) * y.movedim(-1, 1)).sum(3)
+        terms = (_mixture_log_prob(log_probs.double(), 2) * y.movedim(-1, 1)).sum(3)
     else:
         kept = y != IGNORED
         index = y.where(kept, 0)[None, None, None, :, None].expand(*log_probs.shape[:4], 1, *log_probs.shape[5:])
-        terms = _mixed(log_probs.double().gather(4, index).squeeze(4), 2) * kept
-    terms = terms.reshape(*terms.shape[:3], -1)  # [times, settings, n, elements]
-    at = [int(i) for i in terms.mean((2, 3)).argmax(0)]
-    weights, pooled = pool(torch.stack([terms[t, s] for s, t in enumerate(at)]))
-    return Decisions(tuple(at), tuple(at), (1.0,) * len(at), math.inf, weights, pooled)
+        terms = _mixture_log_prob(log_probs.double().gather(4, index).squeeze(4), 2) * kept
+    terms = terms.reshape(*terms.shape[:3], -1)  # [snapshots, settings, n, elements]
+    best = [int(i) for i in terms.mean((2, 3)).argmax(0)]
+    weights, pooled = pool(torch.stack([terms[t, s] for s, t in enumerate(best)]))
+    return Decisions(tuple(best), tuple(best), (1.0,) * len(best), math.inf, weights, pooled)
 
 
-def _mixed(terms: Tensor, dim: int) -> Tensor:
-    """Log density of the equal mixture over a dimension."""
+def _mixture_log_prob(terms: Tensor, dim: int) -> Tensor:
+    """Return the log density of the uniform mixture over a dimension."""
     return terms.logsumexp(dim) - math.log(terms.shape[dim])
 
 
 def _best_scale(loc: Tensor, risk: Tensor, y: Tensor, family: Distribution) -> tuple[int, float]:
-    """The snapshot and the factor with the greatest likelihood: loc [members, n, e], risk [times, members, n, e], y [n, e].
+    """Return the snapshot and the factor with the greatest likelihood: loc [members, n, e], risk [snapshots, members, n, e], y [n, e].
 
-    A small factor is taken if it gains more than the standard error of the gain (one-standard-error rule, Breiman et al. 1984): with few rows
-    it may have been lucky, and noise that is said too small costs more than noise that is said too large.
+    A factor from SMALL_FACTORS is used only if it gains more than the standard error of the gain (one-standard-error rule, Breiman et al. 1984):
+    with few rows the gain may be luck, and underestimated noise costs more than overestimated noise.
     """
 
     def best(factors: Tensor) -> tuple[int, float, Tensor]:
         scores = []
-        for one in risk:
-            wide = factors.to(one.device)[:, None, None, None] * one
-            scores.append(_mixed(family.log_prob(y.expand_as(wide), loc.expand_as(wide), wide), 1).mean(2))
-        terms = torch.stack(scores)  # [times, factors, n]
+        for snapshot_risk in risk:
+            scaled_risk = factors.to(snapshot_risk.device)[:, None, None, None] * snapshot_risk
+            scores.append(
+                _mixture_log_prob(
+                    family.log_prob(y.expand_as(scaled_risk), loc.expand_as(scaled_risk), scaled_risk), 1
+                ).mean(2)
+            )
+        terms = torch.stack(scores)  # [snapshots, factors, n]
         at, k = divmod(int(terms.mean(2).argmax()), len(factors))
         return at, float(factors[k]), terms[at, k]
 
@@ -132,21 +138,21 @@ def _best_scale(loc: Tensor, risk: Tensor, y: Tensor, family: Distribution) -> t
 
 
 def exceeds_error(gain: Tensor) -> bool:
-    """Whether the mean of gains [n, ...] is larger than its standard error over the n rows.
+    """Return whether the mean of gains [n, ...] is larger than its standard error over the n rows.
 
     Example:
         >>> exceeds_error(torch.tensor([0.9, 1.1, 1.0])), exceeds_error(torch.tensor([-1.0, 1.0, 0.1]))
         (True, False)
     """
-    of_rows = gain.reshape(len(gain), -1).mean(1)
-    return bool(of_rows.mean() > of_rows.std() / math.sqrt(len(of_rows)))
+    row_gains = gain.reshape(len(gain), -1).mean(1)
+    return bool(row_gains.mean() > row_gains.std() / math.sqrt(len(row_gains)))
 
 
 def pool(terms: Tensor) -> tuple[tuple[float, ...], Tensor]:
-    """Weights of the linear pool with the greatest likelihood, and its log density.
+    """Return the weights of the linear pool with the greatest likelihood, and its log density.
 
     Args:
-        terms: [settings, n, ...], log density of every row under each.
+        terms: log density of each row under each setting [settings, n, ...].
 
     Returns:
         (weights, log density [n, ...]).
@@ -156,9 +162,9 @@ def pool(terms: Tensor) -> tuple[tuple[float, ...], Tensor]:
         True
     """
     weights = torch.full((len(terms),), 1 / len(terms), dtype=torch.float64, device=terms.device)
-    at = (-1, *[1] * (terms.dim() - 1))
-    for _ in range(ROUNDS if len(terms) > 1 else 0):
-        shares = torch.softmax(terms + weights.log().reshape(at), 0)
+    shape = (-1, *[1] * (terms.dim() - 1))
+    for _ in range(EM_STEPS if len(terms) > 1 else 0):
+        shares = torch.softmax(terms + weights.log().reshape(shape), 0)
         weights = shares.flatten(1).mean(1).clamp_min(1e-12)
         weights = weights / weights.sum()
-    return tuple(float(w) for w in weights), torch.logsumexp(terms + weights.log().reshape(at), 0)
+    return tuple(float(w) for w in weights), torch.logsumexp(terms + weights.log().reshape(shape), 0)

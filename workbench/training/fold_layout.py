@@ -1,4 +1,4 @@
-"""Layout of folds and voters: which rows are in which fold, and which voter trains without it."""
+"""Layout of folds and voters: the fold of each row, and the voters trained without each fold."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from workbench.methods.vote import NAME as VOTERS
 
 @dataclass(frozen=True, eq=False)
 class FoldedRows:
-    """Rows that are cut into folds of their own, with voters of their own; most trainings have one such part.
+    """A set of rows with its own folds and voters; most trainings have only one such part.
 
     Args:
         rows: numbers of the rows [n].
-        fold: for each of them the number of its fold [n], 0 to folds - 1.
+        fold: fold of each of these rows [n], 0 to folds - 1.
     """
 
     rows: Tensor
@@ -32,9 +32,9 @@ class FoldedRows:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which voter is which: parts x settings x folds x repeats, the last fastest.
+    """The order of the voters: parts x settings x folds x repeats, the last one fastest.
 
-    Folds beyond `folds` are held out by nobody.
+    Folds with numbers from `folds` on are held out from no voter.
     """
 
     parts: int
@@ -48,32 +48,30 @@ class Layout:
 
 
 def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Layout:
-    """The layout of the voters, if they can be cross-fitted.
+    """Return the layout of the voters if they can be cross-fitted.
 
     Raises:
-        ValueError: there is nothing that votes, the number of voters does not fit, or voters share what is trained.
+        ValueError: the model has no voters, their number does not fit, or they share trained parameters.
     """
     vote = next((method.wrapper for method in wrapped._workbench.methods if method.name == VOTERS), None)
     if vote is None:
-        raise ValueError(
-            f"folds: nothing votes in this model; wrap it with vote.Wrapper(n_voters={2 * folds * settings})"
-        )
+        raise ValueError(f"folds: this model has no voters; wrap it with vote.Wrapper(n_voters={2 * folds * settings})")
     groups = folds * settings * parts
     if vote.n_voters % groups:
         several = f"{folds} folds" + (f" x {settings} settings" if settings > 1 else "")
         raise ValueError(
-            f"folds: {vote.n_voters} voters can't be shared out evenly to {several}; take n_voters={groups}, {2 * groups} ..."
+            f"folds: {vote.n_voters} voters can't be divided evenly into {several}; take n_voters={groups}, {2 * groups} ..."
         )
     if (name := shared_by_voters(wrapped)) is not None:
         raise ValueError(
-            f"folds: the voters share {name}, which would see all folds; let every voter have all parameters of its own (share=None, "
+            f"folds: the voters share {name}, which would be trained on all folds; give each voter its own parameters (share=None, "
             f"use_bias=True), or freeze it ({name}.requires_grad_(False))"
         )
     return Layout(parts, settings, folds, vote.n_voters // groups)
 
 
 def shared_by_voters(wrapped: Any) -> str | None:
-    """The first parameter that is trained and of which voters have no values of their own; None if there is none."""
+    """Return the name of the first trained parameter that voters share; None if there is none."""
     stacked = {name for rule in wrapped._workbench.rules.values() for name in _stacked(rule)}
     for name, parameter in wrapped.named_parameters():
         if parameter.requires_grad and name not in stacked and not name.startswith(EXTRAS):
@@ -82,14 +80,14 @@ def shared_by_voters(wrapped: Any) -> str | None:
 
 
 def _stacked(rule: Rule) -> list[str]:
-    """The tensors behind a rule of which every voter has a row."""
+    """Return the names of the tensors of a rule that have one row per voter."""
     if isinstance(rule, Split):
         return [name for option in rule.options for name in _stacked(option)]
     return [rule.name] if isinstance(rule, Stacked) and rule.axis == VOTERS else []
 
 
 def assign_folds(n: int, folds: int, labels: Tensor | None, seed: int) -> Tensor:
-    """A fold for each of n rows, at random and as even as can be, for each class as well."""
+    """Return a random fold for each of n rows, as balanced as possible, also within each class."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     if labels is not None:
         order = order[labels.cpu()[order].argsort(stable=True)]
@@ -99,41 +97,41 @@ def assign_folds(n: int, folds: int, labels: Tensor | None, seed: int) -> Tensor
 
 
 def pair_settings(lr: Any, weight_decay: Any, folds: Any) -> tuple[list[float], list[float]]:
-    """Learning rates and weight decays of the settings: as many of both, one where there are no folds.
+    """Return the learning rates and weight decays of the settings, two lists of equal length (1 without folds).
 
     Raises:
-        ValueError: there are several without folds, or not as many of one as of the other.
+        ValueError: there are several settings without folds, or the numbers of values do not match.
     """
     both = [list(v) if isinstance(v, Sequence) else [v] for v in (lr, weight_decay)]
-    most = max(map(len, both))
-    if most > 1 and folds is None:
+    n_settings = max(map(len, both))
+    if n_settings > 1 and folds is None:
         raise ValueError(
-            f"lr={lr}, weight_decay={weight_decay}: several settings need folds=, by which they are weighed"
+            f"lr={lr}, weight_decay={weight_decay}: several settings need folds=, which decide how much each counts"
         )
-    if any(len(values) not in (1, most) for values in both):
+    if any(len(values) not in (1, n_settings) for values in both):
         raise ValueError(
-            f"lr={lr} and weight_decay={weight_decay} go together, one by one; give as many of both, or one of one"
+            f"lr={lr} and weight_decay={weight_decay} are paired one by one; give equally many of both, or a single one of either"
         )
-    rates, decays = (values * (most // len(values)) for values in both)
+    rates, decays = (values * (n_settings // len(values)) for values in both)
     return rates, decays
 
 
 def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -> tuple[Tensor, Layout]:
-    """The fold of each row, and the layout of the voters.
+    """Return the fold of each row, and the layout of the voters.
 
     Raises:
-        TypeError: the rows are not in memory, so that they can't be cut.
-        ValueError: folds can't be cut so, or the voters do not fit.
+        TypeError: the rows are not in memory, so that they can't be split.
+        ValueError: the rows can't be split into these folds, or the number of voters does not fit.
     """
     if not isinstance(train, TensorRows):
         raise TypeError(
-            f"folds: the rows of a {type(train).__name__} can't be cut into folds; give tensors or arrays (x, y)"
+            f"folds: the rows of a {type(train).__name__} can't be split into folds; give tensors or arrays (x, y)"
         )
     if isinstance(train.x, dict):
         raise TypeError("folds: x is a dict; cross-fitting takes a tensor, or a tuple of positional inputs")
     if form_of(wrapped._workbench.output) == "several" or not isinstance(train.y, Tensor):
         raise TypeError(
-            "folds: cross-fitting takes a model of one output and one tensor of targets; wrap a function that returns the output"
+            "folds: cross-fitting needs a model with one output and one tensor of targets; wrap a function that returns this output"
         )
     if form_of(wrapped._workbench.output) in ("logits", "probs") and train.y.is_floating_point():
         raise TypeError(

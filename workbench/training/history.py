@@ -1,4 +1,4 @@
-"""Course of a training: its losses, epoch by epoch, and what cross-fitting found out."""
+"""Course of a training: the losses of each epoch, and the results of cross-fitting."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COLUMNS = ("epoch", "loss", "validation_loss", "lr", "seconds")
 
 @dataclass(frozen=True, eq=False)
 class OutOfFold:
-    """What the voters of a cross-fitted model say about training rows that they have not seen, in the order of the rows.
+    """Predictions of a cross-fitted model for training rows by the voters that have not seen them, in the order of the rows.
 
     Args:
         prediction: [n, ...], in original units; probabilities for classes.
         risk: standard deviations of the same shape; empty for classes.
         target: [n, ...].
         fold: int64 [n], the fold of each row.
-        decisions: what was decided by these predictions.
+        decisions: the decisions based on these predictions.
     """
 
     prediction: Tensor
@@ -43,11 +43,11 @@ class History:
     """The course of a training.
 
     Args:
-        records: one tuple (epoch, loss, validation_loss, lr, seconds) for each finished epoch; epochs count from 1.
-        best_epoch: the epoch whose weights the model has now, that of the least validation loss (the last one where
-            there was no validation); 0 if the model has no finished epoch's weights.
-        interrupted: whether Ctrl-C ended the training.
-        out_of_fold: of a cross-fitted model (`folds=`), what its voters say about rows that they have not seen.
+        records: one tuple (epoch, loss, validation_loss, lr, seconds) per finished epoch; epochs count from 1.
+        best_epoch: the epoch whose weights the model has now: that of the smallest validation loss, or the last one
+            without validation; 0 if the model has the weights of no finished epoch.
+        interrupted: whether the training was ended early, by Ctrl-C or by the callback.
+        out_of_fold: for a cross-fitted model (`folds=`), the predictions of its voters for rows that they have not seen.
 
     Example:
         >>> history = History([(1, 2.0, 1.5, 0.01, 0.1), (2, 1.0, 1.25, 0.0, 0.1)], best_epoch=2)
@@ -64,21 +64,21 @@ class History:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One row for each epoch: losses (means over rows), learning rate of the last step, and seconds it took.
+        """DataFrame with one row per epoch: losses (means over rows), learning rate of the last step, and duration in seconds.
 
-        The losses are what was minimised: of standardised targets where targets were standardised. `validation_loss`
-        is NaN where there was no validation.
+        The losses are those that were minimised, of standardised targets if targets were standardised. `validation_loss`
+        is NaN without validation.
         """
         kinds = {name: int if name == "epoch" else float for name in COLUMNS}
         return require("pandas").DataFrame(self.records, columns=list(COLUMNS)).astype(kinds)
 
     @property
     def seconds(self) -> float:
-        """Seconds that all epochs took, those before a resumption included."""
+        """Total duration of all epochs in seconds, including those before a resumption."""
         return sum(record[-1] for record in self.records)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the losses over the epochs, see `workbench.plots.history`.
+        """Plot the losses over the epochs, see `workbench.plots.history`.
 
         Args:
             ax: Axes to draw on; a new figure if None.

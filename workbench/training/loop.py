@@ -26,7 +26,7 @@ from workbench.engine.surroundings import Surroundings
 from workbench.engine.tree import tensors
 from workbench.errors import WorkbenchWarning
 from workbench.introspect.source_lines import user_stacklevel
-from workbench.training.augmentation import Augmentation, changed
+from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import FROZEN
@@ -40,26 +40,26 @@ from workbench.training.unshadowed import unshadowed
 
 @dataclass
 class Loop:
-    """One training of one model; `run` is all there is to it.
+    """One training of one model; call `run`.
 
     Args:
         wrapped: the model, on the device and in the dtype of the batches.
-        criterion: criterion(prediction, target) -> scalar; None for the likelihood of the risk heads alone.
-        optimizer: of its parameters.
-        scheduler: stepped after each batch; None for a constant learning rate.
-        train: batches to train on, in a new order each epoch.
-        valid: batches to choose the best epoch by; None chooses the last.
-        epochs: how many at most.
-        patience: epochs without a better validation loss after which to stop; None never stops.
-        seed: of all random draws.
-        progress: whether to show a bar.
-        checkpoint: where to keep the state; None keeps none.
-        best: the state to go back to, as long as no epoch is finished that of before the training.
+        criterion: criterion(prediction, target) -> scalar; None: only the likelihood of the risk heads.
+        optimizer: optimizer of the model's parameters.
+        scheduler: stepped after each batch; None: a constant learning rate.
+        train: training batches, in a new order each epoch.
+        valid: batches that select the best epoch; None: the last epoch is the best.
+        epochs: maximum number of epochs.
+        patience: number of epochs without a better validation loss after which to stop; None: never.
+        seed: seed of all random draws.
+        progress: whether to show a progress bar.
+        checkpoint: where the state is saved; None: nowhere.
+        best: best state so far; before the first epoch has finished, the initial state.
         callback: called after each step and each epoch, see `fit`.
-        augment: what each batch is changed by, in this order.
-        changes: draws for these.
-        traced: takes the steps that it can; None takes all as torch runs them.
-        watch: of the voters, which brings back those that lose their way; None looks at none by itself.
+        augment: augmentations of each training batch, in order.
+        changes: random generator for the augmentations.
+        traced: replays the steps that it can from a graph; None: all steps run eagerly.
+        watch: monitors each voter and restores those that diverge; None: voters are not monitored one by one.
     """
 
     wrapped: Wrapped
@@ -82,20 +82,20 @@ class Loop:
     records: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     best_epoch: int = 0
     best_loss: float = math.inf
-    lr: float = math.nan  # of the last step
-    steps: int = 0  # made so far
-    lost: str = ""  # what to say of voters that lost their way
+    lr: float = math.nan  # learning rate of the last step
+    steps: int = 0  # number of steps so far
+    lost_voters: str = ""  # warning about voters that diverged; "" if none did
 
     def run(self) -> History:
-        """Train; the model ends with the best weights, in eval mode."""
+        """Train, and leave the model with its best weights, in eval mode."""
         surroundings = Surroundings()
         try:
-            interrupted, stopped = self._trained()
+            interrupted, stopped = self._run()
         except BaseException as error:
             surroundings.restore(error)
             raise
-        if self.lost:
-            warnings.warn(self.lost, WorkbenchWarning, stacklevel=user_stacklevel())
+        if self.lost_voters:
+            warnings.warn(self.lost_voters, WorkbenchWarning, stacklevel=user_stacklevel())
         if interrupted:
             best = self.best_epoch
             weights = f"the weights of epoch {best} are kept" if best else "the weights stay as they are"
@@ -106,8 +106,8 @@ class Loop:
             )
         return History(self.records, self.best_epoch, interrupted or stopped)
 
-    def _trained(self) -> tuple[bool, bool]:
-        """Whether the training was interrupted, and whether the callback has stopped it."""
+    def _run(self) -> tuple[bool, bool]:
+        """Train, and return whether the training was interrupted and whether the callback stopped it."""
         interrupted = stopped = False
         with own_random(self.seed, self.train.device):
             surroundings = Surroundings()
@@ -126,35 +126,35 @@ class Loop:
             except BaseException:
                 self._finish()
                 raise
-            # half an epoch is better than none
+            # if no epoch has finished, the weights of the unfinished one are kept; tried again if Ctrl-C hits the first attempt
             try:
-                self._finish(go_back=self.best_epoch > 0)
+                self._finish(restore_best=self.best_epoch > 0)
             except BaseException:
-                self._finish(go_back=self.best_epoch > 0)
+                self._finish(restore_best=self.best_epoch > 0)
                 raise
             if self.watch is not None and self.best_epoch > 0:
-                self.lost = self.watch.bring_back()
+                self.lost_voters = self.watch.restore_lost()
             self._fit_in_closed_form()
         return interrupted, stopped
 
     def _fit_in_closed_form(self) -> None:
-        """Fit what methods learn from the training rows at once, and tune it on those that validate."""
+        """Fit what methods learn from the training rows in closed form, and tune it on the validation rows."""
         if not unshadowed(self.wrapped, "needs_fit"):
             return
-        unshadowed(self.wrapped, "fit")(Pairs(self.train))  # in random order: it may look at the first rows only
+        unshadowed(self.wrapped, "fit")(Pairs(self.train))  # in random order, since it may use the first rows only
         if self.valid is not None:
             for method in self.wrapped._workbench.methods:
                 method.tune(self.wrapped, Pairs(self.valid))
 
-    def _finish(self, go_back: bool = True) -> None:
-        if go_back:
+    def _finish(self, restore_best: bool = True) -> None:
+        if restore_best:
             self.wrapped.load_state_dict(self.best)
         self.wrapped.eval()
 
     def _epochs(self) -> None:
         from tqdm.auto import tqdm
 
-        # a bar that would be gone at once is noise: nothing is shown in the first two seconds
+        # short trainings show no bar: it would disappear at once
         bar = tqdm(
             total=self.epochs,
             initial=len(self.records),
@@ -176,7 +176,7 @@ class Loop:
                     self.best = copy.deepcopy(self.wrapped.state_dict())
                     self.best_epoch, self.best_loss = epoch, validation
                     if self.watch is not None:
-                        self.watch.choose()
+                        self.watch.mark_best()
                 self.records.append((epoch, loss, validation, self.lr, time.perf_counter() - start))
                 if self.checkpoint is not None:
                     self.checkpoint.write(self._state())
@@ -191,17 +191,17 @@ class Loop:
         for step, batch in enumerate(self.train, 1):
             self.optimizer.zero_grad()
             if self.changes is not None:
-                batch = changed(batch, self.augment, self.changes)
-            taken = None if self.traced is None else self.traced.take(batch, self._remaining())
-            loss = self._loss(batch) if taken is None else taken.loss
+                batch = augmented(batch, self.augment, self.changes)
+            traced_step = None if self.traced is None else self.traced.take(batch, self._remaining())
+            loss = self._loss(batch) if traced_step is None else traced_step.loss
             value = losses.add(self._mean(loss), f"epoch {epoch}, step {step}", batch)
-            if taken is not None:
-                taken.backward()
+            if traced_step is not None:
+                traced_step.backward()
             elif loss.requires_grad:
                 loss.backward()
             else:
                 raise ValueError(
-                    f"the loss depends on no parameter that can be trained; is the model or the criterion detached?{FROZEN}"
+                    f"the loss depends on no trainable parameter; is the model or the criterion detached?{FROZEN}"
                 )
             self._pace(epoch - 1, step - 1)
             self.lr = self.optimizer.param_groups[0]["lr"]
@@ -212,7 +212,7 @@ class Loop:
             self._call_back(epoch, value)
         mean = losses.mean()
         if not losses.rows:
-            raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be gone through only once?")
+            raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be iterated only once?")
         return mean
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -224,7 +224,7 @@ class Loop:
             raise
 
     def _remaining(self) -> int:
-        """Steps to come; 0 if a loader without a length does not say."""
+        """Return the number of steps to come, this one included; 0 for a loader without a length."""
         try:
             return self.epochs * len(self.train) - self.steps
         except TypeError:
@@ -248,7 +248,7 @@ class Loop:
         return [method for method in self.wrapped._workbench.methods if method.collects]
 
     def _pace(self, epochs: int, steps: int) -> None:
-        """Set the learning rate that methods that collect weights want; an optimizer of the user's keeps its own."""
+        """Set the learning rate that methods that collect weights ask for; a user's own optimizer keeps its rate."""
         for method in self._collectors() if self.scheduler is not None else ():
             share = method.pace(epochs + steps / len(self.train), self.epochs)
             for group in self.optimizer.param_groups:
@@ -256,27 +256,27 @@ class Loop:
 
     @torch.no_grad()
     def _validate(self, epoch: int, batches: Batches) -> float:
-        """The loss after an epoch; after epoch 0, which is before the training, the watch alone looks at it."""
+        """Return the validation loss after an epoch; epoch 0, before the training, is seen by `watch` only."""
         self.wrapped.eval()
         losses = RunningLoss(self._not_finite)
-        # the same draws in every epoch, so that losses of two epochs differ by their weights only
+        # the same draws in every epoch, so that the losses of two epochs differ only because of the weights
         with own_random(self.seed, batches.device):
             for batch in batches:
-                with nullcontext() if self.watch is None else self.watch.listening(len(batch)):
+                with nullcontext() if self.watch is None else self.watch.recording(len(batch)):
                     loss = self._mean(self._loss(batch))
                 if epoch:
                     losses.add(loss, f"the validation of epoch {epoch}", batch)
             mean = losses.mean()
         if self.watch is not None:
-            self.watch.see(epoch)
+            self.watch.update(epoch)
         if epoch and not losses.rows:
-            raise ValueError("validation: there was no batch; can the loader be gone through only once?")
+            raise ValueError("validation: there was no batch; can the loader be iterated only once?")
         return mean
 
     def _not_finite(self, value: float, place: str, batch: Batch) -> str:
-        """What to say of a loss that is not finite."""
+        """Return the error message for a loss that is not finite."""
         if self.traced is not None and self.traced.replays:
-            # a graph looks at no targets: where they are to blame, a step as ever raises its own error
+            # a graph does not check the targets; if they are the cause, an eager step raises a more specific error
             self._loss(batch)
         causes = []
         for name, values in (("x", batch.x), ("y", batch.y)):
@@ -289,11 +289,11 @@ class Loop:
         if weights:
             causes.append(f"the weights are not finite either, {weights[0]} is the first of {len(weights)}")
         lr = self.optimizer.param_groups[0]["lr"]
-        present = f"of epoch {self.best_epoch}" if self.best_epoch else "it had before"
+        kept = f"of epoch {self.best_epoch}" if self.best_epoch else "from before the training"
         return (
             f"the loss is {value} at {place} (learning rate {lr:.3g}): "
-            f"{'; '.join(causes) or 'inputs, targets and weights are finite'}. Try a smaller lr, standardize=True, and "
-            f"look at these rows. The model has the weights {present}"
+            f"{'; '.join(causes) or 'inputs, targets and weights are finite'}. Try a smaller lr or standardize=True, and "
+            f"check these rows. The model has the weights {kept}"
         )
 
     def _state(self) -> dict[str, Any]:
@@ -312,14 +312,14 @@ class Loop:
         }
 
     def _generators(self) -> dict[str, torch.Generator]:
-        of_loader = getattr(self.train.source, "generator", None)
-        all_of_them = {
+        loader_generator = getattr(self.train.source, "generator", None)
+        generators = {
             "order": self.train.generator,
-            "loader": of_loader,
+            "loader": loader_generator,
             "changes": self.changes,
             **generators_of(self.train.device),
         }
-        return {name: generator for name, generator in all_of_them.items() if generator is not None}
+        return {name: generator for name, generator in generators.items() if generator is not None}
 
     def _resume(self) -> None:
         state = None if self.checkpoint is None else self.checkpoint.read()
@@ -327,9 +327,9 @@ class Loop:
             return
         with self.checkpoint.resuming():
             if not isinstance(state["best"], dict) or not isinstance(state["steps"], int):
-                raise TypeError("the best weights are no state, or the steps no number")
+                raise TypeError("the best weights are not a state_dict, or the number of steps is not an int")
             self.wrapped.load_state_dict(state["model"])
-            self.wrapped.to(self.train.device)  # the file's standardisation has taken the place of ours, on the CPU
+            self.wrapped.to(self.train.device)  # the standardization read from the file is on the CPU
             self.optimizer.load_state_dict(state["optimizer"])
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
@@ -346,7 +346,7 @@ class Loop:
 
 
 def loss_of(wrapped: Wrapped, criterion: Any, x: Any, y: Any, source: tuple[Any, Any] | None) -> Tensor:
-    """`wrapped.loss` of a batch; voters that started alike know its rows by what they were before they were changed."""
+    """Return `wrapped.loss` of a batch; `source`, the rows before augmentation, identifies them for voters that start from shared weights."""
     record = wrapped._workbench
     record.source = source
     try:
@@ -356,13 +356,13 @@ def loss_of(wrapped: Wrapped, criterion: Any, x: Any, y: Any, source: tuple[Any,
 
 
 def _advice(batch: Batch, error: Exception) -> str | None:
-    """What to say of an error that rows of a Dataset or DataLoader cause, which nobody can look at before."""
+    """Return a clearer message for an error caused by rows of a Dataset or DataLoader, which can't be checked in advance, or None."""
     if len(batch) == 1 and "more than 1 value per channel" in str(error):
-        return "data: a batch has one row, of which batch norm can take no statistics: give DataLoader(..., drop_last=True)"
+        return "data: a batch has only one row, from which batch norm can't compute statistics: use DataLoader(..., drop_last=True)"
     labels = isinstance(batch.y, Tensor) and not batch.y.is_floating_point()
     if isinstance(error, IndexError) and labels and "out of bounds" in str(error):
         return (
-            f"data: class numbers of a batch go from {int(batch.y.min())} to {int(batch.y.max())}, and for one of them the model has no score "
-            f"({error}); those to leave out are {IGNORED}"
+            f"data: class numbers of a batch go from {int(batch.y.min())} to {int(batch.y.max())}, and the model has no score for one of them "
+            f"({error}); mark rows to ignore with {IGNORED}"
         )
     return None

@@ -1,4 +1,4 @@
-"""Voters that lose their way in a training, while the others find theirs, get the weights of their own best epoch."""
+"""Detection of voters that diverge while the others converge; they get the weights of their own best epoch."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from workbench.core.ownership import MARK
 from workbench.methods.vote import NAME as VOTERS
 from workbench.training.fold_layout import shared_by_voters
 
-LEAST = 3  # voters, since most of them say what a training can do
-# shares of the loss at the start: where most voters have gained something, and where they have not
+MIN_VOTERS = 3  # the majority shows what is attainable
+# minimum distance of a lost voter, relative to the initial loss: if most voters have improved, and if they have not
 FAR, FAR_WITHOUT_GAIN = 0.05, 0.5
 
 
 class VoterWatch:
-    """The validation losses of each voter, and the weights with which its own was the least.
+    """Validation losses per voter, and the weights with which each had its smallest loss.
 
-    A voter is lost if it has gained less than half of what most voters have, and stands far from the better half of them and from its own
-    best: by three times their range, and a twentieth of the loss at the start (half of it where most have gained nothing). One peak of its
-    gradient can do that, since the steps of Adam are too small for long after it.
+    A voter is lost if its loss has dropped by less than half of the median drop, and is far from both the better half of the voters and its own
+    best loss: by more than three times the range of that half and 5 % of the initial loss (50 % if the median voter has not improved). A single
+    spike of a voter's gradient can cause this, since Adam's steps stay too small for a long time after it.
 
     Args:
-        wrapped: the model; its voters share nothing that is trained.
-        n_voters: how many there are.
+        wrapped: the model; its voters share no trained parameters.
+        n_voters: number of voters.
     """
 
     def __init__(self, wrapped: Any, n_voters: int) -> None:
         self.wrapped, self.n_voters = wrapped, n_voters
         unknown = torch.full((n_voters,), math.nan, dtype=torch.float64)
         self.start, self.latest, self.chosen, self.least = unknown, unknown, unknown, unknown
-        self.epoch = torch.zeros(n_voters, dtype=torch.int64)  # that of the least loss
+        self.epoch = torch.zeros(n_voters, dtype=torch.int64)  # epoch of the smallest loss
         self.best: dict[str, Tensor] = {}
         self._sums: list[tuple[Tensor, int]] = []
 
     @classmethod
     def of(cls, wrapped: Any) -> VoterWatch | None:
-        """None where there are too few voters, they share what is trained, or a method collects weights of all epochs."""
+        """Return a watch, or None if there are too few voters, they share trained parameters, or a method collects the weights of all epochs."""
         vote = next((method.wrapper for method in wrapped._workbench.methods if method.name == VOTERS), None)
-        if vote is None or vote.n_voters < LEAST or shared_by_voters(wrapped) is not None:
+        if vote is None or vote.n_voters < MIN_VOTERS or shared_by_voters(wrapped) is not None:
             return None
         return None if any(method.collects for method in wrapped._workbench.methods) else cls(wrapped, vote.n_voters)
 
     @contextmanager
-    def listening(self, n_rows: int) -> Iterator[None]:
-        """Around the loss of so many rows that validate."""
+    def recording(self, n_rows: int) -> Iterator[None]:
+        """Record the losses of the voters inside of this context, which computes the validation loss of `n_rows` rows."""
         record = self.wrapped._workbench
-        heard: list[tuple[dict[str, int], Tensor]] = []
-        record.losses = heard
+        recorded: list[tuple[dict[str, int], Tensor]] = []
+        record.losses = recorded
         try:
             yield
         finally:
             record.losses = None
-        self._sums += [(mean_of_voters(*losses) * n_rows, n_rows) for losses in heard]
+        self._sums += [(mean_per_voter(*losses) * n_rows, n_rows) for losses in recorded]
 
-    def see(self, epoch: int) -> None:
-        """Keep the weights of those voters that were never better; epoch 0 is before the training."""
+    def update(self, epoch: int) -> None:
+        """Keep the weights of the voters that improved in this epoch; epoch 0 is before the training."""
         if not self._sums:
             return
         totals, rows = zip(*self._sums, strict=True)
@@ -68,69 +68,69 @@ class VoterWatch:
         self.latest = torch.stack(totals).sum(0).cpu() / sum(rows)
         if epoch == 0:
             self.start = self.latest
-        better = ~(self.latest >= self.least)  # any loss is better than none
-        present = self._rows()
+        better = ~(self.latest >= self.least)  # also true while the smallest loss is still NaN
+        current = self._voter_tensors()
         if not self.best:
-            self.best = {name: tensor.clone() for name, tensor in present.items()}
-        for name, tensor in present.items():
+            self.best = {name: tensor.clone() for name, tensor in current.items()}
+        for name, tensor in current.items():
             self.best[name][better] = tensor[better]
         self.least, self.epoch = self.latest.where(better, self.least), self.epoch.where(~better, epoch)
 
-    def choose(self) -> None:
-        """The epoch that was seen last is the best of all voters together."""
+    def mark_best(self) -> None:
+        """Note that the latest epoch is the best of all voters together."""
         self.chosen = self.latest
 
-    def bring_back(self) -> str:
+    def restore_lost(self) -> str:
         """Give lost voters the weights of their own best epoch.
 
         Returns:
-            What to say of them; "" if there is none.
+            The warning to show; "" if no voter is lost.
         """
         lost = self._lost()
         if not lost.any():
             return ""
-        for name, tensor in self._rows().items():
+        for name, tensor in self._voter_tensors().items():
             tensor[lost] = self.best[name][lost]
-        each = "; ".join(
-            f"voter {k} had a validation loss of {self.start[k]:.3g} before the training and {self.chosen[k]:.3g} after it, and was given back "
+        details = "; ".join(
+            f"voter {k} had a validation loss of {self.start[k]:.3g} before the training and {self.chosen[k]:.3g} after it, and was reset to "
             f"its weights of epoch {self.epoch[k]} ({self.least[k]:.3g})"
             for k in lost.nonzero()[:, 0].tolist()
         )
         return (
-            f"{int(lost.sum())} of {self.n_voters} voters lost their way in the training, where the others have come to "
-            f"{self.chosen[~lost].mean():.3g}: {each}. Train with a smaller lr, such as a third of it"
+            f"{int(lost.sum())} of {self.n_voters} voters diverged in the training, while the others reached a loss of "
+            f"{self.chosen[~lost].mean():.3g}: {details}. Train with a smaller lr, such as a third of it"
         )
 
     def _lost(self) -> Tensor:
         gain = self.start - self.chosen
-        most, level = gain.median(), float(self.start.median().abs())
-        better = gain >= most
-        if not better.any():  # nothing is known of them
-            return better
-        others = self.chosen[better]
-        far = max(3 * float(others.max() - others.min()), (FAR if most > 0 else FAR_WITHOUT_GAIN) * level)
-        return (gain < most.abs() / 2) & (self.chosen - others.max() > far) & (self.chosen - self.least > far)
+        median_gain, level = gain.median(), float(self.start.median().abs())
+        better_half = gain >= median_gain
+        if not better_half.any():  # all losses are NaN
+            return better_half
+        others = self.chosen[better_half]
+        far = max(3 * float(others.max() - others.min()), (FAR if median_gain > 0 else FAR_WITHOUT_GAIN) * level)
+        return (gain < median_gain.abs() / 2) & (self.chosen - others.max() > far) & (self.chosen - self.least > far)
 
-    def _rows(self) -> dict[str, Tensor]:
-        """The present values of what each voter has a row of."""
+    def _voter_tensors(self) -> dict[str, Tensor]:
+        """Return the current tensors that have one row per voter."""
         tensors = [*self.wrapped.named_parameters(), *self.wrapped.named_buffers()]
         return {name: tensor.detach() for name, tensor in tensors if f"{MARK}{VOTERS}" in name}
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {name: getattr(self, name) for name in ("start", "latest", "chosen", "least", "epoch", "best")}
 
     def load(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take up the state of a checkpoint."""
+        """Load the state of a checkpoint."""
         for name, value in state.items():
             setattr(self, name, value)
         self.best = {name: tensor.to(device) for name, tensor in self.best.items()}
 
 
-def mean_of_voters(n_models: dict[str, int], losses: Tensor) -> Tensor:
-    """Means [voters] of the losses of all models, of which there are so many along each axis, the last fastest."""
+def mean_per_voter(n_models: dict[str, int], losses: Tensor) -> Tensor:
+    """Return mean losses [voters] from the losses of all models; `n_models` has the number of models along each axis, the last one fastest."""
     by_axis = losses.double().reshape(*n_models.values(), -1)
     return by_axis.movedim(list(n_models).index(VOTERS), 0).flatten(1).mean(1)
 
 
-__all__ = ["VoterWatch", "mean_of_voters"]
+__all__ = ["VoterWatch", "mean_per_voter"]

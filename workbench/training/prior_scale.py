@@ -1,4 +1,4 @@
-"""Choose the scale of randomised prior functions by training rows at the ends of columns, which are left out for it."""
+"""Choice of the scale of randomised prior functions, by training rows at the ends of columns that are held out for it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def prior_scale(
     coverage: float = 0.9,
     **settings: Any,
 ) -> float:
-    """The least scale of `vote.Wrapper(prior=)` by which bands hold training rows that voters have not come near.
+    """Return the smallest scale of `vote.Wrapper(prior=)` at which intervals cover training rows far from those that the voters were trained on.
 
-    For each of some columns copies of the model are trained without the rows at both of its ends. The spread of voters e at these grows with
-    the scale in proportion, about, as priors are near zero at the rows that are trained on; so the scale that a row at a distance d from the
-    prediction wants is that of the wrapper times sqrt((d / z)^2 - a^2) / e, where a is the noise and z the normal quantile of a central band.
-    The coverage's quantile of it over the rows left out is taken, and the largest of the columns.
+    For each of several columns, copies of the model are trained without the rows at both of its ends. The spread e of the voters there grows
+    about in proportion to the scale, since the priors are near zero at the training rows; so a row at a distance d from the
+    prediction needs the wrapper's scale times sqrt((d / z)^2 - a^2) / e, where a is the noise and z the normal quantile of a central interval.
+    The result is the `coverage` quantile of this over the held-out rows, and the largest over the columns.
 
     Args:
-        wrapper: what wraps the model for this, voters with a prior to start from, such as `vote.Wrapper(10, prior=300)`; it says the noise if
-            `sculpt` is part of it, and else that is the root mean square of the residuals of the rows trained on.
-        model: a plain model, which stays as it is.
-        data: training rows as `fit` takes them, x [n, columns] and y [n, outputs], floating-point.
-        columns: at most so many, those whose ranks correlate most with those of the targets.
-        share: of the rows, left out at each end of a column.
-        coverage: of the bands.
-        settings: of `fit`.
+        wrapper: wraps the model for this purpose, with voters that have a prior to start from, such as `vote.Wrapper(10, prior=300)`; the noise
+            is that of `sculpt` if it is part of the wrapper, and else the root mean square of the training residuals.
+        model: a plain model, which is not changed.
+        data: training rows as for `fit`, x [n, columns] and y [n, outputs], floating-point.
+        columns: maximum number of columns; those with the largest rank correlation with the targets are used.
+        share: share of the rows held out at each end of a column.
+        coverage: coverage of the intervals.
+        settings: keyword arguments of `fit`.
 
     Raises:
-        ValueError: the rows are no table of values, no column has ends, or the wrapper has voters without a prior.
+        ValueError: the rows are not a table of values, no column has ends, or the wrapper has no voters with a prior.
 
     Example:
         >>> from workbench import vote
@@ -60,43 +60,43 @@ def prior_scale(
     rows = read(data)
     x, y = (rows.x, rows.y) if isinstance(rows, TensorRows) else (None, None)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.dim() != 2 or not y.is_floating_point():
-        raise ValueError("data: the ends of columns are those of a table x [n, columns] with values y [n, outputs]")
+        raise ValueError("data: prior_scale needs a table x [n, columns] with float targets y [n, outputs]")
     z = float(Normal().icdf(torch.tensor((1 + coverage) / 2), torch.tensor(0.0), torch.tensor(1.0)))
-    wanted = []
+    scales = []
     for inside in _without_ends(x, y, columns, share):
         wrapped = wrapper(copy.deepcopy(model))
         scale = next((method.wrapper.prior for method in wrapped._workbench.methods if method.name == "vote"), None)
         if not scale:
             raise ValueError(
-                "wrapper: it has no voters with a prior to start from, such as vote.Wrapper(10, prior=300)"
+                "wrapper: it has no voters with a prior to start from; use one such as vote.Wrapper(10, prior=300)"
             )
         fit(wrapped, (x[inside], y[inside]), **{"progress": False, **settings})
-        wanted.append(float(scale) * _factor(wrapped, x, y, inside, z, coverage))
-    if not wanted:
-        raise ValueError("data: no column has rows at its ends that could be left out; choose the scale by hand")
-    return max(wanted)
+        scales.append(float(scale) * _factor(wrapped, x, y, inside, z, coverage))
+    if not scales:
+        raise ValueError("data: no column has rows at its ends that could be held out; choose the scale by hand")
+    return max(scales)
 
 
 def _without_ends(x: Tensor, y: Tensor, columns: int, share: float) -> Iterator[Tensor]:
-    """Masks [n] of the rows between the ends, a mask for each column, the most telling first."""
+    """Yield masks [n] of the rows between the ends, one per column, the column with the largest rank correlation with the targets first."""
     ranks = x.double().argsort(0).argsort(0).double()
     targets = y.double().reshape(len(y), -1).argsort(0).argsort(0).double()
-    telling = torch.corrcoef(torch.cat([ranks, targets], 1).mT)[: x.shape[1], x.shape[1] :].abs().amax(1)
-    left = columns
-    for column in telling.nan_to_num().argsort(descending=True):
+    correlation = torch.corrcoef(torch.cat([ranks, targets], 1).mT)[: x.shape[1], x.shape[1] :].abs().amax(1)
+    remaining = columns
+    for column in correlation.nan_to_num().argsort(descending=True):
         values = x[:, column].double()
         low, high = values.quantile(share), values.quantile(1 - share)
         inside = (values >= low) & (values <= high)
-        if left and 2 <= int(inside.sum()) < len(x):
-            left -= 1
+        if remaining and 2 <= int(inside.sum()) < len(x):
+            remaining -= 1
             yield inside
 
 
 @torch.no_grad()
 def _factor(wrapped: Any, x: Tensor, y: Tensor, inside: Tensor, z: float, coverage: float) -> float:
-    """What the scale would have to be multiplied by."""
-    like = next(p for p in wrapped.parameters() if p.is_floating_point())
-    mean, risk = wrapped(x.to(like.device, like.dtype), return_risk=True)
+    """Return the factor by which the scale would have to be multiplied."""
+    parameter = next(p for p in wrapped.parameters() if p.is_floating_point())
+    mean, risk = wrapped(x.to(parameter.device, parameter.dtype), return_risk=True)
 
     def as_targets(values: Tensor) -> Tensor:
         return values.to(y.device, torch.float64).reshape(y.shape)

@@ -1,4 +1,4 @@
-"""Average the losses of batches without waiting for a GPU."""
+"""Average of the losses of batches, computed without waiting for a GPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Sent = tuple[Tensor, torch.cuda.Event | None]
 
 
 class RunningLoss:
-    """The mean over rows of the losses of batches; one that is not finite ends the training.
+    """Mean over rows of the losses of batches; a loss that is not finite ends the training.
 
-    Reading a number from a GPU waits until all its work is done. So its losses are copied in the order of its work, and read when the next batch
-    has been started: it always has something to do, and a loss that is not finite is found one batch later.
+    Reading a number from a GPU waits until all queued work is done. So each loss is copied asynchronously, and read after the next batch
+    has been started: the GPU is never idle, and a loss that is not finite is detected one batch later.
 
     Args:
-        refusal: refusal(loss, place, batch) -> what to say of a loss that is not finite.
+        refusal: refusal(loss, place, batch) -> error message for a loss that is not finite.
     """
 
     def __init__(self, refusal: Callable[[float, str, Batch], str]) -> None:
@@ -29,18 +29,18 @@ class RunningLoss:
         self._sent: list[tuple[Sent, str, Batch]] = []
 
     def add(self, loss: Tensor, place: str, batch: Batch) -> float | Tensor:
-        """Count the loss of one more batch.
+        """Add the loss of a batch.
 
         Args:
             loss: [].
-            place: where it came about, in words.
-            batch: its rows.
+            place: where the loss was computed, in words, for the error message.
+            batch: the rows.
 
         Returns:
-            The loss, as a number if it was read.
+            The loss, as a number if it has been read.
 
         Raises:
-            FloatingPointError: this loss is not finite, or the one before.
+            FloatingPointError: this loss, or the previous one, is not finite.
         """
         loss = loss.detach()
         sent = send(loss)
@@ -52,7 +52,7 @@ class RunningLoss:
         return loss
 
     def mean(self) -> float:
-        """Over all rows; NaN if there were none."""
+        """Return the mean over all rows; NaN if there were none."""
         while self._sent:
             self._wait_for_first()
         return self.total / self.rows if self.rows else math.nan
@@ -71,7 +71,7 @@ class RunningLoss:
 
 
 def send(loss: Tensor) -> Sent:
-    """A loss on its way from a GPU, with the event of its arrival; elsewhere the loss itself."""
+    """Start copying a loss from a GPU; return the copy and the event of its arrival, or elsewhere the loss itself and None."""
     if not loss.is_cuda:
         return loss, None
     copy = loss.to("cpu", non_blocking=True)

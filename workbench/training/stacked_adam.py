@@ -14,20 +14,20 @@ EPSILON = 1e-8
 
 
 class StackedAdam:
-    """Adam (Kingma & Ba 2015) with decoupled weight decay (Loshchilov & Hutter 2019) on tensors that hold one row for each voter.
+    """Adam (Kingma & Ba 2015) with decoupled weight decay (Loshchilov & Hutter 2019) on tensors that have one row per voter.
 
-    torch's own has one learning rate for a tensor. Weight decay is for weights (rows of two or more dimensions), not for biases and norms. An
-    exponential moving average of the parameters is kept beside them (Polyak & Juditsky 1992).
+    Unlike torch's, it has one learning rate and weight decay per voter. Weight decay applies to weights (rows of two or more dimensions), not to
+    biases and norms. It keeps an exponential moving average of the parameters (Polyak & Juditsky 1992).
 
     Args:
-        parameters: each [voters, ...].
-        lr: [voters], peak learning rates.
-        weight_decay: [voters].
-        horizon: how many steps the average looks back, about.
-        steps: of the whole training; one of fewer than `EVERY` has its average looked at in every step.
+        parameters: tensors [voters, ...].
+        lr: peak learning rates [voters].
+        weight_decay: weight decays [voters].
+        horizon: approximate number of steps over which the average extends.
+        steps: number of steps of the whole training; if it is below `EVERY`, the average is updated in every step.
     """
 
-    EVERY = 8  # steps between two looks of the average: it costs a pass over all parameters
+    EVERY = 8  # steps between updates of the average, each of which costs a pass over all parameters
 
     def __init__(
         self, parameters: Sequence[Tensor], lr: Tensor, weight_decay: Tensor, horizon: float, steps: int
@@ -48,10 +48,10 @@ class StackedAdam:
 
     @torch.no_grad()
     def step(self, share: float) -> None:
-        """One step along the gradients, which are gone afterwards.
+        """Take one step along the gradients, and set them to None.
 
         Args:
-            share: of the peak learning rate.
+            share: share of the peak learning rate.
         """
         self.steps += 1
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
@@ -59,26 +59,26 @@ class StackedAdam:
         torch._foreach_lerp_(self.first, gradients, 1 - beta1)
         torch._foreach_mul_(self.second, beta2)
         torch._foreach_addcmul_(self.second, gradients, gradients, 1 - beta2)
-        below = torch._foreach_sqrt(self.second)
-        torch._foreach_div_(below, math.sqrt(1 - beta2**self.steps))
-        torch._foreach_add_(below, EPSILON)
-        moves = torch._foreach_mul(self.first, self.lr)
+        denominators = torch._foreach_sqrt(self.second)
+        torch._foreach_div_(denominators, math.sqrt(1 - beta2**self.steps))
+        torch._foreach_add_(denominators, EPSILON)
+        updates = torch._foreach_mul(self.first, self.lr)
         for parameter, decay in zip(self.parameters, self.decay, strict=True):
             if decay is not None:
                 parameter.mul_(1 - share * decay)
-        torch._foreach_addcdiv_(self.parameters, moves, below, -share / (1 - beta1**self.steps))
+        torch._foreach_addcdiv_(self.parameters, updates, denominators, -share / (1 - beta1**self.steps))
         for parameter in self.parameters:
             parameter.grad = None
         if self.steps % self.every == 0:
-            # at first it follows closely, since start values say nothing
+            # follow closely at first, since the initial values carry no information
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.keep if self.steps > 200 else 0.5)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it takes to go on from here: moments, average, number of steps."""
+        """Return the state needed to resume: moments, average, number of steps."""
         return {"first": self.first, "second": self.second, "average": self.average, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Load a state from `state_dict`."""
         for name in ("first", "second", "average"):
             for tensor, stored in zip(getattr(self, name), state[name], strict=True):
                 tensor.copy_(stored)

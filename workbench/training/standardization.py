@@ -1,4 +1,4 @@
-"""Choose the means and scales that inputs and targets are standardized by."""
+"""Choice of the means and scales by which inputs and targets are standardized."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.outputs.options import has_classes
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
-from workbench.training.checks import keeps_meaning
+from workbench.training.checks import allows_standardization
 from workbench.training.default_losses import Criterion
 from workbench.training.told_units import is_far
 from workbench.training.unshadowed import unshadowed
 
-# what is no floating-point number but can be made one, and its largest value
-BYTES = {torch.uint8: 255.0, torch.bool: 1.0}
+# non-floating-point dtypes that can be scaled, and their largest values
+MAX_VALUES = {torch.uint8: 255.0, torch.bool: 1.0}
 
 
 def choose_standardization(
@@ -30,69 +30,77 @@ def choose_standardization(
     learns: bool,
     converted: Mapping[Key, torch.dtype],
 ) -> dict[str, Any] | None:
-    """The standardization to set, as `Wrapped.scale` takes it; empty to remove the present one, None to leave all as it is.
+    """Return the standardization to set, as arguments of `Wrapped.scale`; empty to remove the current one, None to leave it unchanged.
 
     Args:
         wrapped: the model.
-        train: the rows to train on.
-        criterion, standardize: as `fit` takes them.
+        train: the training rows.
+        criterion, standardize: as for `fit`.
         learns: whether the prediction can be trained.
-        converted: which inputs are bytes or truth values that the model wants as floating-point numbers.
+        converted: inputs that are bytes or booleans but must be passed to the model as floating-point numbers.
     """
-    if keeps_present(wrapped, standardize) or (standardize is None and not (learns or converted)):
+    if keeps_standardization(wrapped, standardize) or (standardize is None and not (learns or converted)):
         return None
     if standardize and not isinstance(train, TensorRows):
         raise ValueError(
-            f"standardize: it takes tensors or arrays, not a {type(train).__name__}, whose rows can't be seen at once"
+            f"standardize: this needs tensors or arrays, not a {type(train).__name__}, whose rows are not in memory"
         )
-    seen = isinstance(train, TensorRows) and standardize is not False
-    if not seen and not converted:
+    uses_rows = isinstance(train, TensorRows) and standardize is not False
+    if not uses_rows and not converted:
         return {} if standardize is False else None
     values: dict[str, Any] = {}
-    rows = dict(items_of(train.x)) if seen else dict.fromkeys(converted)  # type: ignore[union-attr]
+    rows = dict(items_of(train.x)) if uses_rows else dict.fromkeys(converted)  # type: ignore[union-attr]
     if any(getattr(module, "standardizes_inputs", False) for module in nn.Module.modules(wrapped)):
-        rows = _left_alone(wrapped, rows, converted)
-    chosen = {key: _of_input(leaf, converted.get(key), several=None not in rows) for key, leaf in rows.items()}
-    if any(moments_ is not None for moments_ in chosen.values()):
+        rows = _bytes_only(wrapped, rows, converted)
+    moments_by_key = {
+        key: _input_moments(leaf, converted.get(key), several=None not in rows) for key, leaf in rows.items()
+    }
+    if any(mean_and_scale is not None for mean_and_scale in moments_by_key.values()):
         kinds: dict[str, dict[Key, Any]] = {
-            "x_mean": {key: None if both is None else both[0] for key, both in chosen.items()},
-            "x_scale": {key: None if both is None else both[1] for key, both in chosen.items()},
+            "x_mean": {
+                key: None if mean_and_scale is None else mean_and_scale[0]
+                for key, mean_and_scale in moments_by_key.items()
+            },
+            "x_scale": {
+                key: None if mean_and_scale is None else mean_and_scale[1]
+                for key, mean_and_scale in moments_by_key.items()
+            },
         }
         if converted:
-            kinds["x_dtype"] = {key: converted.get(key) for key in chosen}
+            kinds["x_dtype"] = {key: converted.get(key) for key in moments_by_key}
         values.update({name: entries.get(None, entries) for name, entries in kinds.items()})
-    if not seen:
+    if not uses_rows:
         return values
     y = train.y  # type: ignore[union-attr]
     if standardize is None and criterion is None and not isinstance(y, Tensor):
-        _tell_of_units(wrapped, y)
-    of_values = isinstance(y, Tensor) and y.is_floating_point() and not has_classes(wrapped._workbench.output)
+        _warn_about_units(wrapped, y)
+    has_values = isinstance(y, Tensor) and y.is_floating_point() and not has_classes(wrapped._workbench.output)
     methods = wrapped._workbench.methods
-    kept = any(not getattr(method.distribution, "standardizable", True) for method in methods)
-    if kept or wrapped._workbench.says_distributions:
-        return values  # counts and shares stay what they are
-    if of_values and (standardize or keeps_meaning(criterion)):
+    keeps_units = any(not getattr(method.distribution, "standardizable", True) for method in methods)
+    if keeps_units or wrapped._workbench.says_distributions:
+        return values  # counts and shares must keep their units
+    if has_values and (standardize or allows_standardization(criterion)):
         values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
     return values
 
 
-def _left_alone(wrapped: Wrapped, rows: dict[Key, Any], converted: Mapping[Key, torch.dtype]) -> dict[Key, Any]:
-    """The inputs that are to be made floating-point numbers, where a layer of the model standardises with numbers of its own.
+def _bytes_only(wrapped: Wrapped, rows: dict[Key, Any], converted: Mapping[Key, torch.dtype]) -> dict[Key, Any]:
+    """Return only the inputs that must be converted to floating point, for models with a layer that standardizes inputs itself.
 
-    Of several inputs it is not known which the layer takes, so that all keep their units; say so once.
+    With several inputs it is unknown which of them this layer takes, so none is standardized; a warning says so once.
     """
     if len(rows) > 1:
         tell(
             wrapped,
             "own units",
-            "fit: a layer of the model standardises inputs (standardizes_inputs = True), so that none of the several inputs "
-            f"({', '.join(map(repr, rows))}) is standardised; standardise those that do not enter that layer yourself",
+            "fit: a layer of the model standardises inputs (standardizes_inputs = True), so none of the inputs "
+            f"({', '.join(map(repr, rows))}) is standardised here; standardise those that do not enter that layer yourself",
         )
     return {key: leaf for key, leaf in rows.items() if key in converted}
 
 
-def _tell_of_units(wrapped: Wrapped, targets: Any) -> None:
-    """Say once which of several targets are far from mean 0 and standard deviation 1, for which nothing is done."""
+def _warn_about_units(wrapped: Wrapped, targets: Any) -> None:
+    """Warn once about which of several targets, none of which is standardized, are far from mean 0 and standard deviation 1."""
     for key, target in items_of(targets):
         if not (isinstance(target, Tensor) and target.is_floating_point()):
             continue
@@ -106,12 +114,12 @@ def _tell_of_units(wrapped: Wrapped, targets: Any) -> None:
             )
 
 
-def tell_of_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
-    """Say once how bytes enter the model."""
+def warn_about_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
+    """Warn once about how bytes are scaled before they enter the model."""
     for key, dtype in items_of(values.get("x_dtype")):
         if dtype is torch.uint8:
-            mean, scale = (dict(items_of(values[name]))[key] for name in ("x_mean", "x_scale"))
-            what = "x" if key is None else f"x[{key!r}]"
+            mean, scale = (dict(items_of(values[moment]))[key] for moment in ("x_mean", "x_scale"))
+            name = "x" if key is None else f"x[{key!r}]"
             how = (
                 "divided by 255"
                 if float(scale.max()) == 255 and not mean.any()
@@ -120,20 +128,20 @@ def tell_of_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
             tell(
                 wrapped,
                 "bytes",
-                f"fit: {what} is uint8, which the model does not take as it is: the bytes are {how}, here and whenever wrapped(x) is called "
+                f"fit: {name} is uint8, which the model does not take as it is: the bytes are {how}, here and whenever wrapped(x) is called "
                 "with uint8. To scale them otherwise give floating-point numbers",
             )
 
 
-def keeps_present(wrapped: Wrapped, standardize: bool | None) -> bool:
-    """Whether the model works with the standardization that it has."""
+def keeps_standardization(wrapped: Wrapped, standardize: bool | None) -> bool:
+    """Return whether the model keeps its current standardization."""
     return standardize is None and unshadowed(wrapped, "scaling") is not None
 
 
-def _of_input(leaf: Tensor | None, converted: torch.dtype | None, several: bool) -> tuple[Tensor, Tensor] | None:
-    """Mean and scale of an input, None for one that stays as it is: whole numbers, and one of several that may be a mask."""
+def _input_moments(leaf: Tensor | None, converted: torch.dtype | None, several: bool) -> tuple[Tensor, Tensor] | None:
+    """Return mean and scale of an input; None for one that is not standardized: integers, and one of several inputs that may be a mask."""
     if converted is not None and (leaf is None or converted is torch.bool):
-        return torch.zeros(()), torch.tensor(BYTES[converted])
+        return torch.zeros(()), torch.tensor(MAX_VALUES[converted])
     if leaf is None or not (leaf.is_floating_point() or converted is not None):
         return None
     if several and (leaf.unique().numel() <= 2 or not bool(leaf.isfinite().all())):
@@ -142,14 +150,14 @@ def _of_input(leaf: Tensor | None, converted: torch.dtype | None, several: bool)
 
 
 def moments(values: Tensor, centre: bool = True) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over the rows: for each column of [n, d], one for all numbers of other shapes.
+    """Return mean and standard deviation over the rows: per column of [n, d], or one for all numbers of other shapes.
 
     Args:
         values: [n, ...], at least 2 rows.
-        centre: False sets the mean to 0; the scale is then the root mean square.
+        centre: whether to subtract the mean; False sets it to 0, and the scale is then the root mean square.
 
     Returns:
-        (mean, scale), float64 [d] or []; a column that never varies has scale 1.
+        (mean, scale), float64 [d] or []; the scale of a constant column is 1.
 
     Example:
         >>> moments(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))

@@ -1,4 +1,4 @@
-"""Start the heads of counts and positive values at the scale of the targets."""
+"""Initialization of the heads of counts and positive values at the scale of the targets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from workbench.engine.effects.private_random import own_random
 from workbench.engine.plan import Rule, Shared, Split, Stacked
 from workbench.training.unshadowed import unshadowed
 
-FAR = 1.0  # a factor of e between the mean of the targets and that of the predictions
-SMALLEST_SHARE = 1e-2  # of the squared mean, below which a variance says nothing that training would not learn at once
+FAR = 1.0  # log of the factor (e) between the means of targets and predictions above which biases are shifted
+MIN_VARIANCE_SHARE = (
+    1e-2  # lower bound of the variance relative to the squared mean: smaller ones are learned quickly anyway
+)
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """What the model says of a few rows: raw outputs [1 + n_heads, members, rows, ...], and the average mean and variance over these rows."""
+    """Predictions for a few rows: raw outputs [1 + n_heads, members, rows, ...], and the average mean and variance over these rows."""
 
     raw: Tensor
     mean: Tensor
@@ -33,56 +35,62 @@ class _Probe:
 
 
 def start_at_targets(wrapped: Wrapped, train: Source, size: int, seed: int) -> None:
-    """Shift the biases that raw outputs end in, so that predictions have about the mean of the targets and the variance of their noise.
+    """Shift the biases of the last layer so that predictions start near the mean of the targets and the variance of their noise.
 
-    Raw outputs near 0 are a mean near 1, and a rate of 150 takes a model long to reach. Nothing is changed if predictions have about the right
-    mean already (a factor of e), as those of a trained model have, nor unless the raw outputs move by just what the biases did.
+    Raw outputs near 0 correspond to a mean near 1, and a rate of 150 takes a model long to reach. Nothing is changed if the mean of the
+    predictions is already within a factor of e, as that of a trained model is, or if the raw outputs do not move exactly as the biases do.
 
     Args:
         wrapped: the model, with its standardization set.
-        train: the rows to train on; only tensors are looked at.
-        size: how many of them the model is asked about.
-        seed: of what the model draws.
+        train: the training rows; only tensors are used.
+        size: number of rows for which the model is evaluated.
+        seed: seed of the model's random draws.
     """
     families = [method.distribution for method in wrapped._workbench.methods if method.name == "sculpt"]
-    said = families[0] if families else None
-    if not isinstance(said, FromTorch) or not said.has_start or form_of(wrapped._workbench.output) != "values":
+    distribution = families[0] if families else None
+    if (
+        not isinstance(distribution, FromTorch)
+        or not distribution.has_start
+        or form_of(wrapped._workbench.output) != "values"
+    ):
         return
     if not isinstance(train, TensorRows) or not isinstance(train.y, Tensor):
         return
-    biases = _biases(table_of(wrapped), 1 + said.n_heads)
+    biases = _biases(table_of(wrapped), 1 + distribution.n_heads)
     if not biases:
         return
-    like = biases[0]
-    columns = like.shape[-1]
+    reference = biases[0]
+    columns = reference.shape[-1]
     if columns > 1 and train.y.shape[1:] != (columns,):
         return
-    rows = train.take(torch.linspace(0, len(train) - 1, min(size, len(train))).long()).to(like.device, like.dtype)
+    rows = train.take(torch.linspace(0, len(train) - 1, min(size, len(train))).long()).to(
+        reference.device, reference.dtype
+    )
     before = _probe(wrapped, rows, seed, columns)
     if before is None:
         return
     y = train.y.cpu().double().flatten(1 if columns > 1 else 0)
     mean, variance = y.mean(0), _residuals(train.x, y).var(0, correction=0)
-    far = (mean / before.mean).log().abs() > FAR
-    wanted = said.start(mean, variance.maximum(SMALLEST_SHARE * mean.square()))
-    shift = wanted - said.start(before.mean, before.variance)
-    shift = shift.where(far & shift.isfinite().all(0), 0.0)  # [1 + n_heads] or [1 + n_heads, columns]
+    is_far = (mean / before.mean).log().abs() > FAR
+    wanted = distribution.start(mean, variance.maximum(MIN_VARIANCE_SHARE * mean.square()))
+    shift = wanted - distribution.start(before.mean, before.variance)
+    shift = shift.where(is_far & shift.isfinite().all(0), 0.0)  # [1 + n_heads] or [1 + n_heads, columns]
     if not shift.any():
         return
-    kept = [bias.detach().clone() for bias in biases]
+    original = [bias.detach().clone() for bias in biases]
     with torch.no_grad():
-        for bias, by in zip(biases, shift, strict=True):
-            bias.add_(by.to(bias))
+        for bias, amount in zip(biases, shift, strict=True):
+            bias.add_(amount.to(bias))
     after = _probe(wrapped, rows, seed, columns)
     moved = shift.reshape(len(shift), *[1] * (before.raw.dim() - shift.dim()), *shift.shape[1:])
     if after is None or not torch.allclose(after.raw, before.raw + moved.to(before.raw), rtol=1e-3, atol=1e-3):
         with torch.no_grad():
-            for bias, value in zip(biases, kept, strict=True):
+            for bias, value in zip(biases, original, strict=True):
                 bias.copy_(value)
 
 
 def _residuals(x: Any, y: Tensor) -> Tensor:
-    """What a plane through a table leaves of targets, about the noise; else the targets, whose spread is more than that of the noise."""
+    """Return the residuals of a linear fit to a table, approximately the noise; for other inputs the targets, which spread more than it."""
     if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point() or len(x) < 10 * (x.shape[1] + 1):
         return y
     x = x.cpu().double()
@@ -94,9 +102,9 @@ def _residuals(x: Any, y: Tensor) -> Tensor:
 
 
 def _biases(table: Table, heads: int) -> list[Tensor]:
-    """The registered bias of the last layer for each raw output, [columns] or [voters, columns]; none unless all can be trained."""
-    last = table.last_layers()
-    slots = [f"{path}.bias" if path else "bias" for path in last]
+    """Return the bias of the last layer for each raw output, [columns] or [voters, columns]; empty unless all can be trained."""
+    last_layers = table.last_layers()
+    slots = [f"{path}.bias" if path else "bias" for path in last_layers]
     if len(slots) != 1 or slots[0] not in table.record.slots or table.value(slots[0]).dim() != 1:
         return []
     slot = slots[0]
@@ -114,12 +122,14 @@ def _probe(wrapped: Wrapped, rows: TensorRows, seed: int, columns: int) -> _Prob
     try:
         with torch.no_grad(), own_random(seed, rows.device):
             args, kwargs = opened(wrapped, rows.x)
-            said: Any = unshadowed(wrapped, "predictive")(*args, **kwargs)
+            predictive: Any = unshadowed(wrapped, "predictive")(*args, **kwargs)
     finally:
         for module, mode in modes:
             module.training = mode
-    if not isinstance(said, Mixture):
+    if not isinstance(predictive, Mixture):
         return None
-    mean, variance = (moment.cpu().double().flatten(1 if columns > 1 else 0) for moment in (said.mean, said.variance))
-    raw = torch.cat([said.loc.unsqueeze(0), said.risk]).cpu().double()
+    mean, variance = (
+        moment.cpu().double().flatten(1 if columns > 1 else 0) for moment in (predictive.mean, predictive.variance)
+    )
+    raw = torch.cat([predictive.loc.unsqueeze(0), predictive.risk]).cpu().double()
     return _Probe(raw, mean.mean(0), variance.mean(0))

@@ -1,4 +1,4 @@
-"""Trainings whose steps are the same computation each time, as long as nobody changes model or criterion from outside."""
+"""Conditions under which all steps of a training are the same computation, as long as model and criterion are not changed from outside."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _LOSSES = (
     ),
     nn.PoissonNLLLoss,
 )
-_FAMILIES = (Normal, Laplace, Cauchy)  # whose likelihood looks at no target before it is computed
+_FAMILIES = (Normal, Laplace, Cauchy)  # distributions whose likelihood does not validate the targets
 
 
 class StepFacts(Facts):
-    """All that a training step depends on beside the batch and the numbers in tensors: what it was, and whether it is so still.
+    """Everything that a training step depends on besides the batch and the values of tensors, and whether it is still the same.
 
     Args:
-        wrapped: the model, in training.
-        criterion: what it is trained with.
+        wrapped: the model, in training mode.
+        criterion: the criterion it is trained with.
 
     Raises:
-        UntraceableError: it may depend on anything else.
+        UntraceableError: the step may depend on something else.
     """
 
     def __init__(self, wrapped: Wrapped, criterion: Any) -> None:
@@ -57,7 +57,7 @@ class StepFacts(Facts):
             raise UntraceableError("torch is in another mode")
 
     def hold(self) -> bool:
-        """Whether nothing has changed."""
+        """Return whether nothing has changed."""
         return (
             super().hold()
             and not any(map(_has_hooks, self.parameters))

@@ -1,4 +1,4 @@
-"""Training steps without Python: loss and gradients of all branches as one graph, where a step is sure to be the same computation each time."""
+"""Training steps replayed from a graph of the loss and gradients of all branches, where every step is certain to be the same computation."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from workbench.training.traceable import StepFacts, UntraceableError
 
 log = logging.getLogger("workbench")
 
-LEAST_STEPS = 200  # that are to come, for making a graph takes as long as some hundred of them
-EAGER_STEPS = 2  # before, in which the engine looks at the model
-TRIALS = 4  # steps that are taken both ways, for numbers and times
-LONGEST = 0.05  # seconds of a step beyond which Python is little of it, so that more steps must be to come:
-LEAST_LONG = 800  # of which making a graph and trying it take about eight
-GRAPHS = 3  # made at most, where the model is changed meanwhile
+MIN_STEPS = 200  # remaining steps that make recording worthwhile: it takes as long as about a hundred steps
+EAGER_STEPS = 2  # steps before recording, in which the engine inspects the model
+TRIALS = 4  # steps that are run both ways, to compare numbers and times
+LONG_STEP = 0.05  # seconds per step above which Python's overhead is a small part, so that recording needs more remaining steps:
+MIN_LONG_STEPS = 800  # recording and trying a graph takes about eight long steps
+MAX_GRAPHS = 3  # graphs recorded at most, if the model keeps changing
 
 
 @dataclass
@@ -41,18 +41,18 @@ class Step:
     gradients: Sequence[Tensor | None]
 
     def backward(self) -> None:
-        """Give each parameter its gradient."""
+        """Set the gradient of each parameter."""
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient
 
 
 @dataclass
 class _Recorded:
-    """A graph for batches of one form.
+    """A graph for batches of one signature.
 
     Args:
-        graph: gives the loss, and the gradients of some of the parameters.
-        places: which of the parameters these are.
+        graph: computes the loss, and the gradients of some of the parameters.
+        places: indices of these parameters.
     """
 
     graph: Graph
@@ -63,75 +63,75 @@ class _Recorded:
 
 
 class TracedStep:
-    """Takes the steps of one training by a graph, where that is right and faster; `take` gives None for a step to be taken as ever.
+    """Replays the steps of one training from a graph, where that is correct and faster; `take` returns None if a step must run eagerly.
 
-    A graph is made for models of known layers only (`StepFacts`), and used while nothing of them has changed. Its first runs, and then those at
-    powers of two, are compared with steps as ever to the last bit, buffers and random draws included.
+    A graph is recorded only for models of known layers (`StepFacts`), and used as long as none of these facts has changed. Its first runs, and
+    then every run whose number is a power of two, are compared bitwise with an eager step, including buffers and random draws.
 
     Args:
         wrapped: the model.
-        criterion: what it is trained with.
-        loss: the loss of a batch, as ever.
+        criterion: the criterion it is trained with.
+        loss: function that computes the loss of a batch eagerly.
     """
 
     def __init__(self, wrapped: Wrapped, criterion: Any, loss: Callable[[Batch], Tensor]) -> None:
         self.wrapped, self.criterion, self.loss = wrapped, criterion, loss
-        self.off = ""  # why no step is taken by a graph any more
-        self.replays = 0  # steps taken by a graph
+        self.off = ""  # the reason why graphs are no longer used; "" while they are
+        self.replays = 0  # number of steps replayed from a graph
         self._facts: StepFacts | None = None
-        self._seen: dict[Any, int] = {}  # by form, batches since the facts were looked at
-        self._recorded: dict[Any, _Recorded | None] = {}  # None: slower than a step as ever
-        self._made = 0
-        self._last = 0.0  # when the last step came
+        self._seen: dict[Any, int] = {}  # number of batches per signature since the facts were last recorded
+        self._recorded: dict[Any, _Recorded | None] = {}  # by signature; None: slower than eager steps
+        self._n_recorded = 0
+        self._last_time = 0.0  # time of the last call of `take`
 
     def take(self, batch: Batch, remaining: int) -> Step | None:
-        """Loss and gradients of a batch.
+        """Return the loss and gradients of a batch, or None if the step must run eagerly.
 
         Args:
-            batch: its rows.
-            remaining: steps to come in this training, this one included.
+            batch: the rows.
+            remaining: number of steps left in this training, including this one.
         """
         if self.off:
             return None
-        now, before, self._last = time.perf_counter(), self._last, time.perf_counter()
+        now, last_time, self._last_time = time.perf_counter(), self._last_time, time.perf_counter()
         if self._facts is not None and not self._facts.hold():
             self._facts = None
             self._recorded.clear()
             self._seen.clear()
-        form = _form(batch)
+        signature = _signature(batch)
         parameters = self.wrapped.parameters() if self._facts is None else self._facts.parameters
-        if form is None or any(p.grad is not None for p in parameters):
+        if signature is None or any(p.grad is not None for p in parameters):
             return None
-        seen = self._seen[form] = self._seen.get(form, 0) + 1
-        if form in self._recorded:
-            recorded = self._recorded[form]
-            return None if recorded is None else self._replayed(recorded, form, batch)
+        seen = self._seen[signature] = self._seen.get(signature, 0) + 1
+        if signature in self._recorded:
+            recorded = self._recorded[signature]
+            return None if recorded is None else self._replay(recorded, signature, batch)
         share = seen / sum(self._seen.values())
-        long = before and now - before > LONGEST
-        if seen <= EAGER_STEPS or remaining * share < (LEAST_LONG if long else LEAST_STEPS):
+        is_long = last_time and now - last_time > LONG_STEP
+        if seen <= EAGER_STEPS or remaining * share < (MIN_LONG_STEPS if is_long else MIN_STEPS):
             return None
         try:
-            self._record(form, batch)
+            self._record(signature, batch)
         except UntraceableError as error:
             self._stop(str(error))
             return None
-        except Exception as error:  # whatever torch has against it
+        except Exception as error:  # torch can't trace this step
             self._stop(f"{type(error).__name__}: {error}")
             return None
-        return self._replayed(self._recorded[form], form, batch)
+        return self._replay(self._recorded[signature], signature, batch)
 
     def _stop(self, reason: str) -> None:
-        log.debug("%s: steps are taken as ever (%s)", self.wrapped._workbench_name(), reason)
+        log.debug("%s: steps run eagerly (%s)", self.wrapped._workbench_name(), reason)
         self.off = reason
         self._recorded.clear()
         self._facts = None
 
-    def _record(self, form: Any, batch: Batch) -> None:
+    def _record(self, signature: Any, batch: Batch) -> None:
         if threading.current_thread() is not threading.main_thread():
-            raise UntraceableError("not in the main thread, where random draws come from other generators")
-        if self._made >= GRAPHS:
-            raise UntraceableError("the model is changed again and again")
-        self._made += 1
+            raise UntraceableError("outside of the main thread, random draws come from other generators")
+        if self._n_recorded >= MAX_GRAPHS:
+            raise UntraceableError("the model keeps changing")
+        self._n_recorded += 1
         facts = StepFacts(self.wrapped, self.criterion) if self._facts is None else self._facts
         engine = engine_of(self.wrapped)
         if engine.clones.impure:
@@ -142,7 +142,7 @@ class TracedStep:
             loss = self.loss(Batch(None, x, y))
             gradients = torch.autograd.grad(loss, facts.parameters, allow_unused=True)
             places[:] = [i for i, gradient in enumerate(gradients) if gradient is not None]
-            # as they are where `backward` has put them
+            # contiguous, as `backward` would store them
             return [loss.detach(), *(gradient.contiguous() for gradient in gradients if gradient is not None)]
 
         state = _State(facts)
@@ -153,48 +153,52 @@ class TracedStep:
         if not facts.hold() or engine.clones.impure:
             raise UntraceableError("forward changes the model")
         self._facts = facts
-        self._recorded[form] = _Recorded(graph, places)
+        self._recorded[signature] = _Recorded(graph, places)
 
-    def _replayed(self, recorded: _Recorded | None, form: Any, batch: Batch) -> Step | None:
+    def _replay(self, recorded: _Recorded | None, signature: Any, batch: Batch) -> Step | None:
         facts = self._facts
         if recorded is None or facts is None:
             return None
         recorded.runs += 1
         graph, runs = recorded.graph, recorded.runs
-        compares = runs <= TRIALS or runs & (runs - 1) == 0
-        state = _State(facts) if compares or graph.writes or graph.draws else None
+        must_compare = runs <= TRIALS or runs & (runs - 1) == 0
+        state = _State(facts) if must_compare or graph.writes or graph.draws else None
         start = time.perf_counter()
         try:
             loss, *gradients = graph.run(batch.x, batch.y)
-        except Exception as error:  # a step as ever says what is wrong, if anything is
+        except Exception as error:  # if the batch is at fault, the eager step raises the proper error
             if state is not None:
                 state.restore()
             self._stop(f"{type(error).__name__}: {error}")
             return None
-        every: list[Tensor | None] = [None] * len(facts.parameters)
-        for place, gradient in zip(recorded.places, gradients, strict=True):
-            every[place] = gradient
-        step = Step(loss, facts.parameters, every)
-        if not compares or state is None:
+        all_gradients: list[Tensor | None] = [None] * len(facts.parameters)
+        for i, gradient in zip(recorded.places, gradients, strict=True):
+            all_gradients[i] = gradient
+        step = Step(loss, facts.parameters, all_gradients)
+        if not must_compare or state is None:
             self.replays += 1
             return step
         recorded.seconds.append(time.perf_counter() - start)
-        shared = share_memory([loss, *gradients], [*facts.parameters, *facts.frozen, *facts.buffers, batch.x, batch.y])
-        after = _State(facts)
+        shares_memory = share_memory(
+            [loss, *gradients], [*facts.parameters, *facts.frozen, *facts.buffers, batch.x, batch.y]
+        )
+        state_after = _State(facts)
         state.restore()
         start = time.perf_counter()
-        eager = self._as_ever(batch, facts)
+        eager = self._eager_step(batch, facts)
         recorded.eager_seconds.append(time.perf_counter() - start)
-        if shared or not (
-            step.loss.equal(eager.loss) and _equal(step.gradients, eager.gradients) and after.equals(_State(facts))
+        if shares_memory or not (
+            step.loss.equal(eager.loss)
+            and _equal(step.gradients, eager.gradients)
+            and state_after.equals(_State(facts))
         ):
-            self._tell_difference(runs)
+            self._report_difference(runs)
         elif runs == TRIALS and not _faster(recorded):
-            self._recorded[form] = None
+            self._recorded[signature] = None
         self.replays += 1
         return eager
 
-    def _as_ever(self, batch: Batch, facts: StepFacts) -> Step:
+    def _eager_step(self, batch: Batch, facts: StepFacts) -> Step:
         loss = self.loss(batch)
         loss.backward()
         step = Step(loss.detach(), facts.parameters, [parameter.grad for parameter in facts.parameters])
@@ -202,12 +206,12 @@ class TracedStep:
             parameter.grad = None
         return step
 
-    def _tell_difference(self, runs: int) -> None:
-        self._stop("a step as ever gave other numbers")
+    def _report_difference(self, runs: int) -> None:
+        self._stop("an eager step gave other numbers")
         if runs > TRIALS:
             warnings.warn(
-                f"{self.wrapped._workbench_name()}: something outside of the model has changed what its steps compute, and since some step "
-                f'after number {runs // 2} of this training they were taken without it. Train once more with strategy="eager"',
+                f"{self.wrapped._workbench_name()}: something outside of the model changed what a training step computes, and since some step "
+                f'after number {runs // 2} the steps were replayed without this change. Train again with strategy="eager"',
                 WorkbenchWarning,
                 stacklevel=user_stacklevel(),
             )
@@ -218,7 +222,7 @@ def _faster(recorded: _Recorded) -> bool:
 
 
 class _State:
-    """What a step changes beside gradients: buffers, and where random draws stand."""
+    """What a step changes besides gradients: buffers, and the state of the random generator."""
 
     def __init__(self, facts: StepFacts) -> None:
         self._buffers = facts.buffers
@@ -236,12 +240,12 @@ class _State:
         return self._random.equal(other._random) and _equal(self._values, other._values)
 
 
-def _equal(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
-    return all(map(same, some, others))
+def _equal(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
+    return all(map(same, tensors, others))
 
 
-def _form(batch: Batch) -> Any:
-    """What batches of one graph have in common; None for those that have none."""
+def _signature(batch: Batch) -> Any:
+    """Return what all batches of one graph have in common (shapes, strides, dtypes); None for batches that can't be traced."""
     if type(batch.x) is not Tensor or type(batch.y) is not Tensor:
         return None
     tensors = batch.x, batch.y

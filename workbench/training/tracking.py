@@ -1,4 +1,4 @@
-"""A training that is logged to a tracker, as it goes on."""
+"""Logging of a training to a tracker."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from workbench.training.progress import Callback, Progress
 
 
 class TrainingLog:
-    """A callback that logs each epoch, and then is the user's callback. The run begins with the first step, so that what is refused leaves none.
+    """Callback that logs each epoch, and then calls the user's callback.
+
+    The run begins with the first step, so that a refused training leaves none.
 
     Args:
-        tracker: to log to.
-        settings: of the training.
-        callback: the user's.
-        checkpoint: where it is kept by what the run can be resumed.
+        tracker: tracker to log to.
+        settings: settings of the training.
+        callback: the user's callback.
+        checkpoint: stores the identifier by which the run can be resumed.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class TrainingLog:
         self.runs: dict[str, str] = {} if checkpoint is None else checkpoint.runs
         self.deliver = Delivery(tracker)
         self.begun = False
-        self.epochs_before = 0  # of shorter trainings of the same run
+        self.epochs_before = 0  # epochs of shorter trainings of the same run
 
     def __call__(self, progress: Progress) -> Any:
         if not self.begun:
@@ -67,15 +69,15 @@ class TrainingLog:
 
 @contextmanager
 def logged(log: TrainingLog | None) -> Iterator[Callable[[History], History]]:
-    """Around a training, which says its history by what is given; however it ends, its run is ended."""
+    """Log a training to its end: pass its history to the yielded function; the run is ended even if the training fails."""
     histories: list[History] = []
 
-    def ended(history: History) -> History:
+    def record(history: History) -> History:
         histories.append(history)
         return history
 
     try:
-        yield ended
+        yield record
     except BaseException as error:
         if log is not None:
             log.end("failed" if isinstance(error, Exception) else "interrupted")

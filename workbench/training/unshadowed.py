@@ -1,4 +1,4 @@
-"""Reach what `Wrapped` has where the user's model has an attribute or method of the same name."""
+"""Access to members of `Wrapped` that the user's model shadows by an attribute or method of the same name."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from workbench.core.wrapped import Wrapped
 
 
 def unshadowed(wrapped: Any, name: str) -> Any:
-    """The method or property of `Wrapped` by this name, bound to a wrapped model."""
+    """Return the method or property of `Wrapped` of this name, bound to a wrapped model."""
     return inspect.getattr_static(Wrapped, name).__get__(wrapped)

@@ -1,4 +1,4 @@
-"""Hold out the rows that a training is validated on."""
+"""Split of the rows into training and validation rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.data.reader import read
 
 
 def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: int) -> tuple[Source, Source | None]:
-    """Rows to train on and rows to validate on, as `fit` takes them; None where validation is 0."""
+    """Return training and validation rows from the arguments of `fit`; the latter are None if validation is 0."""
     train = read(data, several=True)
     if isinstance(train, DataLoader):
         if batch_size is not None:
@@ -24,7 +24,7 @@ def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: 
         return train, _validation_rows(validation, train)
     if isinstance(train, DataLoader) and validation:
         raise ValueError(
-            "validation: the rows of a DataLoader can't be cut; give validation=0, or validation=another_loader"
+            "validation: the rows of a DataLoader can't be split; give validation=0, or validation=another_loader"
         )
     if isinstance(validation, bool) or not 0 <= validation < 1:
         raise ValueError(f"validation must be a share of at least 0 and below 1, or rows; found {validation!r}")
@@ -38,18 +38,18 @@ def _validation_rows(validation: Any, train: Source) -> Source:
     if isinstance(train, TensorRows) and isinstance(rows, TensorRows):
         shapes = [[tuple(leaf.shape[1:]) for leaf in (*source.inputs, *source.targets)] for source in (train, rows)]
         if shapes[0] != shapes[1]:
-            raise ValueError(f"validation: its rows have shapes {shapes[1]}, those to train on {shapes[0]}")
+            raise ValueError(f"validation: its rows have shapes {shapes[1]}, the training rows {shapes[0]}")
     if not isinstance(rows, DataLoader) and not len(cast(Sized, rows)):
-        raise ValueError("validation: there is no row; give validation=0 to do without")
+        raise ValueError("validation: it has no rows; give validation=0 to train without validation")
     return rows
 
 
 def hold_out(
     source: TensorRows | Dataset, fraction: float, seed: int
 ) -> tuple[TensorRows | Dataset, TensorRows | Dataset]:
-    """Rows to train on and rows to validate on; class labels keep their shares as well as whole rows can.
+    """Split rows into training and validation rows, stratified by class label.
 
-    Every k-th of the rows, in random order but sorted by label, is a stratified sample; a class may have one row.
+    Taking rows at equal distances in a random order sorted by label is a stratified sample, even if a class has only one row.
     """
     n = len(cast(Sized, source))
     held_out = max(1, round(n * fraction))

@@ -1,4 +1,4 @@
-"""The metrics as torchmetrics classes: they accumulate over batches, merge over processes, reset and plot."""
+"""The metrics as torchmetrics classes, which accumulate over batches, synchronize across processes, reset and plot."""
 
 from workbench.metrics.modules.classes import (
     ECE,

@@ -1,4 +1,4 @@
-"""Base classes of the metrics: sums over batches where a metric adds up, all rows where it does not."""
+"""Base classes of the metrics: sums over batches for additive metrics, all rows for others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.metrics.registry import METRICS
 
 
 class AccumulatedMetric(Metric):
-    """What all classes share: values in float64, a plot, and the direction and range of a registered function, `of=`."""
+    """Base of all classes: states in float64, a plot, and the direction and range of the registered function given as `of=`."""
 
     function: ClassVar[Callable[..., Tensor]]
     is_differentiable = False
@@ -33,15 +33,15 @@ class AccumulatedMetric(Metric):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of all states, also in a process that has seen no rows, so that they can be gathered."""
+        """The dtype of all states, also in a process that has seen no rows, so that they can be gathered."""
         return torch.float64
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Draw the value (or the given values, one for each step) on matplotlib axes; returns figure and axes."""
+        """Plot the value (or the given values, one per step) on matplotlib axes; return figure and axes."""
         return self._plot(val, ax)
 
-    def _sums(self, *values: Tensor) -> None:
-        """Add to the states of the class, in the order they were declared."""
+    def _add_to_states(self, *values: Tensor) -> None:
+        """Add values to the states of the class, in the order of their declaration."""
         for state, value in zip(self._defaults, values, strict=True):
             setattr(self, state, getattr(self, state) + value.detach().to(getattr(self, state).device))
 
@@ -49,13 +49,13 @@ class AccumulatedMetric(Metric):
         for name in names:
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def _filled(self, count: Tensor) -> None:
+    def _check_not_empty(self, count: Tensor) -> None:
         if not count.any():
             raise ValueError(f"{type(self).__name__} has seen no rows yet; call update before compute")
 
 
 class MeanMetric(AccumulatedMetric):
-    """The mean of a term over all elements of all batches."""
+    """Mean of a term over all elements of all batches."""
 
     total: Tensor
     count: Tensor
@@ -65,16 +65,16 @@ class MeanMetric(AccumulatedMetric):
         self._declare_sums("total", "count")
 
     def _add(self, terms: Tensor) -> None:
-        self._sums(terms.sum(), torch.tensor(float(terms.numel())))
+        self._add_to_states(terms.sum(), torch.tensor(float(terms.numel())))
 
     def compute(self) -> Tensor:
-        """The mean over everything seen since the last reset."""
-        self._filled(self.count)
+        """Return the mean over everything seen since the last reset."""
+        self._check_not_empty(self.count)
         return self.total / self.count
 
 
 class RowsMetric(AccumulatedMetric):
-    """A metric that needs all rows at once, two numbers for each."""
+    """A metric that needs all rows at once, two numbers per row."""
 
     states: ClassVar[tuple[str, str]] = ("risk", "error")
 
@@ -92,9 +92,9 @@ class RowsMetric(AccumulatedMetric):
         columns = [
             dim_zero_cat(rows) if len(rows) else torch.zeros(0, dtype=self.dtype, device=self.device) for rows in lists
         ]
-        self._filled(torch.tensor([len(column) for column in columns]))
+        self._check_not_empty(torch.tensor([len(column) for column in columns]))
         return columns
 
     def compute(self) -> Tensor:
-        """The metric of all rows seen since the last reset."""
+        """Return the metric of all rows seen since the last reset."""
         return type(self).function(*self._columns())

@@ -18,15 +18,15 @@ class _MeanOfClasses(MeanMetric):
         self.dim, self.void = dim, void
 
     def update(self, probabilities: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: probabilities with a dimension of classes, and labels."""
+        """Add a batch of probabilities, with a dimension of classes, and labels."""
         self._add(type(self).function(probabilities, target, "none", dim=self.dim, void=self.void, mask=mask))
 
 
 class Accuracy(_MeanOfClasses, of=classification.accuracy):
-    """Share of rows, pixels or tokens classified right; see `accuracy`."""
+    """Share of correctly classified rows, pixels or tokens; see `accuracy`."""
 
     def update(self, scores: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: scores with a dimension of classes, and labels."""
+        """Add a batch of scores, with a dimension of classes, and labels."""
         super().update(scores, target, mask)
 
 
@@ -50,22 +50,22 @@ class MeanIoU(AccumulatedMetric, of=classification.mean_iou):
         self._declare_sums("both", "either", shape=(num_classes,))
 
     def update(self, scores: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: scores with a dimension of classes, and labels."""
+        """Add a batch of scores, with a dimension of classes, and labels."""
         both, either = classification.class_overlap(scores, target, self.dim, self.void, mask)
-        if not len(both):  # no label in this batch
+        if not len(both):  # no labels in this batch
             return
         if len(both) != len(self.both):
             raise ValueError(f"expected scores of {len(self.both)} classes, found {len(both)}")
-        self._sums(both, either)
+        self._add_to_states(both, either)
 
     def compute(self) -> Tensor:
-        """The mean over classes of everything seen since the last reset."""
-        self._filled(self.either)
+        """Return the mean over classes of everything seen since the last reset."""
+        self._check_not_empty(self.either)
         return classification.mean_iou_of_counts(self.both, self.either)
 
 
 class _Binned(AccumulatedMetric):
-    """A calibration error of bins of equal width, which add up over batches."""
+    """A calibration error over bins of equal width, whose sums are accumulated over batches."""
 
     confidence: Tensor
     correct: Tensor
@@ -80,16 +80,16 @@ class _Binned(AccumulatedMetric):
         return (self.n_bins,)
 
     def update(self, probabilities: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: probabilities with a dimension of classes, and labels."""
-        self._sums(*classification.bin_sums(probabilities, target, self.n_bins, self.dim, self.void, mask))
+        """Add a batch of probabilities, with a dimension of classes, and labels."""
+        self._add_to_states(*classification.bin_sums(probabilities, target, self.n_bins, self.dim, self.void, mask))
 
 
 class ECE(_Binned, of=classification.ece):
     """Expected calibration error; see `ece`."""
 
     def compute(self) -> Tensor:
-        """The error over everything seen since the last reset."""
-        self._filled(self.count)
+        """Return the error over everything seen since the last reset."""
+        self._check_not_empty(self.count)
         return classification.ece_of_sums(self.confidence, self.correct, self.count)
 
 
@@ -97,8 +97,8 @@ class MaxECE(_Binned, of=classification.max_ece):
     """Maximum calibration error; see `max_ece`."""
 
     def compute(self) -> Tensor:
-        """The error over everything seen since the last reset."""
-        self._filled(self.count)
+        """Return the error over everything seen since the last reset."""
+        self._check_not_empty(self.count)
         return classification.max_ece_of_sums(self.confidence, self.correct, self.count)
 
 
@@ -113,17 +113,17 @@ class ClasswiseECE(_Binned, of=classification.classwise_ece):
         return (self._classes, self.n_bins)
 
     def update(self, probabilities: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: probabilities with a dimension of classes, and labels."""
+        """Add a batch of probabilities, with a dimension of classes, and labels."""
         sums = classification.classwise_bin_sums(probabilities, target, self.n_bins, self.dim, self.void, mask)
-        if not sums[-1].any():  # no label in this batch
+        if not sums[-1].any():  # no labels in this batch
             return
         if len(sums[0]) != self._classes:
             raise ValueError(f"expected probabilities of {self._classes} classes, found {len(sums[0])}")
-        self._sums(*sums)
+        self._add_to_states(*sums)
 
     def compute(self) -> Tensor:
-        """The error over everything seen since the last reset."""
-        self._filled(self.count)
+        """Return the error over everything seen since the last reset."""
+        self._check_not_empty(self.count)
         return classification.classwise_ece_of_sums(self.confidence, self.correct, self.count)
 
 
@@ -137,10 +137,10 @@ class AdaptiveECE(RowsMetric, of=classification.adaptive_ece):
         self.n_bins, self.dim, self.void = n_bins, dim, void
 
     def update(self, probabilities: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: probabilities with a dimension of classes, and labels."""
+        """Add a batch of probabilities, with a dimension of classes, and labels."""
         self._keep(*classification.top_class(probabilities, target, self.dim, self.void, mask))
 
     def compute(self) -> Tensor:
-        """The error over everything seen since the last reset."""
+        """Return the error over everything seen since the last reset."""
         confidence, correct = self._columns()
         return classification.adaptive_ece_of_rows(confidence, correct, self.n_bins)

@@ -13,16 +13,16 @@ from workbench.metrics.modules.base import RowsMetric
 
 
 class _Detection(RowsMetric):
-    """A metric of two splits, which may come in one call or in turns."""
+    """A metric of two splits, which may be added in one call or separately."""
 
     states = ("risk_in", "risk_out")
 
     def update(self, risk_in: Any = None, risk_out: Any = None) -> None:
-        """Add risks of in-distribution rows, of out-of-distribution rows, or both, of any shape."""
+        """Add risks, of any shape, of in-distribution rows, out-of-distribution rows, or both."""
         if risk_in is None and risk_out is None:
             raise ValueError("give risk_in, risk_out or both")
         if risk_in is not None and risk_out is not None:
-            out_of_distribution.splits(risk_in, risk_out)  # labels in place of one of them are noticed
+            out_of_distribution.splits(risk_in, risk_out)  # detects labels given instead of a split
         checked = [
             (s, out_of_distribution.split(s, r))
             for s, r in zip(self.states, (risk_in, risk_out), strict=True)
@@ -41,7 +41,7 @@ class AUPR(_Detection, of=out_of_distribution.aupr):
 
 
 class FPR95(_Detection, of=out_of_distribution.fpr95):
-    """False positive rate where 95 % of out-of-distribution rows are found; see `fpr95`."""
+    """False positive rate at which 95 % of out-of-distribution rows are detected; see `fpr95`."""
 
     of_rows = staticmethod(out_of_distribution.fpr95)
 
@@ -54,22 +54,22 @@ class RiskErrorCorrelation(RowsMetric, of=selective.risk_error_correlation):
         self.void = void
 
     def update(self, prediction: Any, risk: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: prediction, risk and target of one shape."""
+        """Add a batch of predictions, risks and targets of one shape."""
         pieces = value_pieces(prediction=prediction, risk=risk, target=target, void=self.void, mask=mask)
-        for loc, sd, y in list(pieces):  # all are checked before one is kept
+        for loc, sd, y in list(pieces):  # check all pieces before adding one
             self._keep(sd, (loc - y).abs())
 
     def compute(self) -> Tensor:
-        """The correlation over everything seen since the last reset."""
+        """Return the correlation over everything seen since the last reset."""
         risk, error = self._columns()
         return selective.risk_error_correlation(error, risk, torch.zeros_like(error))
 
 
 class _Selective(RowsMetric):
-    """A metric of risks and of errors >= 0, one of each for every row."""
+    """A metric of risks and errors >= 0, one of each per row."""
 
     def update(self, risk: Any, error: Any, mask: Any = None) -> None:
-        """Add a batch: risk and error of one shape, of which something must count."""
+        """Add a batch of risks and errors of one shape."""
         self._keep(*selective.ranked(risk, error, mask))
 
 
@@ -90,4 +90,4 @@ class AURG(_Selective, of=selective.aurg):
 
 
 class ErrorAUROC(_Selective, of=selective.error_auroc):
-    """Area under the ROC curve of telling errors by their risk; see `error_auroc`."""
+    """Area under the ROC curve of detecting errors by their risk; see `error_auroc`."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from workbench.distributions import Normal
 from workbench.metrics import ensembles, forecasts, intervals, regression
 from workbench.metrics._inputs import level_in_unit
-from workbench.metrics._pieces import mean_of, value_pieces
+from workbench.metrics._pieces import reduce_terms, value_pieces
 from workbench.metrics.modules.base import AccumulatedMetric, MeanMetric
 from workbench.metrics.regression import Family
 
@@ -28,11 +28,11 @@ class RMSE(_MeanOfValues, of=regression.rmse):
     """Root mean squared error; see `rmse`."""
 
     def update(self, prediction: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: prediction and target of one shape."""
-        self._add(mean_of((e.square() for e in regression.errors(prediction, target, self.void, mask)), "none"))
+        """Add a batch of predictions and targets of one shape."""
+        self._add(reduce_terms((e.square() for e in regression.errors(prediction, target, self.void, mask)), "none"))
 
     def compute(self) -> Tensor:
-        """The root of the mean over everything seen since the last reset."""
+        """Return the root of the mean over everything seen since the last reset."""
         return super().compute().sqrt()
 
 
@@ -40,7 +40,7 @@ class MAE(_MeanOfValues, of=regression.mae):
     """Mean absolute error; see `mae`."""
 
     def update(self, prediction: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: prediction and target of one shape."""
+        """Add a batch of predictions and targets of one shape."""
         self._add(regression.mae(prediction, target, reduction="none", void=self.void, mask=mask))
 
 
@@ -52,7 +52,7 @@ class _Scored(_MeanOfValues):
         self.distribution = distribution
 
     def update(self, prediction: Any, risk: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: prediction, risk and target of one shape."""
+        """Add a batch of predictions, risks and targets of one shape."""
         options = {"distribution": self.distribution, "reduction": "none", "void": self.void, "mask": mask}
         self._add(type(self).function(prediction, risk, target, **options))
 
@@ -74,7 +74,7 @@ class _Interval(_MeanOfValues):
         self.level, self.distribution = level, distribution
 
     def update(self, prediction: Any, risk: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: prediction, risk and target of one shape."""
+        """Add a batch of predictions, risks and targets of one shape."""
         options = {"void": self.void, "mask": mask}
         self._add(type(self).function(prediction, risk, target, self.level, self.distribution, "none", **options))
 
@@ -91,7 +91,7 @@ class MPIW(_Interval, of=intervals.mpiw):
     """Mean prediction interval width; see `mpiw`."""
 
     def update(self, prediction: Any, risk: Any, mask: Any = None) -> None:  # type: ignore[override]
-        """Add a batch: prediction and risk of one shape."""
+        """Add a batch of predictions and risks of one shape."""
         self._add(intervals.mpiw(prediction, risk, self.level, self.distribution, "none", mask=mask))
 
 
@@ -100,10 +100,10 @@ class Sharpness(MeanMetric, of=regression.sharpness):
 
     def update(self, risk: Any, mask: Any = None) -> None:
         """Add a batch of risks."""
-        self._add(mean_of((piece.square() for (piece,) in value_pieces(risk=risk, mask=mask)), "none"))
+        self._add(reduce_terms((piece.square() for (piece,) in value_pieces(risk=risk, mask=mask)), "none"))
 
     def compute(self) -> Tensor:
-        """The root of the mean over everything seen since the last reset."""
+        """Return the root of the mean over everything seen since the last reset."""
         return super().compute().sqrt()
 
 
@@ -129,14 +129,14 @@ class CalibrationError(AccumulatedMetric, of=regression.calibration_error):
         self._declare_sums("count")
 
     def update(self, prediction: Any, risk: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: prediction, risk and target of one shape."""
+        """Add a batch of predictions, risks and targets of one shape."""
         pits = regression.pits(prediction, risk, target, self.distribution, self.void, mask)
         inside, count = regression.counts_inside(pits, self.levels, self._position)
-        self._sums(inside, torch.tensor(float(count)))
+        self._add_to_states(inside, torch.tensor(float(count)))
 
     def compute(self) -> Tensor:
-        """The mean absolute gap over everything seen since the last reset."""
-        self._filled(self.count)
+        """Return the mean absolute gap over everything seen since the last reset."""
+        self._check_not_empty(self.count)
         return (self.inside / self.count - self.levels).abs().mean()
 
     def _position(self, u: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class SampleCRPS(_MeanOfValues, of=ensembles.crps_samples):
         self.fair = fair
 
     def update(self, samples: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: samples [m, ...] and target [...]."""
+        """Add a batch of samples [m, ...] and targets [...]."""
         self._add(ensembles.crps_samples(samples, target, self.fair, "none", void=self.void, mask=mask))
 
 
@@ -170,7 +170,7 @@ class MixtureNLL(_MeanOfValues, of=ensembles.mixture_nll):
         self.distribution, self.weights = distribution, weights
 
     def update(self, predictions: Any, risk: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: predictions and risk [voters, ...], target [...]."""
+        """Add a batch of predictions and risks [voters, ...], and targets [...]."""
         options = {"weights": self.weights, "reduction": "none", "void": self.void, "mask": mask}
         self._add(ensembles.mixture_nll(predictions, risk, target, self.distribution, **options))
 
@@ -183,7 +183,7 @@ class MixtureCRPS(_MeanOfValues, of=ensembles.mixture_crps):
         self.weights = weights
 
     def update(self, predictions: Any, risk: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: predictions and risk [voters, ...], target [...]."""
+        """Add a batch of predictions and risks [voters, ...], and targets [...]."""
         options = {"weights": self.weights, "reduction": "none", "void": self.void, "mask": mask}
         self._add(ensembles.mixture_crps(predictions, risk, target, **options))
 
@@ -197,7 +197,7 @@ class WinklerScore(_MeanOfValues, of=intervals.winkler_score):
         self.level = level
 
     def update(self, lower: Any, upper: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: ends of the intervals and target of one shape."""
+        """Add a batch of ends of intervals and targets of one shape."""
         options = {"void": self.void, "mask": mask}
         self._add(intervals.winkler_score(lower, upper, target, self.level, "none", **options))
 
@@ -210,7 +210,7 @@ class EnergyScore(_MeanOfValues, of=forecasts.energy_score):
         self.fair = fair
 
     def update(self, samples: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: samples [m, n, ...] and target [n, ...]."""
+        """Add a batch of samples [m, n, ...] and targets [n, ...]."""
         self._add(forecasts.energy_score(samples, target, self.fair, "none", void=self.void, mask=mask))
 
 
@@ -223,5 +223,5 @@ class PathCoverage(_MeanOfValues, of=forecasts.path_coverage):
         self.level = level
 
     def update(self, samples: Any, target: Any, mask: Any = None) -> None:
-        """Add a batch: samples [m, n, ...] and target [n, ...]."""
+        """Add a batch of samples [m, n, ...] and targets [n, ...]."""
         self._add(forecasts.path_coverage(samples, target, self.level, "none", void=self.void, mask=mask))
