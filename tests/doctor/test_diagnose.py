@@ -238,7 +238,7 @@ def test_a_refusal_is_told_in_the_words_of_the_wrapper() -> None:
     words = {concerned(each)[0]: each.what for each in found.find("refused")}
     assert "sample found no activation" in words["sample"]
     assert words["laplace"].startswith(
-        "laplace knows the posterior of an nn.Linear of real numbers, and 'the model itself'"
+        "laplace needs a last layer that is an nn.Linear with real floating-point weights, but 'the model itself'"
     )
     assert found.find("unused")[0].what == "weight"
 

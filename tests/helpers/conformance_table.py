@@ -222,7 +222,7 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     **{
         (case, "laplace"): Refusal(ValueError, words)
         for words, cases in {
-            "laplace knows the posterior of an nn.Linear": (
+            "laplace needs a last layer that is an nn.Linear": (
                 *("bilinear", "conv1d_series", "conv_transpose", "parameter_dict", "paramlist_einsum", "unet"),
             ),
             "depends on it in another way": (
@@ -237,8 +237,8 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
                 ),
                 *("routed_by_input", "scalar_output", "sdpa", "tied", "tied_autoencoder"),
             ),
-            "runs once in a call": ("fill_zeros", "generator_out", "vmap_inside"),
-            "is not added by the product that uses its weight": ("custom_autograd_weight",),
+            "runs once per call": ("fill_zeros", "generator_out", "vmap_inside"),
+            "is not added in the call that uses its weight": ("custom_autograd_weight",),
         }.items()
         for case in cases
     },

@@ -149,7 +149,7 @@ def test_what_has_no_class_scores_of_rows_is_refused() -> None:
             neo.Wrapper(density="auto", output=output)(nn.Linear(5, 1)).fit(X)
     with pytest.raises(ValueError, match="Automatic works on logits"):
         neo.Wrapper(density="auto", output="probs")(net(nn.Softmax(1)))
-    with pytest.raises(ValueError, match="Automatic works on one vector a row"):
+    with pytest.raises(ValueError, match="Automatic works on one vector per row"):
         neo.Wrapper(density="auto", output=Logits(dim=1))(nn.Conv2d(1, 3, 1))
 
 
