@@ -260,7 +260,7 @@ def test_regression_is_refused_by_name(name: str) -> None:
 def test_features_that_can_be_negative_are_refused_where_they_are_divided_by() -> None:
     model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, C))
     for name in ("ash", "scale"):
-        with pytest.raises(ValueError, match="must not be negative, as after a ReLU; the least of them is -"):
+        with pytest.raises(ValueError, match="must not be negative, as after a ReLU; the smallest is -"):
             neo.Wrapper(density=name, output="logits")(model).fit(INPUTS)
     assert neo.Wrapper(density="react", output="logits")(model).fit(INPUTS)
 
@@ -283,11 +283,11 @@ def test_bad_settings_and_heads_are_refused() -> None:
     with pytest.raises(ValueError, match="keeps 8 principal axes of 8 features"):
         VirtualLogit(n_components=8).fit(X, LOGITS, head=(WEIGHT, BIAS))
     for make, message in (
-        (lambda: VirtualLogit(n_components=-1), "n_components counts axes from 0, got -1"),
-        (lambda: GeneralizedEntropy(gamma=1), "gamma is a power between 0 and 1, got 1"),
+        (lambda: VirtualLogit(n_components=-1), "n_components must not be negative, got -1"),
+        (lambda: GeneralizedEntropy(gamma=1), "gamma must lie strictly between 0 and 1, got 1"),
         (lambda: Mahalanobis(shrinkage=2), "shrinkage is a share between 0 and 1, got 2"),
-        (lambda: ClippedEnergy(percentile=101), "percentile is a number from 0 to 100, got 101"),
-        (lambda: GuidedEnergy(k=0), "k counts neighbours from 1, got 0"),
+        (lambda: ClippedEnergy(percentile=101), "percentile must be a number from 0 to 100, got 101"),
+        (lambda: GuidedEnergy(k=0), "k, the number of neighbours, must be at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             make()
