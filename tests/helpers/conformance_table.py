@@ -212,8 +212,8 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
         for name, wrapping in WRAPPERS.items()
         if wrapping.where == "activations"
     },
-    ("generator_out", "neo"): Refusal(ValueError, "neo gives one risk a row"),
-    ("generator_out", "vote1_sculpt_neo"): Refusal(ValueError, "neo gives one risk a row"),
+    ("generator_out", "neo"): Refusal(ValueError, "neo gives one risk per row"),
+    ("generator_out", "vote1_sculpt_neo"): Refusal(ValueError, "neo gives one risk per row"),
     **{
         ("scalar_output", name): Refusal(ValueError, "the model's output has no rows")
         for name, wrapping in WRAPPERS.items()

@@ -388,7 +388,7 @@ class _Moved(nn.Module):
     [
         (_net(), "binary", "several labels at once"),
         (_net(), {"a": "logits"}, "several outputs"),
-        (nn.Sequential(nn.Flatten(), nn.Conv1d(1, 3, 1)), "logits", "'1', taken for the last layer, is a Conv1d"),
+        (nn.Sequential(nn.Flatten(), nn.Conv1d(1, 3, 1)), "logits", "'1' is taken as the last layer and is a Conv1d"),
     ],
     ids=["labels", "several", "convolution"],
 )
