@@ -340,8 +340,8 @@ Outputs, how each is interpreted, and what to write if one means something else:
       output="logits"  # scores of 2 classes
       output="binary"  # scores of 2 labels, each a yes or no
 
-augment needs transforms=...: transforms="flip" is for images [rows, channels, height, width], and the input
-has shape [6, 3]; use augment.Wrapper([augment.Transform(apply, inverse), ...]) with transforms of your own"""
+augment needs transforms=...: transforms="flip" is for images [rows, channels, height, width], but the input
+has shape [6, 3]; use augment.Wrapper([augment.Transform(apply, inverse), ...]) with your own transforms"""
     found = diagnose(If(), x())
     assert str(found) == repr(found) == expected
 

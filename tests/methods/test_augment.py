@@ -241,7 +241,7 @@ def test_inputs_that_could_turn_with_the_image_are_asked_for(other: Tensor) -> N
     torch.manual_seed(0)
     model = Beside().eval()
     with pytest.raises(
-        SettingsNeededError, match=r"whether other inputs turn .* have its height and width; .*inputs=\"all\""
+        SettingsNeededError, match=r"whether to transform other inputs .* have its height and width; .*inputs=\"all\""
     ):
         augment.Wrapper("flips")(model).eval()(X, other)
     for which in ("first", "all") if other.is_floating_point() else ("first",):

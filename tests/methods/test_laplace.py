@@ -399,7 +399,7 @@ def test_bad_input_is_told() -> None:
     classes = laplace.Wrapper(output="logits")(net(3)).eval().fit([(X, None)])
     with pytest.raises(ValueError, match=r"a number for each row of scores \[60, 3\]; it got \[60, 4\]"):
         laplace.tune(classes, [(X, X)])
-    with pytest.raises(ValueError, match=r"call wrapped.eval\(\) before"):
+    with pytest.raises(ValueError, match=r"call wrapped.eval\(\) first"):
         laplace.tune(classes.train(), [(X, X)])
     with pytest.raises(TypeError, match=r"wrapped by laplace.Wrapper, not Sequential"):
         laplace.mean_field(net(), NEW)
