@@ -87,20 +87,18 @@ class Draws:
                 )  # a single draw can be handed out once without a copy
                 self._given.add(slot)
                 stacked = (values[0][None] if reuses_memory else torch.stack(values)).to(current)
-                for row, view in zip(
-                    rows, stacked, strict=True
-                ):  # share memory with the copies, so that values are not kept twice
+                for row, view in zip(rows, stacked, strict=True):
+                    # share memory with the copies, so that values are not kept twice
                     if (
                         row is not None
                         and type(view) is Tensor
                         and (row.dtype, row.device) == (view.dtype, view.device)
                     ):
                         row.data = view
+                # equal originals of a parametrisation may still belong to different weights
                 if (
                     self._n == 1
-                    or isinstance(
-                        modules[0], ParametrizationList
-                    )  # equal originals may still belong to different weights
+                    or isinstance(modules[0], ParametrizationList)
                     or current.numel() == 0
                     or current.is_meta
                     or any(not torch.equal(row, stacked[0]) for row in stacked[1:])

@@ -190,9 +190,8 @@ class Neo(Method):
         like = next((p for p in table.root.parameters()), None)
         add_extra(table.root, "density", density.to(like.device if like is not None else None))
         self._set_density(table.root, self._by_position(table.record.output))
-        if (
-            name := _name_of(density)
-        ) in DENSITIES:  # the density itself is a submodule now, so the setting need only name it
+        # the density itself is a submodule now, so the setting need only name it
+        if (name := _name_of(density)) in DENSITIES:
             self.wrapper = replace(self.wrapper, density=name)
 
     def model(self, wrapped: Any) -> Any:
@@ -358,9 +357,8 @@ class Neo(Method):
             n_rows = len(outputs)  # a list with one output per row
         if n_rows is None:
             raise ValueError("neo gives one risk per row, but the model's output has no rows (a single number)")
-        if (
-            n_rows != rows
-        ):  # features were pooled during the pass for the expected rows: run again with the right number
+        if n_rows != rows:
+            # features were pooled during the pass, for the expected number of rows: run again with the right one
             places = [(i, dim) for i, t in enumerate(leaves) for dim, size in enumerate(t.shape) if size == n_rows]
             self._rows_at = next(iter(places), self._rows_at)
             output, tap = self._pass(wrapped, args, kwargs, n_rows, take)

@@ -195,10 +195,8 @@ class Swag(WeightSets):
                     for name in momenta:
                         table.get(name).zero_()
                     self._run(wrapped, table, batch, place)
-                    for (
-                        name,
-                        momentum,
-                    ) in momenta.items():  # after a reset to zero, the statistic is the batch's times the momentum
+                    # after the reset to zero, each statistic is the batch's times the momentum
+                    for name, momentum in momenta.items():
                         total[name] += count * table.get(name) / momentum
             for name, value in saved.items():
                 table.get(name).copy_(value)

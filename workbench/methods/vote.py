@@ -186,9 +186,8 @@ class Vote(Method):
     def _zero_weights(self, table: Table, parameters: list[str]) -> frozenset[str]:
         """Return the zero weights among these parameters; freshly drawn voters keep those at zero that are zero on purpose (see `Draws`)."""
         weights = [name for name in parameters if not is_bias(name)]
-        if (
-            self.wrapper.finetune or self.wrapper.share == "rank1"
-        ):  # voters start at the given values, or at multiples of them
+        # voters with given weights, or with factors of them, keep zeros anyway
+        if self.wrapper.finetune or self.wrapper.share == "rank1":
             return frozenset()
         zeros = [name for name in weights if not table.value(name).is_meta and not bool(table.value(name).any())]
         if len(zeros) < len(weights):
