@@ -34,7 +34,7 @@ def unparametrize(module: nn.Module) -> None:
 
 
 def assign(module: nn.Module, name: str, value: Tensor) -> None:
-    """Set the originals of a parametrised tensor, so that it has this value, or the closest one that the parametrisation allows.
+    """Set the originals of a parametrised tensor, so that it has this value as far as the parametrisation allows.
 
     Raises:
         Exception: of any type, from a parametrisation that has no inverse or does not accept the value.

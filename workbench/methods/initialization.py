@@ -82,9 +82,8 @@ class Draws:
             rows = [module._parameters[attribute] for module in modules]
             if all(row is not None and row.shape == current.shape for row in rows):
                 values = [row.detach() for row in rows if row is not None]
-                reuses_memory = (
-                    self._n == 1 and slot not in self._given
-                )  # a single draw can be handed out once without a copy
+                # a single draw can be handed out once without a copy
+                reuses_memory = self._n == 1 and slot not in self._given
                 self._given.add(slot)
                 stacked = (values[0][None] if reuses_memory else torch.stack(values)).to(current)
                 for row, view in zip(rows, stacked, strict=True):
@@ -167,9 +166,8 @@ class Draws:
         initialize = self._initializer(path)
         if name is None and initialize is None:
             return None
-        without_children = name is None and any(
-            True for _ in module.children()
-        )  # only its direct parameters are needed
+        # for a parent, only its direct parameters are needed
+        without_children = name is None and any(True for _ in module.children())
         copies = [
             _without_children(module) if without_children else self._table.plain_module(path) for _ in range(self._n)
         ]

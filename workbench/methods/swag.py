@@ -123,7 +123,7 @@ class Swag(WeightSets):
             "each late epoch, at least twice, and then wrapped.fit(loader) with the training inputs"
         )
 
-    # ---- gathering
+    # ---- collecting
     @torch.no_grad()
     def gather(self, wrapped: Any) -> int:
         """Collect the current weights; see `swag.collect`."""
