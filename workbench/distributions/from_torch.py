@@ -182,9 +182,8 @@ class FromTorch(Parametric):
     def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         if self.support is constraints.real:
             return self._by_scipy("cdf", y, loc, risk)
-        inside = y.clamp(
-            0, 1 if self.support is constraints.unit_interval else None
-        )  # torch returns NaN outside the support
+        # torch returns NaN outside the support
+        inside = y.clamp(0, 1 if self.support is constraints.unit_interval else None)
         return self._by_scipy("cdf", inside, loc, risk).masked_fill(y < 0, 0.0)
 
     def _icdf(self, q: Tensor, loc: Tensor, risk: Tensor) -> Tensor:

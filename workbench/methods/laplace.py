@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from ..core.ownership import Table
 
 PARTS = ("basis", "variance", "mixing")
-FACTORS = 10.0 ** torch.arange(
-    -1, 4.5, 0.5
-)  # candidate multiples of the prior precision, chosen among by held-out pairs
+# candidate multiples of the prior precision, chosen among by held-out pairs
+FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)
 
 
 class Wrapper(_Wrapper):

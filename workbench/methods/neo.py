@@ -38,10 +38,8 @@ Take = Callable[[str, FeatureMap], Tensor]
 MAX_SITES = 5  # layers whose inputs are used by default
 MAX_ROWS = 20_000  # training rows that a fit uses
 MAX_OUTLIERS = 10_000  # outliers that a fit makes of training rows
-_TRACEABLE = (
-    "signature",
-    "gaussian",
-)  # densities that run the same operations for all inputs, so that a call can be recorded
+# densities that run the same operations for all inputs, so that a call can be recorded
+_TRACEABLE = ("signature", "gaussian")
 
 
 class Wrapper(_Wrapper):

@@ -175,9 +175,8 @@ def couplings(
     d = z.shape[1]
     log_det = z.new_zeros(len(z))
     for k in range(len(weight_in)):
-        block = (
-            (d + 1) // 2 if k % 4 > 1 else 1
-        )  # two couplings with alternating features, then two with contiguous halves
+        # two couplings with alternating features, then two with contiguous halves
+        block = (d + 1) // 2 if k % 4 > 1 else 1
         conditioning = (torch.arange(d, device=z.device) // block + k) % 2
         hidden = torch.tanh((z * conditioning).clamp(-_CLAMP, _CLAMP) @ weight_in[k] + bias_in[k])
         log_scale, shift = (hidden @ weight_out[k] + bias_out[k]).chunk(2, dim=1)
