@@ -197,7 +197,7 @@ def test_what_cannot_be_told_is_refused_with_the_line_to_write() -> None:
         augment.Wrapper()(nn.Linear(2, 1)).eval()(torch.ones(4, 2))
     with pytest.raises(TypeError, match=r"found none \(inputs: torch.int64 \[4, 2\]\)"):
         augment.Wrapper([None])(nn.Embedding(3, 2)).eval()(torch.ones(4, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="as many rows"):
+    with pytest.raises(ValueError, match="same number of rows"):
         augment.Wrapper([lambda x: x[:2]])(nn.Linear(2, 1)).eval()(torch.ones(4, 2))
 
 
