@@ -204,7 +204,7 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     ("tied_autoencoder", "vote_share2"): Refusal(ValueError, "share=2, but TiedAutoencoder has 1 layers with weights"),
     **{("generator_out", name): Refusal(TypeError, "generator") for name in WRAPPERS},
     **{
-        (name, "augment"): Refusal(TypeError, "augment transforms floating-point inputs, and found none")
+        (name, "augment"): Refusal(TypeError, "augment transforms floating-point inputs, but found none")
         for name in ("embedding_bag", "tied")
     },
     **{
@@ -287,7 +287,7 @@ _RESCUED = {"fill_zeros", "gnn_scatter", "lstm", "mha_module", "out_kwarg", "sdp
 _RECOMPUTED = {"checkpoint": "noise on activations cannot be drawn again"}
 REFUSED_BY = {  # by check and case, words of the message; where the obstacle lies in the shared trunk, it is none
     **dict.fromkeys(("training", "loss", "bfloat16", "autocast"), _RECOMPUTED),
-    "with vote": dict.fromkeys(COMPOSED_ON, "both say which weights the model could have"),
+    "with vote": dict.fromkeys(COMPOSED_ON, "both model the distribution of the weights"),
     "vmap": _VMAP,
     "rescue": {case: words for case, words in _VMAP.items() if case not in _RESCUED},
     "replay": {
