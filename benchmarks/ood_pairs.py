@@ -18,7 +18,7 @@ from torch import Tensor
 from workbench import metrics, neo
 from workbench.experiments.bench import table
 from workbench.methods.densities import DENSITIES, Density
-from workbench.methods.made_outliers import unlike
+from workbench.methods.made_outliers import make_outliers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +72,7 @@ def _outliers(x: Tensor) -> dict[str, Tensor]:
     """By kind what `wrapped.fit` makes for `auto` of batches of 125."""
     made: dict[str, list[Tensor]] = {}
     for seed, part in enumerate(x.split(125)):
-        for kind, pixels in unlike(part, len(part), seed):
+        for kind, pixels in make_outliers(part, len(part), seed):
             made.setdefault(kind, []).append(pixels)
     return {kind: torch.cat(parts) for kind, parts in made.items()}
 

@@ -31,14 +31,14 @@ from workbench.testing.trial import ask
 _SCORES = [name for name, model in MEANT.items() if model.leaves != {"": "values"}]
 _PROBABILITIES = [name for name in MEANT if "prob" in name]
 _CLASSES = "class outputs need sculpt.Wrapper(LogitNormal)"
-_CONVOLUTION = "laplace knows the posterior of an nn.Linear"
+_CONVOLUTION = "laplace needs a last layer that is an nn.Linear"
 REFUSED: dict[tuple[str, str], str] = {  # by model and wrapper: words of the message
     **{(name, wrapper): _CLASSES for name in _SCORES for wrapper in ("sculpt_evidential", "vote_sculpt_quantiles")},
     **{(name, "laplace"): _CONVOLUTION for name in ("maps", "map_probs", "volumes", "nested")},
-    ("heads", "laplace"): "the outputs of 'box' are values, and other outputs are class scores",
+    ("heads", "laplace"): "the outputs of 'box' are values, but other outputs are class scores",
     **{(name, "vote_prior"): "holds probabilities" for name in _PROBABILITIES},
     ("by_name", "vote_prior"): "prior: output 'loss' is a number without dimensions",
-    ("named", "laplace"): "the outputs of 'amount' are values, and other outputs are class scores",
+    ("named", "laplace"): "the outputs of 'amount' are values, but other outputs are class scores",
 }
 PRECISIONS = {"autocast": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -122,7 +122,9 @@ class Fed(Cell):
 
 
 def test_laplace_refuses_a_state_behind_its_layer():
-    with pytest.raises(ValueError, match=r"the state that the model hands on depends on what 'head' gives.*use vote"):
+    with pytest.raises(
+        ValueError, match=r"the state that the model passes to its next call depends on the output of 'head'.*use vote"
+    ):
         laplace.Wrapper(state=1)(Fed()).eval().fit(DATA)
 
 

@@ -224,7 +224,7 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: NormalInverseGamma.loss_function(y, gamma, risk), r"shape \(5, 1\).*needs \(3, 5, 1\).*wrapped.loss"),
         (lambda: NormalInverseGamma.sample((gamma, risk)), r"shape \(5, 1\).*needs \(3, 5, 1\)"),
-        (lambda: NormalInverseGamma.loss_function(y, gamma, -evidence), "nu > 0, alpha > 1 and beta > 0, found least"),
+        (lambda: NormalInverseGamma.loss_function(y, gamma, -evidence), "nu > 0, alpha > 1 and beta > 0, found minima"),
         (lambda: NormalInverseGamma.loss_function(y[:, 0], gamma, evidence), r"y has shape \(5,\)"),
         (lambda: NormalInverseGamma(regularization=-1), "regularization must be 0 or more"),
         (lambda: sculpt.Wrapper(NormalInverseGamma, output="binary")(model())(X, return_risk=True), "LogitNormal"),

@@ -296,11 +296,11 @@ def test_it_is_saved_and_copied(tmp_path: Any) -> None:
 def test_bad_input_is_refused_with_what_was_found() -> None:
     y, loc, offsets = parameters(n=5)
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: Quantiles((0.5,)), "at least two probabilities between 0 and 1, rising"),
-        (lambda: Quantiles((0.9, 0.1)), "rising, found"),
+        (lambda: Quantiles((0.5,)), "at least two probabilities between 0 and 1, increasing"),
+        (lambda: Quantiles((0.9, 0.1)), "increasing, found"),
         (lambda: Quantiles((0.0, 0.5)), "between 0 and 1"),
         (lambda: Quantiles.loss_function(y, loc, offsets[:3]), r"shape \(3, 5, 1\), but Quantiles needs \(5, 5, 1\)"),
-        (lambda: Quantiles.loss_function(y, loc, offsets.flip(0)), "must rise with the level, found a step of -"),
+        (lambda: Quantiles.loss_function(y, loc, offsets.flip(0)), "must increase with the level, found a step of -"),
         (lambda: Quantiles.loss_function(y[:, 0], loc, offsets), r"y has shape \(5,\)"),
         (lambda: Quantiles.crps(y, loc, offsets), "no crps in closed form"),
         (lambda: sculpt.Wrapper(Normal)(model()).quantiles(X), "no quantile heads"),

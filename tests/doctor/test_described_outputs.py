@@ -136,7 +136,7 @@ def test_laplace_that_needs_to_know_probabilities_is_no_flaw_of_the_model() -> N
     assert any(remark.startswith('laplace needs output="probs"') for remark in found.remarks)
     x, y = rows(40, 3), torch.arange(40) % 4
     assert laplace.Wrapper(output="probs")(model).eval().fit([(x, y)])(x, return_risk=True)[1].total.shape == (40,)
-    with pytest.raises(ValueError, match="last layer only where"):
+    with pytest.raises(ValueError, match="up to a shift and a scale"):
         laplace.Wrapper()(model).eval().fit([(x, rows(40, 4))])
 
 

@@ -238,7 +238,7 @@ def test_a_refusal_is_told_in_the_words_of_the_wrapper() -> None:
     words = {concerned(each)[0]: each.what for each in found.find("refused")}
     assert "sample found no activation" in words["sample"]
     assert words["laplace"].startswith(
-        "laplace knows the posterior of an nn.Linear of real numbers, and 'the model itself'"
+        "laplace needs a last layer that is an nn.Linear with real floating-point weights, but 'the model itself'"
     )
     assert found.find("unused")[0].what == "weight"
 
@@ -340,8 +340,8 @@ Outputs, how each is interpreted, and what to write if one means something else:
       output="logits"  # scores of 2 classes
       output="binary"  # scores of 2 labels, each a yes or no
 
-augment needs transforms=...: transforms="flip" is for images [rows, channels, height, width], and the input
-has shape [6, 3]; use augment.Wrapper([augment.Transform(apply, inverse), ...]) with transforms of your own"""
+augment needs transforms=...: transforms="flip" is for images [rows, channels, height, width], but the input
+has shape [6, 3]; use augment.Wrapper([augment.Transform(apply, inverse), ...]) with your own transforms"""
     found = diagnose(If(), x())
     assert str(found) == repr(found) == expected
 

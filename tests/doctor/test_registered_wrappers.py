@@ -137,6 +137,6 @@ def test_a_built_in_wrapper_that_refuses_is_named_with_its_reason() -> None:
     workbench.register(Picky)
     assert found.verdicts["laplace"] == "refused"
     assert "laplace refuses it" in found.headline()
-    assert "'b', taken for the last layer, is a Conv2d" in " ".join(str(found).split())
+    assert "'b', taken as the last layer, is a Conv2d" in " ".join(str(found).split())
     assert found.verdicts["augment"] == "needs settings"  # a map, but not of the input's height and width
     assert any(remark.startswith("augment needs maps=...") for remark in found.remarks)

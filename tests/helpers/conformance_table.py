@@ -204,7 +204,7 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     ("tied_autoencoder", "vote_share2"): Refusal(ValueError, "share=2, but TiedAutoencoder has 1 layers with weights"),
     **{("generator_out", name): Refusal(TypeError, "generator") for name in WRAPPERS},
     **{
-        (name, "augment"): Refusal(TypeError, "augment transforms floating-point inputs, and found none")
+        (name, "augment"): Refusal(TypeError, "augment transforms floating-point inputs, but found none")
         for name in ("embedding_bag", "tied")
     },
     **{
@@ -212,8 +212,8 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
         for name, wrapping in WRAPPERS.items()
         if wrapping.where == "activations"
     },
-    ("generator_out", "neo"): Refusal(ValueError, "neo gives one risk a row"),
-    ("generator_out", "vote1_sculpt_neo"): Refusal(ValueError, "neo gives one risk a row"),
+    ("generator_out", "neo"): Refusal(ValueError, "neo gives one risk per row"),
+    ("generator_out", "vote1_sculpt_neo"): Refusal(ValueError, "neo gives one risk per row"),
     **{
         ("scalar_output", name): Refusal(ValueError, "the model's output has no rows")
         for name, wrapping in WRAPPERS.items()
@@ -222,7 +222,7 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     **{
         (case, "laplace"): Refusal(ValueError, words)
         for words, cases in {
-            "laplace knows the posterior of an nn.Linear": (
+            "laplace needs a last layer that is an nn.Linear": (
                 *("bilinear", "conv1d_series", "conv_transpose", "parameter_dict", "paramlist_einsum", "unet"),
             ),
             "depends on it in another way": (
@@ -237,8 +237,8 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
                 ),
                 *("routed_by_input", "scalar_output", "sdpa", "tied", "tied_autoencoder"),
             ),
-            "runs once in a call": ("fill_zeros", "generator_out", "vmap_inside"),
-            "is not added by the product that uses its weight": ("custom_autograd_weight",),
+            "runs once per call": ("fill_zeros", "generator_out", "vmap_inside"),
+            "is not added in the call that uses its weight": ("custom_autograd_weight",),
         }.items()
         for case in cases
     },
@@ -287,7 +287,7 @@ _RESCUED = {"fill_zeros", "gnn_scatter", "lstm", "mha_module", "out_kwarg", "sdp
 _RECOMPUTED = {"checkpoint": "noise on activations cannot be drawn again"}
 REFUSED_BY = {  # by check and case, words of the message; where the obstacle lies in the shared trunk, it is none
     **dict.fromkeys(("training", "loss", "bfloat16", "autocast"), _RECOMPUTED),
-    "with vote": dict.fromkeys(COMPOSED_ON, "both say which weights the model could have"),
+    "with vote": dict.fromkeys(COMPOSED_ON, "both model the distribution of the weights"),
     "vmap": _VMAP,
     "rescue": {case: words for case, words in _VMAP.items() if case not in _RESCUED},
     "replay": {

@@ -197,7 +197,7 @@ def test_what_cannot_be_told_is_refused_with_the_line_to_write() -> None:
         augment.Wrapper()(nn.Linear(2, 1)).eval()(torch.ones(4, 2))
     with pytest.raises(TypeError, match=r"found none \(inputs: torch.int64 \[4, 2\]\)"):
         augment.Wrapper([None])(nn.Embedding(3, 2)).eval()(torch.ones(4, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="as many rows"):
+    with pytest.raises(ValueError, match="same number of rows"):
         augment.Wrapper([lambda x: x[:2]])(nn.Linear(2, 1)).eval()(torch.ones(4, 2))
 
 
@@ -241,7 +241,7 @@ def test_inputs_that_could_turn_with_the_image_are_asked_for(other: Tensor) -> N
     torch.manual_seed(0)
     model = Beside().eval()
     with pytest.raises(
-        SettingsNeededError, match=r"whether other inputs turn .* have its height and width; .*inputs=\"all\""
+        SettingsNeededError, match=r"whether to transform other inputs .* have its height and width; .*inputs=\"all\""
     ):
         augment.Wrapper("flips")(model).eval()(X, other)
     for which in ("first", "all") if other.is_floating_point() else ("first",):

@@ -92,7 +92,7 @@ def test_all_features_constant_is_no_error() -> None:
 def test_singular_covariance_without_shrinkage_is_refused_before_any_change() -> None:
     density = fitted(Gaussian, correlated(100), shrinkage=0.0)
     before = copy.deepcopy(density.state_dict())
-    with pytest.raises(ValueError, match=r"covariance of 5 features is singular.*use shrinkage=None"):
+    with pytest.raises(ValueError, match=r"covariance of 5 features on .* rows is singular, and.*use shrinkage=None"):
         density.fit(correlated(100)[:, :1].sign().expand(100, 5))
     once = correlated(20)
     once[:, 1] = once[:, 0]

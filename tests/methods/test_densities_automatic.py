@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workbench import metrics, neo
 from workbench.methods.densities import Automatic, Signature
 from workbench.methods.densities.discriminator import Discriminator
-from workbench.methods.made_outliers import gathered, unlike
+from workbench.methods.made_outliers import concatenate_by_kind, make_outliers
 from workbench.outputs import Logits
 
 X = draw(200, 5, seed=1)
@@ -149,14 +149,14 @@ def test_what_has_no_class_scores_of_rows_is_refused() -> None:
             neo.Wrapper(density="auto", output=output)(nn.Linear(5, 1)).fit(X)
     with pytest.raises(ValueError, match="Automatic works on logits"):
         neo.Wrapper(density="auto", output="probs")(net(nn.Softmax(1)))
-    with pytest.raises(ValueError, match="Automatic works on one vector a row"):
+    with pytest.raises(ValueError, match="Automatic works on one vector per row"):
         neo.Wrapper(density="auto", output=Logits(dim=1))(nn.Conv2d(1, 3, 1))
 
 
 def test_made_inputs_are_means_of_two_rows_and_values_of_others() -> None:
     before = torch.get_rng_state()
     x, ids = draw(40, 3, 2), torch.arange(40)
-    made = dict(unlike(((x,), {"ids": ids, "scale": torch.ones(3)}), 40, 0))
+    made = dict(make_outliers(((x,), {"ids": ids, "scale": torch.ones(3)}), 40, 0))
     assert list(made) == ["mixed", "extrapolated", "drawn", "noisy"]
     assert torch.equal(torch.get_rng_state(), before)
     for _, kwargs in made.values():
@@ -171,16 +171,16 @@ def test_made_inputs_are_means_of_two_rows_and_values_of_others() -> None:
     assert (noisy <= x.amax(0)).all()
     assert (noisy >= x.amin(0)).all()
     assert 0 < (noisy - x).abs().mean() < x.std()
-    assert list(unlike((ids,), 40, 0)) == list(unlike((x[:7],), 7, 0)) == []
+    assert list(make_outliers((ids,), 40, 0)) == list(make_outliers((x[:7],), 7, 0)) == []
     parts = [([x[:2, 0]], x[:2, 1], "a"), ([x[2:4, 0]], x[2:4, 1], "b"), ([x[4:6, 0]], x[4:6, 1], "a")]
-    first, second = gathered(parts)
+    first, second = concatenate_by_kind(parts)
     assert torch.equal(first[0][0], x[[0, 1, 4, 5], 0])
     assert torch.equal(second[1], x[2:4, 1])
 
 
 def test_of_pictures_pieces_shapes_and_colours_are_changed() -> None:
     x = draw(16, 3, 12, 9, seed=5)
-    made = {name: args[0] for name, (args, _) in unlike(((x,), {}), 16, 0)}
+    made = {name: args[0] for name, (args, _) in make_outliers(((x,), {}), 16, 0)}
     assert len(made) == 20
     assert all(changed.shape == x.shape and changed.isfinite().all() for changed in made.values())
     assert all(not torch.equal(changed, x) for changed in made.values())
@@ -211,12 +211,12 @@ def test_of_pictures_pieces_shapes_and_colours_are_changed() -> None:
     assert (window == low).all(1).float().mean((1, 2)).min() > 0.8
     small = made["shrunk"]
     torch.testing.assert_close(small[2, 0, 3, 2], x[2, 0, :2, :2].mean())
-    grey = [name for name, _ in unlike((x[:, :1],), 16, 0)]
+    grey = [name for name, _ in make_outliers((x[:, :1],), 16, 0)]
     assert "colours" not in grey
     assert len(grey) == 19
-    assert len(list(unlike((x[..., :7],), 16, 0))) == 4
+    assert len(list(make_outliers((x[..., :7],), 16, 0))) == 4
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        assert {args[0].dtype for _, args in unlike((x.to(dtype),), 16, 0)} == {dtype}
+        assert {args[0].dtype for _, args in make_outliers((x.to(dtype),), 16, 0)} == {dtype}
 
 
 def test_autocast_around_fit_changes_nothing() -> None:

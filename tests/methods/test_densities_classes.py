@@ -154,7 +154,7 @@ def test_neighbours_are_those_of_sklearn(n: int, k: int) -> None:
 
 
 def test_a_bank_of_neighbours_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_layer, "MOST_NEIGHBOURS", 100)
+    monkeypatch.setattr(last_layer, "MAX_NEIGHBOURS", 100)
     density = Neighbours()
     density.fit(draw(250, 2))
     assert 80 <= len(density.get_buffer("bank")) <= 100
@@ -321,7 +321,7 @@ def test_bad_rows_are_refused() -> None:
         Classwise().fit(layers, logits, labels=groups.float())
     with pytest.raises(ValueError, match="a class with at least 2 rows, got 3 classes in 3 rows"):
         Classwise().fit([v[:4] for v in layers], logits[:4])
-    with pytest.raises(ValueError, match="k counts neighbours from 1, got 0"):
+    with pytest.raises(ValueError, match="k, the number of neighbours, must be at least 1, got 0"):
         Neighbours(k=0)
     energy = learned("energy")
     with pytest.raises(ValueError, match="logits of size 3, but Energy was fitted on size 4"):

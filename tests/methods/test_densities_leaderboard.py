@@ -220,12 +220,12 @@ def test_a_model_whose_last_layer_is_not_linear_is_refused_unchanged(name: str) 
     wrapped: Any = neo.Wrapper(density=name, output="logits")(model)
     before = copy.deepcopy(wrapped.state_dict())
     with pytest.raises(
-        ValueError, match=r"no layer of the model makes the class scores out of what enters 0\.2 \(16 features\)"
+        ValueError, match=r"no layer of the model computes the class scores from the input of 0\.2 \(16 features\)"
     ):
         wrapped.fit(INPUTS)
     after = wrapped.state_dict()
     assert all(torch.equal(value, after[key]) for key, value in before.items() if isinstance(value, Tensor))
-    with pytest.raises(ValueError, match="layers= must name it last"):
+    with pytest.raises(ValueError, match="its last name must be that layer"):
         neo.Wrapper(density=name, layers="0", output="logits")(net()).fit(INPUTS)
     with pytest.raises(ValueError, match="works on logits"):
         neo.Wrapper(density=name, output="probs")(nn.Sequential(net(), nn.Softmax(1)))
@@ -234,7 +234,7 @@ def test_a_model_whose_last_layer_is_not_linear_is_refused_unchanged(name: str) 
 @pytest.mark.parametrize("name", [*HEADED, "nnguide"])
 def test_positions_are_refused(name: str) -> None:
     maps = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, C, 1))
-    with pytest.raises(ValueError, match="works on one vector a row before the last layer"):
+    with pytest.raises(ValueError, match="works on one vector per row before the last layer"):
         neo.Wrapper(density=name, output=Logits(dim=1))(maps)
     with pytest.raises(ValueError, match="per='image'"):
         neo.Wrapper(density=name, per="image")(maps)
@@ -246,7 +246,7 @@ def test_regression_is_refused_by_name(name: str) -> None:
     wrapped: Any = neo.Wrapper(density=name)(model)
     kind = neo.DENSITIES[name].__name__
     with pytest.raises(
-        ValueError, match=rf"density={kind} is to use class scores, and the targets are numbers \[40, 3\]"
+        ValueError, match=rf"density={kind} is to use class scores, but the targets are values of shape \[40, 3\]"
     ):
         wrapped.fit([(part, part[:, :3]) for part in INPUTS.split(40)])
     with pytest.raises(ValueError, match=rf"density={kind}.*no output \[rows, classes\]"):
@@ -260,7 +260,7 @@ def test_regression_is_refused_by_name(name: str) -> None:
 def test_features_that_can_be_negative_are_refused_where_they_are_divided_by() -> None:
     model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, C))
     for name in ("ash", "scale"):
-        with pytest.raises(ValueError, match="must not be negative, as after a ReLU; the least of them is -"):
+        with pytest.raises(ValueError, match="must not be negative, as after a ReLU; the smallest is -"):
             neo.Wrapper(density=name, output="logits")(model).fit(INPUTS)
     assert neo.Wrapper(density="react", output="logits")(model).fit(INPUTS)
 
@@ -283,11 +283,11 @@ def test_bad_settings_and_heads_are_refused() -> None:
     with pytest.raises(ValueError, match="keeps 8 principal axes of 8 features"):
         VirtualLogit(n_components=8).fit(X, LOGITS, head=(WEIGHT, BIAS))
     for make, message in (
-        (lambda: VirtualLogit(n_components=-1), "n_components counts axes from 0, got -1"),
-        (lambda: GeneralizedEntropy(gamma=1), "gamma is a power between 0 and 1, got 1"),
+        (lambda: VirtualLogit(n_components=-1), "n_components must not be negative, got -1"),
+        (lambda: GeneralizedEntropy(gamma=1), "gamma must lie strictly between 0 and 1, got 1"),
         (lambda: Mahalanobis(shrinkage=2), "shrinkage is a share between 0 and 1, got 2"),
-        (lambda: ClippedEnergy(percentile=101), "percentile is a number from 0 to 100, got 101"),
-        (lambda: GuidedEnergy(k=0), "k counts neighbours from 1, got 0"),
+        (lambda: ClippedEnergy(percentile=101), "percentile must be a number from 0 to 100, got 101"),
+        (lambda: GuidedEnergy(k=0), "k, the number of neighbours, must be at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

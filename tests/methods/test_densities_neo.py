@@ -200,7 +200,7 @@ def test_what_is_written_into_later_is_taken_as_it_was() -> None:
 
 
 def test_sorted_data_are_met_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neo, "MOST_ROWS", 100)
+    monkeypatch.setattr(neo, "MAX_ROWS", 100)
     rows = X[GROUPS.argsort()]
     usual = neo.Wrapper()(nn.Linear(5, 1)).eval()
     last = rows[-50:]

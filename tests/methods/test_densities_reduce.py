@@ -74,7 +74,7 @@ def test_pool_widths(shape: tuple[int, ...], width: int) -> None:
 
 
 def test_pool_refuses_what_has_no_rows() -> None:
-    with pytest.raises(ValueError, match=r"\[6, 5\] has not the 3 rows"):
+    with pytest.raises(ValueError, match=r"\[6, 5\] does not have the 3 rows"):
         pool(torch.ones(6, 5), 3)
     with pytest.raises(ValueError, match="nothing to average"):
         pool(torch.ones(3, 5, 0), 3)

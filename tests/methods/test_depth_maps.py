@@ -200,7 +200,7 @@ def test_mirrored_depth_is_turned_back(make: Callable[[], nn.Module]) -> None:
 @torch.no_grad()
 def test_a_stereo_pair_is_not_mirrored_by_half_and_has_no_density_of_pixels() -> None:
     net, x, _ = built(Stereo)
-    with pytest.raises(ValueError, match="A stereo pair is none any more in a mirror"):
+    with pytest.raises(ValueError, match="A flipped stereo pair is no longer a stereo pair"):
         augment.Wrapper()(copy.deepcopy(net)).eval()(*x)
     rows = [{"left": left, "right": right} for left, right in zip(*x, strict=True)]
     loader: Any = torch.utils.data.DataLoader(rows, batch_size=2)  # type: ignore[arg-type]

@@ -324,7 +324,7 @@ def test_laplace_counts_the_same_evidence() -> None:
     other.load_state_dict(wrapped.state_dict())
     assert torch.equal(other(x, return_risk=True)[1].total, risk.total)
     assert not any("design" in key for key in plain.state_dict())
-    with pytest.raises(ValueError, match="counts the rows once"):
+    with pytest.raises(ValueError, match="given to both vote and laplace"):
         laplace.Wrapper(evidence="design", output="logits")(_wrapped())
 
 
@@ -388,7 +388,7 @@ class _Moved(nn.Module):
     [
         (_net(), "binary", "several labels at once"),
         (_net(), {"a": "logits"}, "several outputs"),
-        (nn.Sequential(nn.Flatten(), nn.Conv1d(1, 3, 1)), "logits", "'1', taken for the last layer, is a Conv1d"),
+        (nn.Sequential(nn.Flatten(), nn.Conv1d(1, 3, 1)), "logits", "'1' is taken as the last layer and is a Conv1d"),
     ],
     ids=["labels", "several", "convolution"],
 )
@@ -400,10 +400,10 @@ def test_what_has_no_evidence_is_refused_when_wrapping(net: nn.Module, output: A
 @pytest.mark.parametrize(
     ("net", "output", "x", "words"),
     [
-        (_Pooled(), "logits", torch.zeros(2, 5, 4), r"\[2, 5\] vectors, and this model gives \[2, 3\]"),
+        (_Pooled(), "logits", torch.zeros(2, 5, 4), r"\[2, 5\] vectors, but this model returns \[2, 3\]"),
         (_TwiceAsMany(), "logits", torch.zeros(2, 4), "ran 2 times"),
         (_net(), "logits", torch.full((3, 4), math.nan), "NaN or infinite"),
-        (_net(), None, torch.zeros(3, 4), "nothing says one: compose with sculpt"),
+        (_net(), None, torch.zeros(3, 4), "no aleatoric risk: compose with sculpt"),
     ],
     ids=["pooled", "twice", "nan", "values"],
 )

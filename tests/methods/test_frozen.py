@@ -118,8 +118,8 @@ def test_frozen_layers_are_the_given_ones_in_every_voter(options):
     [
         (vote.Wrapper(3, share=1), ["5"], r"5\.weight.*model\.5\.weight\.requires_grad_\(True\).*share=2"),
         (vote.Wrapper(3, share=2, finetune=True), ["5", "3"], "share=3"),
-        (vote.Wrapper(3), ["0", "1", "3", "5"], "all that would vote is frozen"),
-        (vote.Wrapper(3, share="rank1"), ["0", "1", "3", "5"], "all that would vote is frozen"),
+        (vote.Wrapper(3), ["0", "1", "3", "5"], "all parameters that would vote are frozen"),
+        (vote.Wrapper(3, share="rank1"), ["0", "1", "3", "5"], "all parameters that would vote are frozen"),
         (snapshot.Wrapper(3), ["0", "1", "3", "5"], "frozen"),
         (swag.Wrapper(3), ["0", "1", "3", "5"], "frozen"),
     ],

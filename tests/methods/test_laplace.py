@@ -388,7 +388,7 @@ def test_bad_input_is_told() -> None:
         laplace.Wrapper(n_samples=1)
     with pytest.raises(ValueError, match="no module 'head'; it has 0, 2"):
         laplace.Wrapper(layer="head")(net())
-    with pytest.raises(ValueError, match=r"'1', taken for the last layer, is a Conv2d; name .* layer='0'"):
+    with pytest.raises(ValueError, match=r"'1', taken as the last layer, is a Conv2d; name .* layer='0'"):
         laplace.Wrapper()(nn.Sequential(nn.Linear(2, 2), nn.Conv2d(1, 1, 1)))
     with pytest.raises(ValueError, match=r"the targets are NoneType for predictions \[60, 2\]"):
         laplace.Wrapper()(net()).fit([(X, None)])
@@ -399,7 +399,7 @@ def test_bad_input_is_told() -> None:
     classes = laplace.Wrapper(output="logits")(net(3)).eval().fit([(X, None)])
     with pytest.raises(ValueError, match=r"a number for each row of scores \[60, 3\]; it got \[60, 4\]"):
         laplace.tune(classes, [(X, X)])
-    with pytest.raises(ValueError, match=r"call wrapped.eval\(\) before"):
+    with pytest.raises(ValueError, match=r"call wrapped.eval\(\) first"):
         laplace.tune(classes.train(), [(X, X)])
     with pytest.raises(TypeError, match=r"wrapped by laplace.Wrapper, not Sequential"):
         laplace.mean_field(net(), NEW)

@@ -336,7 +336,7 @@ def test_what_has_no_prior_is_refused_when_wrapping(wrapper: Any, model: nn.Modu
 
 
 def test_laplace_is_refused_behind_a_prior() -> None:
-    with pytest.raises(ValueError, match="laplace knows the posterior of the last layer alone"):
+    with pytest.raises(ValueError, match="laplace models the posterior of the last layer only"):
         laplace.Wrapper()(vote.Wrapper(prior=1)(nn.Linear(2, 3)))
 
 

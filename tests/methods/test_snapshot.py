@@ -141,7 +141,7 @@ def test_bad_input_is_told() -> None:
     with pytest.raises(TypeError, match=r"wrapped by snapshot.Wrapper"):
         snapshot.collect(net())
     for other in (vote.Wrapper(2), laplace.Wrapper()):
-        with pytest.raises(ValueError, match="both say which weights"):
+        with pytest.raises(ValueError, match="both model the distribution"):
             compose(snapshot.Wrapper(2), other)(net())
 
 

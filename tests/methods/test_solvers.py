@@ -86,7 +86,7 @@ def test_training_through_a_solver_ends(distribution, trainable):
 
 
 def test_without_it_the_loop_is_stopped_and_the_remedy_told(monkeypatch):
-    monkeypatch.setattr(sample_module, "MOST_DECISIONS", 100)
+    monkeypatch.setattr(sample_module, "MAX_DECISIONS", 100)
     model, x = ode()
     for randomness in ("different", "same"):
         with pytest.raises(RuntimeError, match='randomness="pass"'):
@@ -95,7 +95,7 @@ def test_without_it_the_loop_is_stopped_and_the_remedy_told(monkeypatch):
 
 
 def test_many_calls_without_decisions_are_no_endless_loop(monkeypatch):
-    monkeypatch.setattr(sample_module, "MOST_DECISIONS", 10)
+    monkeypatch.setattr(sample_module, "MAX_DECISIONS", 10)
 
     class Cell(nn.Module):
         def __init__(self):

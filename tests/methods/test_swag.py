@@ -246,7 +246,7 @@ def test_two_answers_to_one_question_are_refused(other: Any) -> None:
         lambda m: other(swag.Wrapper()(m)),
         lambda m: swag.Wrapper()(other(m)),
     ):
-        with pytest.raises(ValueError, match="both say which weights the model could have"):
+        with pytest.raises(ValueError, match="both model the distribution of the weights"):
             wrap(net())
 
 
@@ -259,9 +259,9 @@ def test_bad_input_is_told() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             swag.Wrapper(**settings)
-    with pytest.raises(ValueError, match=r"of 4 epochs 1 lie behind start=0\.75"):
+    with pytest.raises(ValueError, match=r"only 1 of 4 epochs are after start=0\.75"):
         fit(swag.Wrapper()(net()), (X, X[:, :2]), epochs=4, progress=False)
-    with pytest.raises(ValueError, match="all of this model are frozen"):
+    with pytest.raises(ValueError, match="all weights of this model are frozen"):
         swag.Wrapper()(net().requires_grad_(False))
     with pytest.raises(TypeError, match=r"wrapped by swag.Wrapper, not Sequential"):
         swag.collect(net())

@@ -128,5 +128,5 @@ def test_layers_move_with_their_model_and_are_copied_and_saved_whole() -> None:
 
 
 def test_a_scale_of_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="scale above 0"):
+    with pytest.raises(ValueError, match="scale must be above 0"):
         Standardization(torch.zeros(2), torch.tensor([1.0, 0.0]))

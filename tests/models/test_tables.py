@@ -209,7 +209,7 @@ REFUSED = {
     "images": (
         lambda: Data.from_arrays(torch.rand(9, 3, 4, 4), torch.rand(9, 1)),
         {},
-        r"takes tables, x \[n, features\]; a row of your data is \[3, 4, 4\]",
+        r"takes tables, x \[n, features\]; a row of your data has shape \[3, 4, 4\]",
     ),
     "whole numbers": (
         lambda: Data.from_arrays(torch.arange(20).reshape(10, 2), torch.rand(10, 1)),
@@ -230,7 +230,7 @@ REFUSED = {
     "maps": (
         lambda: Data.from_arrays(torch.rand(9, 2), torch.rand(9, 4, 4)),
         {},
-        r"regression of shape \[4, 4\] in each",
+        r"regression of shape \[4, 4\] per row",
     ),
     "embedding": (
         table,

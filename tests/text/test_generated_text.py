@@ -209,11 +209,11 @@ def test_padding_of_an_encoder_is_on_the_right_and_must_be_ignored() -> None:
     ids = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
     torch.testing.assert_close(generate(wrapped, ids, max_new_tokens=4).risk.total, listed.risk.total)
     # its positions are counted from the left
-    with pytest.raises(ValueError, match=r"does not ignore padding.* behind prompt 1"):
+    with pytest.raises(ValueError, match=r"does not ignore padding.* after prompt 1"):
         generate(wrapped, torch.tensor([[3, 4, 5, 6], [0, 0, 7, 8]]), max_new_tokens=4)
-    with pytest.raises(ValueError, match="padding alone"):
+    with pytest.raises(ValueError, match="all padding"):
         generate(wrapped, torch.tensor([[3, 4, 5, 6], [0, 0, 0, 0]]), max_new_tokens=4)
-    with pytest.raises(ValueError, match=r"reads pixel_values.*found torch.int64"):
+    with pytest.raises(ValueError, match=r"takes pixel_values.*found torch.int64"):
         generate(wrapped_as(image_reader), ids)
 
 
@@ -354,7 +354,7 @@ def whisper() -> Any:
 
 def test_a_generate_of_the_models_own_is_refused() -> None:
     wrapped: Any = vote.Wrapper(2, output=SCORES)(whisper()).eval()
-    with pytest.raises(TypeError, match="WhisperForConditionalGeneration has a generate of its own"):
+    with pytest.raises(TypeError, match="WhisperForConditionalGeneration defines its own generate"):
         generate(wrapped, torch.randn(1, 4, 3000))
 
 

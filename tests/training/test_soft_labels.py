@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from workbench import fit, laplace, sculpt, vote
 from workbench.core.outputs.class_scores import Logits, Probs
 from workbench.distributions import LogitNormal
-from workbench.methods.laplace import _surprise
+from workbench.methods.laplace import _negative_log_likelihood
 
 ROWS = 12
 
@@ -128,7 +128,7 @@ def test_laplace_is_tuned_by_the_same_loss(name: str, model: Any) -> None:
     kept = 1.0 if target.is_floating_point() else float((target != -100).sum())
     size = scores.numel() if output == "binary" else kept if kept > 1 else ROWS
     expected = size * float(by_hand(output, scores, torch.zeros(()), target).detach())
-    assert _surprise(wrapped, (x,), {}, target) == pytest.approx(expected, rel=1e-5)
+    assert _negative_log_likelihood(wrapped, (x,), {}, target) == pytest.approx(expected, rel=1e-5)
     laplace.tune(wrapped, [(x, target)])
 
 

@@ -35,7 +35,7 @@ def package(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_a_tracker_that_fails_costs_one_warning(method: str) -> None:
     tracker, logged, alone = RecordingTracker(lambda calls: calls[-1][0] == method), made(), made()
     with pytest.warns(
-        WorkbenchWarning, match="RecordingTracker failed .OSError: no space left on device.*goes on without"
+        WorkbenchWarning, match="RecordingTracker failed .OSError: no space left on device.*everything else continues"
     ) as warned:
         history = quiet(logged, rows(), epochs=4, log_to=tracker)
     assert len(warned) == 1
@@ -55,7 +55,7 @@ def test_what_a_tracker_has_missed_it_gets_at_the_end() -> None:
         return calls[-1][2:] == (2,) and asked.count(2) == 1
 
     tracker = RecordingTracker(fails)
-    with pytest.warns(WorkbenchWarning, match="what it misses is given to it at the end"):
+    with pytest.warns(WorkbenchWarning, match="missed calls are tried again at the end"):
         quiet(made(), rows(), epochs=4, log_to=tracker)
     assert asked == [1, 2, 2, 3, 4, None]  # not asked for long, in epochs 3 and 4
     assert tracker.epochs() == [1, 2, 3, 4]
@@ -146,7 +146,7 @@ def test_a_missing_package_is_named_before_anything_changes(monkeypatch: pytest.
     ("log_to", "error", "message"),
     [
         ("clearml", ValueError, "there is no tracker 'clearml'; give \"tensorboard\""),
-        (TensorBoard, TypeError, r"TensorBoard is a class; give an object of it, TensorBoard\(\)"),
+        (TensorBoard, TypeError, r"TensorBoard is a class; give an instance of it, TensorBoard\(\)"),
         (print, TypeError, "lacks begin, log, end"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.token_cases import WORDS, hostile
 
-from workbench.text.markup import MOST_HELD
+from workbench.text.markup import MAX_TOKENS
 from workbench.widgets import TokenRisks
 
 pytest.importorskip("anywidget")
@@ -95,8 +95,8 @@ def test_grounds_go_up_to_the_highest_finite_number() -> None:
 
 
 def test_pages_of_many_tokens_hold_the_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert MOST_HELD >= 1000
-    monkeypatch.setattr("workbench.text.markup.MOST_HELD", 10)
+    assert MAX_TOKENS >= 1000
+    monkeypatch.setattr("workbench.text.markup.MAX_TOKENS", 10)
     page = hostile().html()
     assert "data-wb-tokens" not in page
     assert page.count('" title="') == len(WORDS) + 5

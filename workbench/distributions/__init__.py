@@ -1,4 +1,4 @@
-"""Output distributions: what `sculpt` fits to a prediction; usable as a class or as an instance with options.
+"""Output distributions that `sculpt` fits around a prediction; usable as a class, or as an instance with options.
 
 Example:
     >>> import torch

@@ -1,4 +1,4 @@
-"""Base class of output distributions: class or instance, trees, shapes, precision; a family adds only its formulas."""
+"""Base class of output distributions, which handles trees, shapes and precision; a family adds only its formulas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RISK_FLOOR = 1e-9
 
 
 class on_class_or_instance(Generic[P, R]):
-    """A method that can also be called on the class: it then acts on an instance with default options."""
+    """Decorator of methods that can also be called on the class, and then act on an instance with default options."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], R]) -> None:
         self.function = function
@@ -30,11 +30,11 @@ class on_class_or_instance(Generic[P, R]):
     def __get__(self, instance: Any, owner: type) -> Callable[P, R]:
         if instance is None:
             return MethodType(self.function, owner())
-        return partial(self.function, instance)  # which torch.compile can trace
+        return partial(self.function, instance)  # not a bound method: torch.compile can trace a partial
 
 
 class _FiniteGradient(torch.autograd.Function):
-    """The identity, whose gradient saturates at the largest finite number instead of overflowing to infinity."""
+    """Identity whose gradient saturates at the largest finite number instead of overflowing to infinity."""
 
     generate_vmap_rule = True
 
@@ -53,55 +53,55 @@ class _FiniteGradient(torch.autograd.Function):
 
 
 class Distribution(ABC):
-    """A family of distributions, one for every element of a prediction, given by a location and a risk.
+    """Family of distributions, one for every element of a prediction, given by a location and a risk.
 
-    The risk is a standard deviation in the units of the prediction (for Cauchy, which has none, the scale; for
-    LogitNormal, of the logits). Every public method works on the class (default options) and on an instance (its own).
+    The risk is a standard deviation in the units of the prediction (the scale for Cauchy, which has no standard deviation; of the logits for
+    LogitNormal). Every public method works on the class (with default options) and on an instance (with its options).
     """
 
     location_scale: ClassVar[bool] = True
-    """Whether y is distributed as location + risk * noise, so that a linear change of units carries over to both."""
+    """Whether y is distributed as location + risk * noise, so that a linear change of units applies to both."""
     by_risk: ClassVar[bool] = True
-    """Whether a prediction and one risk for each of its elements say the whole distribution."""
+    """Whether a prediction and one risk for each of its elements determine the distribution."""
     standardizable: ClassVar[bool] = True
-    """Whether targets may be in units of their own scale: not counts, nor shares of a whole."""
+    """Whether targets may be standardised, unlike counts and proportions."""
     own_prediction: ClassVar[bool] = True
-    """Whether the prediction is what the model itself gives; else it takes the heads as well."""
+    """Whether the prediction is the model's own output; otherwise it depends on the heads as well."""
     event_dims: ClassVar[int] = 0
-    """How many of the last dimensions of a prediction are one draw, of which there is one log_prob."""
+    """Number of last dimensions of a prediction that form one event, with a single log_prob."""
 
     @property
     def n_heads(self) -> int:
-        """How many numbers beside a prediction it takes; with more than one their tensor is [n_heads, *prediction]."""
+        """Number of risk heads; if not one, their outputs are stacked to [n_heads, *prediction]."""
         return 1
 
     def for_targets(self, n: int | None) -> Distribution:
-        """The same for a model whose last layer gives n numbers, None if that cannot be told; the number of heads may depend on it."""
+        """Return the family for a model whose last layer has n outputs (None if unknown), on which the number of heads may depend."""
         return self
 
     def structure(self) -> dict[str, Any]:
-        """The options that decide what the heads mean, by name: a saved state only fits equal ones."""
+        """Return the options that determine the meaning of the heads, by name; a saved state needs the same options to be loaded."""
         return {}
 
     @on_class_or_instance
     def loss_function(self, y: Any, y_pred: Any, y_risk: Any, reduction: str = "mean") -> Any:
-        """Negative log-likelihood in nats, fully normalised.
+        """Compute the negative log-likelihood in nats, fully normalised.
 
-        Gradients saturate at the largest finite number of their type, so that one hopeless row can't make weights NaN.
+        Gradients saturate at the largest finite number of their dtype, so that a single extreme row cannot make weights NaN.
 
         Args:
             y: Target, shaped like y_pred (LogitNormal: labels); a tensor or a tree (tuple, list, dict) like y_pred.
-            y_pred: Prediction; leaves that are not floating tensors are skipped.
+            y_pred: Prediction; leaves that are not floating-point tensors are skipped.
             y_risk: Risk > 0, shaped like y_pred and in its units; or an object with the attribute `aleatoric`.
                 Leaves without risk (None) are skipped.
             reduction: "mean" (over the elements of a leaf, then over the leaves), "sum", or "none" (a tree of losses,
                 None where skipped).
 
         Returns:
-            The loss: a 0-dim tensor, or for "none" elementwise. Half precision is computed and returned in float32.
+            The loss: a 0-dim tensor, or elementwise for "none". Half precision is computed and returned in float32.
 
         Raises:
-            ValueError: If shapes or trees do not match, a value is outside the support, or nothing is left to score.
+            ValueError: If shapes or trees do not match, a value is outside the support, or there is nothing to score.
         """
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', found {reduction!r}")
@@ -114,7 +114,7 @@ class Distribution(ABC):
             losses.append(self._loss(target, _FiniteGradient.apply(loc), _FiniteGradient.apply(risk)))
         scored = [loss for loss in losses if loss is not None]
         if not scored or any(loss.numel() == 0 for loss in scored):
-            raise ValueError("nothing to score: y_pred has no elements in floating tensors with a risk")
+            raise ValueError("nothing to score: y_pred has no floating-point tensor with elements and a risk")
         if reduction == "none":
             return flatten(y_pred)[1](losses)
         if reduction == "sum":
@@ -126,14 +126,16 @@ class Distribution(ABC):
         """Draw one value for every element, by the reparameterisation trick (gradients reach prediction and risk).
 
         Args:
-            prediction: The pair (y_pred, y_risk), as a wrapped model returns it: tensors or matching trees; y_risk may
-                be an object with the attribute `aleatoric`. Leaves that have no risk (None) or are not floating pass.
-            generator: Source of the noise, on the device of y_pred; None is torch's own.
+            prediction: The pair (y_pred, y_risk) that a wrapped model returns: tensors or matching trees; y_risk may be an
+                object with the attribute `aleatoric`. Leaves without risk (None) or that are not floating-point are returned
+                unchanged.
+            generator: Source of the noise, on the device of y_pred; None for torch's global generator.
 
         Returns:
             The draw, with the structure, shapes and dtypes of y_pred.
 
         Raises:
+            TypeError: If prediction is not a pair.
             ValueError: If shapes or trees do not match.
         """
         if not isinstance(prediction, tuple | list) or len(prediction) != 2:
@@ -150,19 +152,19 @@ class Distribution(ABC):
 
     @on_class_or_instance
     def log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        """Logarithm of the density (LogitNormal: of the probability) at y, elementwise, in nats; risk > 0."""
+        """Return the logarithm of the density (LogitNormal: of the probability) at y, elementwise, in nats; risk > 0."""
         loc, risk, y = self._checked("", loc, _aleatoric(risk), y)
         return self._log_prob(y, loc, risk)
 
     @on_class_or_instance
     def cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        """Probability of a value up to y, elementwise; risk may be 0 (a step at the location, one half on it)."""
+        """Return the probability of a value up to y, elementwise; at risk 0, a step at the location, with one half on it."""
         loc, risk, y = self._checked("", loc, _aleatoric(risk), y, zero_risk=True)
         return self._cdf(y, loc, risk)
 
     @on_class_or_instance
     def icdf(self, q: Tensor | float, loc: Tensor, risk: Tensor) -> Tensor:
-        """Quantile at probability q: the inverse of `cdf`, elementwise.
+        """Return the quantile at probability q, the inverse of `cdf`, elementwise.
 
         Args:
             q: Probabilities in [0, 1], a number or a tensor that broadcasts against loc.
@@ -184,7 +186,7 @@ class Distribution(ABC):
 
     @on_class_or_instance
     def crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        """Continuous ranked probability score in closed form, elementwise, in units of y; lower is better.
+        """Return the continuous ranked probability score in closed form, elementwise, in units of y; lower is better.
 
         The integral of (cdf(t) - 1[t >= y])^2 over t (Gneiting & Raftery 2007); at risk 0 it is the absolute error.
         """
@@ -193,20 +195,20 @@ class Distribution(ABC):
 
     @on_class_or_instance
     def mean(self, loc: Tensor, risk: Tensor) -> Tensor:
-        """Expected value, elementwise, in the units of loc."""
+        """Return the expected value, elementwise, in the units of loc."""
         return self._mean(*self._checked("", loc, _aleatoric(risk), zero_risk=True))
 
     @on_class_or_instance
     def stddev(self, loc: Tensor, risk: Tensor) -> Tensor:
-        """Standard deviation, elementwise, in the units of loc."""
+        """Return the standard deviation, elementwise, in the units of loc."""
         return self._stddev(*self._checked("", loc, _aleatoric(risk), zero_risk=True))
 
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
         """Map an unconstrained network output to a risk: softplus(raw) + 1e-9.
 
-        The floor of 1e-9 (units of the prediction) keeps densities finite where the network sees no noise at all. Half
-        precision can't hold it: there the risk is computed and returned in float32.
+        The floor of 1e-9 (in units of the prediction) keeps densities finite where the network predicts no noise. Half
+        precision cannot represent it: there the risk is computed and returned in float32.
         """
         if not isinstance(raw, Tensor) or raw.is_complex():
             raise TypeError(
@@ -216,22 +218,22 @@ class Distribution(ABC):
 
     @on_class_or_instance
     def variances(self, risk: Tensor) -> dict[str, Tensor]:
-        """The variances by cause that a risk stands for, each shaped like the prediction, in its units squared."""
+        """Return the variances of a risk by kind ("aleatoric", ...), each shaped like the prediction, in its units squared."""
         return self._variances(risk)
 
     def moments(self, y_pred: Tensor, y_risk: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The prediction, and the variances by cause around it, of what a model and its risk heads gave."""
+        """Return the prediction and the variances by kind, from the outputs of a model and its risk heads."""
         return y_pred, self.variances(y_risk)
 
-    def check_targets(self, y: Tensor) -> None:  # noqa: B027  # by default any number has one
-        """Raise ValueError for targets that have no density, whatever the parameters are.
+    def check_targets(self, y: Tensor) -> None:  # noqa: B027  # by default every number has a density
+        """Raise ValueError for targets that have no density for any parameters.
 
         Args:
-            y: targets [rows, ...], on the CPU or not; this looks at them.
+            y: targets [rows, ...] on any device; their values are read.
         """
 
     def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
-        """Location, risk (and target) in one dtype of at least float32; shapes and signs checked."""
+        """Check shapes and signs, and return location, risk (and target) in one dtype, at least float32."""
         names = ("y_pred", "y_risk", "y")
         for name, value in zip(names, (loc, risk, *y), strict=False):
             _check_tensor(f"{name}{where}", value)
@@ -276,11 +278,11 @@ class Distribution(ABC):
 
 
 class ManyHeads(Distribution):
-    """A family that takes several numbers for every element of a prediction, stacked in front: [n_heads, *prediction]."""
+    """Family with several numbers for every element of a prediction, stacked to [n_heads, *prediction]."""
 
     by_risk: ClassVar[bool] = False
     needs: ClassVar[str]
-    """What these numbers are, for messages."""
+    """Description of these numbers, for error messages."""
 
     def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
         for name, value in (("y_pred", loc), ("y_risk", risk), *(("y", target) for target in y)):
@@ -289,7 +291,7 @@ class ManyHeads(Distribution):
             raise ValueError(
                 f"y_risk{where} has shape {tuple(risk.shape)}, but {type(self).__name__} needs {(self.n_heads, *loc.shape)}, "
                 f"{self.needs} of every element of y_pred{where}, shape {tuple(loc.shape)}. A Risk holds standard deviations, "
-                "which do not say them: train with wrapped.loss(criterion, x, y), or give to_risk of the raw heads"
+                "which do not determine them: train with wrapped.loss(criterion, x, y), or give to_risk of the raw heads"
             )
         dtype = _at_least_float32(loc, risk, *(target for target in y if target.is_floating_point()))
         loc, risk = loc.to(dtype), risk.to(dtype)
@@ -297,11 +299,11 @@ class ManyHeads(Distribution):
 
 
 def same_shape(**tensors: Tensor) -> None:
-    """Raise a ValueError unless both named tensors have one shape: [n] against [n, 1] would broadcast silently."""
-    (name, shaped), (other, wanted) = tensors.items()
-    if shaped.shape != wanted.shape:
+    """Raise ValueError unless both named tensors have the same shape: [n] and [n, 1] would broadcast silently."""
+    (name, tensor), (other, expected) = tensors.items()
+    if tensor.shape != expected.shape:
         raise ValueError(
-            f"{name} has shape {tuple(shaped.shape)} but {other} has shape {tuple(wanted.shape)}; shapes must be equal, "
+            f"{name} has shape {tuple(tensor.shape)} but {other} has shape {tuple(expected.shape)}; shapes must be equal, "
             f"reshape {name} first (for example with unsqueeze(-1))"
         )
 
@@ -325,29 +327,29 @@ def _at_least_float32(*tensors: Tensor) -> torch.dtype:
 
 
 def _aleatoric(risk: Any) -> Any:
-    """The aleatoric part of a Risk; anything else as it is."""
+    """Return the aleatoric part of a Risk; anything else unchanged."""
     return getattr(risk, "aleatoric", risk)
 
 
 def _matching(y_pred: Any, where: str = "", **others: Any) -> Iterator[tuple[Any, ...]]:
-    """The leaves of y_pred in order, each as (place, leaf, the part of every other tree at the same place)."""
+    """Iterate over the leaves of y_pred, each as (path, leaf, the part of every other tree at the same path)."""
     parts = children(y_pred)
     if parts is None:
         yield (where, y_pred, *others.values())
         return
-    places = [place for place, _ in parts]
+    paths = [path for path, _ in parts]
     columns = []
     for name, other in others.items():
         entries = children(other) or []
-        # sequences match by position, so that the list a data loader makes of a tuple still fits
+        # sequences match by position, so that the list that a data loader makes of a tuple still matches
         columns.append(
-            dict(entries) if isinstance(y_pred, Mapping) else dict(zip(places, (v for _, v in entries), strict=False))
+            dict(entries) if isinstance(y_pred, Mapping) else dict(zip(paths, (v for _, v in entries), strict=False))
         )
-        if len(entries) != len(parts) or columns[-1].keys() != set(places):
+        if len(entries) != len(parts) or columns[-1].keys() != set(paths):
             raise ValueError(
                 f"{name}{where} does not match y_pred{where}: "
-                f"expected {type(y_pred).__name__} with {', '.join(places)}; "
-                f"found {type(other).__name__} with {', '.join(place for place, _ in entries) or 'no parts'}"
+                f"expected {type(y_pred).__name__} with {', '.join(paths)}; "
+                f"found {type(other).__name__} with {', '.join(path for path, _ in entries) or 'no parts'}"
             )
-    for place, value in parts:
-        yield from _matching(value, where + place, **{n: c[place] for n, c in zip(others, columns, strict=True)})
+    for path, value in parts:
+        yield from _matching(value, where + path, **{n: c[path] for n, c in zip(others, columns, strict=True)})

@@ -1,4 +1,4 @@
-"""Survival times of which some are only known to be longer: the likelihood of right-censored targets."""
+"""Likelihood of right-censored survival times, some of which are only known to be longer than observed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.distributions.base import same_shape
 from workbench.distributions.from_torch import FromTorch
 from workbench.distributions.parametric import refuse_unless, wide_dtype
 
-# logarithms of the probability of a longer time, which 1 - cdf would round to 0; those of Gamma have no gradient in torch
+# Log survival functions: 1 - cdf would round to 0. Gamma is missing, as its has no gradient in torch.
 _LOG_SURVIVAL: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "Exponential": lambda d, t: -d.rate * t,
     "Weibull": lambda d, t: -((t / d.scale) ** d.concentration),
@@ -23,17 +23,18 @@ _LOG_SURVIVAL: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Censored(FromTorch):
-    """Times until an event, of which some ended before it came: right-censored targets of a family of survival times.
+    """Times until an event, with right-censored targets: some observations ended before the event.
 
-    Targets have two numbers for each element of the prediction, [..., 2 k] for predictions [..., k]: the times > 0, then as many 1 (the
-    event came then) or 0 (not until then). loss = -log p(t) of events, -log P(T > t) of the others (Klein & Moeschberger 2003). The
-    prediction is the mean of the whole distribution, its risk the standard deviation; `log_prob` of targets [..., k] is the density.
+    Targets have two numbers for each element of the prediction, [..., 2 k] for predictions [..., k]: first the times > 0, then as many
+    indicators, 1 (event at that time) or 0 (no event until then). loss = -log p(t) for events, -log P(T > t) for the others (Klein &
+    Moeschberger 2003). The prediction is the mean of the uncensored distribution, its risk the standard deviation; `log_prob` of targets
+    [..., k] is the density.
 
     Args:
-        family: Exponential, Weibull or LogNormal of torch.distributions, or the name.
+        family: Exponential, Weibull or LogNormal of torch.distributions, or its name.
 
     Raises:
-        ValueError: of another family.
+        ValueError: if the family is another one.
 
     Example:
         >>> import torch
@@ -69,8 +70,8 @@ class Censored(FromTorch):
         refuse_unless(
             (times > 0) & times.isfinite(),
             times,
-            f"{self} is of times above 0",
-            "give times in one unit, from their start",
+            f"{self} is for times above 0",
+            "give the times since the start of observation, in one unit",
         )
         refuse_unless(
             (events == 0) | (events == 1),
@@ -87,8 +88,8 @@ class Censored(FromTorch):
     def _loss(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         if y.shape == loc.shape:
             raise ValueError(
-                f"y has shape {tuple(y.shape)}, but {self} wants {tuple(self.target_shape(loc.shape))}: times, then 1 or 0 for each; "
-                f"where every event was seen, train with sculpt.Wrapper(torch.distributions.{self.family})"
+                f"y has shape {tuple(y.shape)}, but {self} needs {tuple(self.target_shape(loc.shape))}: times, then 1 or 0 for each; "
+                f"if every event was observed, train with sculpt.Wrapper(torch.distributions.{self.family})"
             )
         self.check_targets(y)
         distribution: Any = self.at(loc, risk)

@@ -1,4 +1,4 @@
-"""Evidential regression: a distribution over Normals, whose spread is the model's own doubt."""
+"""Evidential regression: a distribution over Normals, whose spread is epistemic risk."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ALPHA_FLOOR = 1.005  # the variance is infinite at 1; this is Student's t with d
 class NormalInverseGamma(ManyHeads):
     """Normal with unknown mean and variance under its conjugate prior (Amini et al. 2020, deep evidential regression).
 
-    The model's own output is gamma; three heads beside it give the evidence [3, *prediction], nu > 0, alpha > 1, beta > 0:
+    The model's own output is gamma; three risk heads predict the evidence [3, *prediction], nu > 0, alpha > 1, beta > 0:
     sigma^2 ~ InverseGamma(alpha, beta), mu ~ Normal(gamma, sigma^2 / nu), y ~ Normal(mu, sigma^2). Risks as variances:
     aleatoric E[sigma^2] = beta / (alpha - 1), epistemic Var[mu] = beta / (nu (alpha - 1)). They add up to the variance of the
     predictive distribution, Student's t with 2 alpha degrees of freedom, location gamma and scale^2 = beta (1 + nu) / (nu alpha).
     loss = -log t(y) + regularization * |y - gamma| (2 nu + alpha).
 
-    What to make of the epistemic part: the likelihood alone sees only alpha and beta (1 + nu) / nu, so that nu, and with it the
-    split into aleatoric and epistemic, is set by the regulariser and by how training goes, not by how much data there is (Meinert
-    et al. 2023); and no loss of this kind can make a model report its own lack of data faithfully (Bengs et al. 2022). Take the
-    total for a Student-t predictive distribution, epistemic risk for a score of where errors are large, and let
-    `vote` measure disagreement; composed with it, its variance and that between voters are added.
+    How to interpret the epistemic part: the likelihood depends only on alpha and beta (1 + nu) / nu, so that nu, and with it the
+    split into aleatoric and epistemic risk, is determined by the regulariser and the course of training, not by the amount of data
+    (Meinert et al. 2023); and no loss of this kind can make a model report its own lack of data faithfully (Bengs et al. 2022).
+    Use the total as the spread of a Student-t predictive distribution, epistemic risk as a score of where errors are large, and
+    `vote` to measure disagreement; composed with `vote`, this variance and that between voters are added.
 
-    Methods take the evidence where others take a risk; cdf, icdf and crps give alpha a gradient through the scale only.
+    Methods take the evidence in place of a risk; in cdf, icdf and crps, alpha gets a gradient through the scale only.
 
     Args:
         regularization: Weight >= 0 of the evidence on wrong predictions.
@@ -73,14 +73,14 @@ class NormalInverseGamma(ManyHeads):
         loc, evidence, *y = super()._checked(where, *values)
         nu, alpha, beta = evidence
         if not holds(((nu > 0) & (alpha > 1) & (beta > 0)) | evidence.isnan().any(0)):
-            least = ", ".join(f"{part.min().item():g}" for part in (nu, alpha, beta))
+            minima = ", ".join(f"{part.min().item():g}" for part in (nu, alpha, beta))
             raise ValueError(
-                f"y_risk{where} must have nu > 0, alpha > 1 and beta > 0, found least values of {least}; map raw outputs with to_risk"
+                f"y_risk{where} must have nu > 0, alpha > 1 and beta > 0, found minima of {minima}; map raw outputs with to_risk"
             )
         return [loc, evidence, *y]
 
     def _predictive(self, evidence: Tensor) -> tuple[StudentT, Tensor]:
-        """The predictive distribution, and its standard deviation."""
+        """Return the predictive distribution and its standard deviation."""
         nu, alpha, beta = evidence
         return StudentT(2 * alpha), (beta * (1 + nu) / (nu * (alpha - 1))).sqrt()
 

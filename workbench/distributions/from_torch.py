@@ -1,4 +1,4 @@
-"""Classes of torch.distributions as output distributions: a head for each parameter, constrained by `transform_to`."""
+"""Classes of torch.distributions as output distributions, with one head per parameter, constrained by `transform_to`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ from torch.distributions import constraints, transform_to
 from workbench.distributions.parametric import Parametric, raw_of, refuse_unless, wide_dtype
 from workbench.errors import require
 
-# above it, differences of log-gammas lose the digits that float64 has
+# larger raw values would make differences of log-gammas lose all digits of float64
 LARGEST_RAW_OF_SHAPES = 20.0
 SHAPES = ("concentration", "concentration0", "concentration1", "total_count", "df")
-# those that have a density at the edge of their support
+# families that have a density on the boundary of their support
 CLOSED = ("Exponential", "HalfNormal", "ContinuousBernoulli", "Poisson", "NegativeBinomial", "Geometric")
-CLASSES = (
-    'of class labels the model gives scores: wrap it with output="logits" or "binary", and sculpt.Wrapper(LogitNormal)'
-)
-INSTEAD = {
+CLASSES = 'for class labels the model returns scores: wrap it with output="logits" or "binary", and sculpt.Wrapper(LogitNormal)'
+ALTERNATIVES = {
     **dict.fromkeys(("Bernoulli", "Categorical", "OneHotCategorical", "OneHotCategoricalStraightThrough"), CLASSES),
     **dict.fromkeys(("Binomial", "Multinomial", "RelaxedBernoulli", "RelaxedOneHotCategorical"), CLASSES),
     **dict.fromkeys(
         ("MultivariateNormal", "LowRankMultivariateNormal"),
-        "several targets at once are sculpt.Wrapper(Normal(joint=True))",
+        "for several targets with a covariance, use sculpt.Wrapper(Normal(joint=True))",
     ),
-    "MixtureSameFamily": "a mixture density of k Normals is sculpt.Wrapper(MixtureDensity(k))",
-    "StudentT": "it has no standard deviation for df up to 2; workbench.distributions.StudentT has",
-    "Cauchy": "it has neither a mean nor a standard deviation; workbench.distributions.Cauchy gives its median and scale",
+    "MixtureSameFamily": "for a mixture density of k Normals, use sculpt.Wrapper(MixtureDensity(k))",
+    "StudentT": "it has no standard deviation for df up to 2; use workbench.distributions.StudentT",
+    "Cauchy": "it has neither a mean nor a standard deviation; use workbench.distributions.Cauchy, which gives its median and scale",
     "VonMises": "its variance is that on the circle, not in the units of the targets",
 }
 _SCIPY: dict[str, Callable[[Any], tuple[str, tuple[Any, ...], dict[str, Any]]]] = {
@@ -48,20 +46,19 @@ _SCIPY: dict[str, Callable[[Any], tuple[str, tuple[Any, ...], dict[str, Any]]]] 
 
 @dataclass(frozen=True)
 class FromTorch(Parametric):
-    """A class of torch.distributions whose parameters are learned, one head for each: Poisson, NegativeBinomial, Gamma, Beta, Dirichlet, ...
+    """A class of torch.distributions with learned parameters, one head for each: Poisson, NegativeBinomial, Gamma, Beta, Dirichlet, ...
 
-    The raw output of the model itself is the first parameter (`loc` or `logits` where there is one), a head beside it gives each other one;
-    `torch.distributions.transform_to` maps them to what the parameters may be, exp to positive ones. So the model must end in a linear
-    layer, not in softplus or softmax. The prediction is the mean of the distribution, its risk the standard deviation.
+    The raw output of the model itself is the first parameter (`loc` or `logits` if there is one), and a risk head predicts each other one;
+    `torch.distributions.transform_to` maps them to the constraints of the parameters, by exp to positive ones. Therefore the model must end in
+    a linear layer, not in softplus or softmax. The prediction is the mean of the distribution, its risk the standard deviation.
 
-    Methods take the raw outputs where others take a prediction and a risk.
+    Methods take the raw outputs in place of a prediction and a risk.
 
     Args:
-        family: the class or its name, of those that have a mean and a variance whatever their parameters are, and a support that does not
-            depend on them.
+        family: class or its name; its mean and variance must exist for all parameters, and its support must not depend on them.
 
     Raises:
-        ValueError: if the class is none of these; the message says what to take instead.
+        ValueError: if the class does not qualify; the message says what to use instead.
 
     Example:
         >>> import torch
@@ -71,7 +68,7 @@ class FromTorch(Parametric):
         tensor([[-1.6931]])
         >>> counts.loss_function(torch.tensor([[0.5]]), log_rate, none)
         Traceback (most recent call last):
-        ValueError: torch.distributions.Poisson is of counts, whole numbers from 0, found a target of 0.5; choose a distribution of such values
+        ValueError: torch.distributions.Poisson is for counts, whole numbers from 0, found a target of 0.5; choose a distribution of such values
     """
 
     family: str | type = field(default="Gamma", metadata={"help": "a class of torch.distributions, or its name"})
@@ -83,13 +80,13 @@ class FromTorch(Parametric):
         cls = getattr(families, name, None)
         if not isinstance(self.family, str) and cls is not self.family:
             raise ValueError(
-                f"{name or self.family!r} is not a class of torch.distributions; a family of your own is a subclass of "
+                f"{name or self.family!r} is not a class of torch.distributions; to define a new family, subclass "
                 "workbench.distributions.Distribution"
             )
         if not isinstance(cls, type) or not issubclass(cls, families.Distribution):
             raise ValueError(f"there is no class {self.family!r} in torch.distributions")
         object.__setattr__(self, "family", name)
-        if reason := INSTEAD.get(name) or _problem(getattr(families, name)):
+        if reason := ALTERNATIVES.get(name) or _problem(getattr(families, name)):
             raise ValueError(f"torch.distributions.{name} cannot be the distribution of a model's targets: {reason}")
 
     def __str__(self) -> str:
@@ -120,17 +117,17 @@ class FromTorch(Parametric):
 
     @property
     def has_start(self) -> bool:
-        """Whether `start` knows the family: counts and positive values."""
+        """Whether `start` supports the family, which holds for counts and positive values."""
         return self.family in _STARTS
 
     def start(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Raw outputs that have a mean and about a variance, or a mean alone where the family has one parameter.
+        """Return raw outputs with a given mean and approximately a given variance (the mean only, for families of one parameter).
 
         Args:
             mean, variance: [...], above 0.
 
         Returns:
-            The raw output of the model, then those of the heads, [1 + n_heads, ...].
+            The raw output of the model, followed by those of the heads, [1 + n_heads, ...].
 
         Example:
             >>> import torch
@@ -145,7 +142,7 @@ class FromTorch(Parametric):
         return getattr(families, str(self.family))
 
     def at(self, y_pred: Tensor, y_risk: Tensor) -> families.Distribution:
-        return _made(self._class, [y_pred.to(wide_dtype(y_pred)), *y_risk.to(wide_dtype(y_risk))])
+        return _construct(self._class, [y_pred.to(wide_dtype(y_pred)), *y_risk.to(wide_dtype(y_risk))])
 
     def rescaled(self, loc: Tensor, heads: Tensor, scaling: Any) -> tuple[Tensor, Tensor]:
         if not self.standardizable:
@@ -157,47 +154,54 @@ class FromTorch(Parametric):
         remedy = "choose a distribution of such values"
         if support is constraints.nonnegative_integer:
             whole = (y >= 0) & (y == y.round()) & y.isfinite()
-            refuse_unless(whole, y, f"{self} is of counts, whole numbers from 0", remedy)
+            refuse_unless(whole, y, f"{self} is for counts, whole numbers from 0", remedy)
         elif support is constraints.simplex:
-            refuse_unless(y > 0, y, f"{self} is of shares above 0", "replace zeros by a small share")
+            refuse_unless(y > 0, y, f"{self} is for proportions above 0", "replace zeros by a small proportion")
             total = y.double().sum(-1)
             refuse_unless(
-                (total - 1).abs() < 1e-4, total, f"{self} is of shares that sum to 1", "divide each row by its sum"
+                (total - 1).abs() < 1e-4,
+                total,
+                f"{self} is for proportions that sum to 1",
+                "divide each row by its sum",
             )
         elif support is constraints.unit_interval:
             inside = (y >= 0) & (y <= 1) if self.family in CLOSED else (y > 0) & (y < 1)
-            edge = "from 0 to 1" if self.family in CLOSED else "between 0 and 1, without these"
-            refuse_unless(inside, y, f"{self} is of values {edge}", remedy)
+            interval = "from 0 to 1" if self.family in CLOSED else "strictly between 0 and 1"
+            refuse_unless(inside, y, f"{self} is for values {interval}", remedy)
         elif support is constraints.real:
-            refuse_unless(y.isfinite(), y, f"{self} is of finite values", remedy)
+            refuse_unless(y.isfinite(), y, f"{self} is for finite values", remedy)
         else:
             above = y >= 0 if self.family in CLOSED else y > 0
             refuse_unless(
-                above & y.isfinite(), y, f"{self} is of values {'from' if self.family in CLOSED else 'above'} 0", remedy
+                above & y.isfinite(),
+                y,
+                f"{self} is for values {'from' if self.family in CLOSED else 'above'} 0",
+                remedy,
             )
 
     def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         if self.support is constraints.real:
             return self._by_scipy("cdf", y, loc, risk)
-        inside = y.clamp(0, 1 if self.support is constraints.unit_interval else None)  # outside torch has NaN
+        # torch returns NaN outside the support
+        inside = y.clamp(0, 1 if self.support is constraints.unit_interval else None)
         return self._by_scipy("cdf", inside, loc, risk).masked_fill(y < 0, 0.0)
 
     def _icdf(self, q: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         return self._by_scipy("ppf", q, loc, risk)
 
-    def _by_scipy(self, what: str, values: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        """By scipy where torch lacks the function; that has no gradient."""
+    def _by_scipy(self, function: str, values: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        """Compute a function ("cdf" or "ppf") by scipy, without gradients, if torch lacks it."""
         distribution: Any = self.at(loc, risk)
-        if self.family not in _SCIPY or (self.family == "Gamma" and what == "cdf"):
+        if self.family not in _SCIPY or (self.family == "Gamma" and function == "cdf"):
             values = values.to(wide_dtype(loc))
             return self._closed(
-                "cdf" if what == "cdf" else "icdf", getattr(distribution, {"ppf": "icdf"}.get(what, what))
+                "cdf" if function == "cdf" else "icdf", getattr(distribution, {"ppf": "icdf"}.get(function, function))
             )(values).to(loc.dtype)
         name, arguments, options = _SCIPY[str(self.family)](distribution)
         frozen = getattr(require("scipy.stats"), name)(
             *map(_numpy, arguments), **{k: _numpy(v) for k, v in options.items()}
         )
-        return torch.as_tensor(getattr(frozen, what)(_numpy(values))).to(loc)
+        return torch.as_tensor(getattr(frozen, function)(_numpy(values))).to(loc)
 
     def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         distribution: Any = self.at(loc, risk)
@@ -208,12 +212,12 @@ class FromTorch(Parametric):
 
 
 def _parameters(cls: Any) -> tuple[str, ...]:
-    """The names of the parameters, that of the model's own output first; of logits and probabilities the logits."""
+    """Return the names of the parameters, that of the model's own output first; logits rather than probabilities."""
     names = [name for name in cls.arg_constraints if name != "probs"]
     return tuple(sorted(names, key=lambda name: name not in ("loc", "logits")))
 
 
-def _made(cls: Any, raw: list[Tensor]) -> families.Distribution:
+def _construct(cls: Any, raw: list[Tensor]) -> families.Distribution:
     values = {}
     for name, value in zip(_parameters(cls), raw, strict=True):
         if name in SHAPES:
@@ -226,7 +230,7 @@ def _made(cls: Any, raw: list[Tensor]) -> families.Distribution:
 
 @cache
 def _problem(cls: Any) -> str:
-    """Why the class cannot be fitted, "" if it can: seen by making some."""
+    """Return why the class cannot be fitted, "" if it can, found by constructing some instances."""
     support = cls.support
     if (
         isinstance(support, property)
@@ -236,13 +240,13 @@ def _problem(cls: Any) -> str:
         return "its support depends on its parameters"
     try:
         for raw in (-1.0, 0.0, 1.0):
-            made = _made(cls, [torch.full((3,), raw, dtype=torch.float64)] * len(_parameters(cls)))
+            made = _construct(cls, [torch.full((3,), raw, dtype=torch.float64)] * len(_parameters(cls)))
             if made.batch_shape + made.event_shape != (3,):
-                return "it is of matrices, not of the numbers of a prediction"
+                return "its events are matrices, not the elements of a prediction"
             if not bool(made.mean.isfinite().all() and made.variance.isfinite().all()):
                 return "it has no mean or no standard deviation for some of its parameters"
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return f"it cannot be made of one number for each element of a parameter, or has no mean and variance ({error or type(error).__name__})"
+        return f"it has a parameter that is not one number per element, or has no mean and variance ({error or type(error).__name__})"
     return ""
 
 
@@ -251,24 +255,24 @@ def _numpy(values: Any) -> Any:
 
 
 # ---- raw parameters by the method of moments
-def _start_of_negative_binomial(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
-    total = mean.square() / (variance - mean).maximum(mean / 100)  # counts may spread no more than a Poisson's
+def _start_negative_binomial(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
+    total = mean.square() / (variance - mean).maximum(mean / 100)  # the variance may be no larger than a Poisson's
     return {"logits": (mean / total).log(), "total_count": total.log()}
 
 
-def _start_of_log_normal(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
+def _start_log_normal(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
     square = torch.log1p(variance / mean.square())
     return {"loc": mean.log() - square / 2, "scale": square.log() / 2}
 
 
-def _start_of_weibull(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
+def _start_weibull(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
     shape = (variance.sqrt() / mean).pow(-1.086)  # Justus et al. 1978
     return {"concentration": shape.log(), "scale": mean.log() - torch.lgamma(1 + 1 / shape)}
 
 
 _STARTS: dict[str, Callable[[Tensor, Tensor], dict[str, Tensor]]] = {
     "Poisson": lambda mean, variance: {"rate": mean.log()},
-    "NegativeBinomial": _start_of_negative_binomial,
+    "NegativeBinomial": _start_negative_binomial,
     "Geometric": lambda mean, variance: {"logits": -mean.log()},
     "Exponential": lambda mean, variance: {"rate": -mean.log()},
     "Gamma": lambda mean, variance: {
@@ -276,19 +280,19 @@ _STARTS: dict[str, Callable[[Tensor, Tensor], dict[str, Tensor]]] = {
         "rate": (mean / variance).log(),
     },
     "HalfNormal": lambda mean, variance: {"scale": mean.log() + math.log(math.pi / 2) / 2},
-    "LogNormal": _start_of_log_normal,
-    "Weibull": _start_of_weibull,
+    "LogNormal": _start_log_normal,
+    "Weibull": _start_weibull,
 }
 
 
 # ---- continuous ranked probability scores in closed form (Jordan et al. 2019)
-def _crps_of_poisson(y: Tensor, d: Any) -> Tensor:
+def _crps_poisson(y: Tensor, d: Any) -> Tensor:
     rate = d.rate
     mass, upto = d.log_prob(y).exp(), torch.special.gammaincc(y + 1, rate)
     return (y - rate) * (2 * upto - 1) + rate * (2 * mass - torch.special.i0e(2 * rate) - torch.special.i1e(2 * rate))
 
 
-def _crps_of_gamma(y: Tensor, d: Any) -> Tensor:
+def _crps_gamma(y: Tensor, d: Any) -> Tensor:
     a, rate = d.concentration, d.rate
     x = rate * y
     beta = (torch.lgamma(a + 0.5) - torch.lgamma(a)).exp() / math.sqrt(math.pi)  # 1 / B(1/2, a)
@@ -296,10 +300,10 @@ def _crps_of_gamma(y: Tensor, d: Any) -> Tensor:
     return (x * (2 * below - 1) - a * (2 * above - 1) - beta) / rate
 
 
-def _crps_of_exponential(y: Tensor, d: Any) -> Tensor:
+def _crps_exponential(y: Tensor, d: Any) -> Tensor:
     return y - (2 * d.cdf(y) - 0.5) / d.rate
 
 
-_CRPS = {"Poisson": _crps_of_poisson, "Gamma": _crps_of_gamma, "Exponential": _crps_of_exponential}
+_CRPS = {"Poisson": _crps_poisson, "Gamma": _crps_gamma, "Exponential": _crps_exponential}
 
 __all__ = ["FromTorch"]

@@ -1,4 +1,4 @@
-"""Several targets with a full covariance: a normal distribution of whole rows."""
+"""Multivariate normal distribution of several targets, with a full covariance."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from workbench.distributions.parametric import LARGEST_RAW, Parametric, raw_of, 
 
 @dataclass(frozen=True)
 class JointNormal(Parametric):
-    """Normal distribution of the k targets of a row at once, y ~ N(mu, L L^T); written `Normal(joint=True)` (Dorta et al. 2018).
+    """Multivariate normal distribution of the k targets of a row, y ~ N(mu, L L^T); written `Normal(joint=True)` (Dorta et al. 2018).
 
-    The model's own output [..., k] is the mean; k heads beside it give the rows of a matrix [k, k], of which `transform_to(lower_cholesky)`
-    makes L: what is below the diagonal as it is, the diagonal by exp. The risk is the square root of the diagonal of L L^T; the
-    covariances are in `wrapped.predictive(x).covariance_matrix`. There is one log_prob for a row.
+    The model's own output [..., k] is the mean; k risk heads predict the rows of a matrix [k, k], from which `transform_to(lower_cholesky)`
+    makes L: entries below the diagonal unchanged, the diagonal by exp. The risk is the square root of the diagonal of L L^T; the covariances
+    are in `wrapped.predictive(x).covariance_matrix`. There is one log_prob per row.
 
     Args:
-        n_targets: k; None takes what the last layer gives when a model is wrapped.
+        n_targets: k; None: the number of outputs of the wrapped model's last layer.
 
     Example:
         >>> import torch
@@ -33,7 +33,7 @@ class JointNormal(Parametric):
         tensor([[1.0000, 2.2361]])
     """
 
-    n_targets: int | None = field(default=None, metadata={"help": "how many targets; None: what the last layer gives"})
+    n_targets: int | None = field(default=None, metadata={"help": "number of targets; None: the last layer's outputs"})
 
     location_scale: ClassVar[bool] = True
     standardizable: ClassVar[bool] = True
@@ -58,7 +58,7 @@ class JointNormal(Parametric):
             return self
         if n is None:
             raise ValueError(
-                "Normal(joint=True): how many targets there are cannot be told, since the model does not end in one nn.Linear; "
+                "Normal(joint=True): the number of targets is unknown, since the model does not end in one nn.Linear; "
                 "write Normal(joint=True, n_targets=k)"
             )
         return replace(self, n_targets=n)
@@ -85,17 +85,17 @@ class JointNormal(Parametric):
     def rescaled(self, loc: Tensor, heads: Tensor, scaling: Any) -> tuple[Tensor, Tensor]:
         scale = scaling.y_scale.to(heads).expand(self.n_heads)
         eye = torch.eye(self.n_heads, dtype=heads.dtype, device=heads.device)
-        row = scale.reshape(-1, *[1] * (heads.dim() - 1))  # of each head all targets, of each row of L one unit
+        row = scale.reshape(-1, *[1] * (heads.dim() - 1))  # each head is a row of L, in the unit of one target
         diagonal = eye.reshape(self.n_heads, *[1] * (heads.dim() - 2), self.n_heads)
         return scaling.prediction(loc), torch.where(
             diagonal > 0, heads.clamp(-LARGEST_RAW, LARGEST_RAW) + row.log(), heads * row
         )
 
     def check_targets(self, y: Tensor) -> None:
-        refuse_unless(y.isfinite(), y, f"{self} is of finite values", "leave such rows out")
+        refuse_unless(y.isfinite(), y, f"{self} is for finite values", "leave such rows out")
 
     def covariance(self, loc: Tensor, risk: Tensor) -> Tensor:
-        """Covariance matrices [..., k, k] of raw outputs."""
+        """Return the covariance matrices [..., k, k] for raw outputs."""
         distribution: Any = self.at(loc, risk)
         return distribution.covariance_matrix.to(loc.dtype)
 

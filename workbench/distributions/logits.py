@@ -17,19 +17,19 @@ from workbench.engine.tree import holds
 class LogitNormal(Distribution):
     """Class labels under normal noise on the logits; risk is the standard deviation of each logit (Kendall & Gal 2017).
 
-    Labels y are integers [...], or soft: probabilities [..., classes], whose loss is the mean over them; logits and risk are
-    [..., classes]. The loss is the cross entropy of the expected
-    probabilities, by default in the mean-field form softmax(loc / sqrt(1 + pi / 8 * risk^2)) (MacKay 1992; Lu, Ie & Sha
-    2020), or by Monte Carlo, log of the mean over n_samples of softmax(loc + risk * noise). `sample` draws logits.
+    Labels y are integers [...], or soft labels, probabilities [..., classes], whose loss is the expectation over them; logits
+    and risk are [..., classes]. The loss is the cross entropy of the expected probabilities, by default in the mean-field form
+    softmax(loc / sqrt(1 + pi / 8 * risk^2)) (MacKay 1992; Lu, Ie & Sha 2020), or by Monte Carlo, the log of the mean over
+    n_samples of softmax(loc + risk * noise). `sample` draws logits.
 
-    The plain mean-field form counts the noise of one logit; a probability depends on differences of logits, which carry
+    The plain mean-field form uses the noise of single logits, but a probability depends on differences of logits, which have
     the noise of both. The pairwise form, p_k ~ 1 / sum_i exp((loc_i - loc_k) / sqrt(1 + pi / 8 (risk_i^2 + risk_k^2))),
-    does that, agrees with `sample` within 0.01 for two classes, and needs classes^2 numbers for each row.
+    accounts for that, agrees with `sample` within 0.01 for two classes, and needs classes^2 numbers per row.
 
     Args:
-        n_samples: Draws for the Monte Carlo form; None for a mean-field form.
-        generator: Source of that noise; None is torch's own.
-        pairwise: Whether the mean-field form is the pairwise one.
+        n_samples: Number of draws for the Monte Carlo form; None for a mean-field form.
+        generator: Source of that noise; None for torch's global generator.
+        pairwise: Whether to use the pairwise mean-field form.
 
     Example:
         >>> import torch
@@ -56,7 +56,7 @@ class LogitNormal(Distribution):
 
     @on_class_or_instance
     def probs(self, loc: Tensor, risk: Tensor) -> Tensor:
-        """Expected class probabilities [..., classes] of logits loc [..., classes] with risk [..., classes] >= 0."""
+        """Return expected class probabilities [..., classes] for logits loc [..., classes] with risk [..., classes] >= 0."""
         return self._log_probs(*self._checked("", loc, _aleatoric(risk), zero_risk=True)).exp()
 
     def _log_probs(self, loc: Tensor, risk: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class LogitNormal(Distribution):
     def _target(self, where: str, y: Tensor, loc: Tensor) -> Tensor:
         if y.is_floating_point() and y.shape == loc.shape:
             if not holds((y >= 0).all(-1) & ((y.sum(-1) - 1).abs() < max(1e-3, 4 * torch.finfo(y.dtype).eps))):
-                raise ValueError(f"y{where}: soft labels are probabilities that sum to one over the last dimension")
+                raise ValueError(f"y{where}: soft labels must be probabilities that sum to one over the last dimension")
             return y.to(loc.dtype)
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise TypeError(f"LogitNormal needs integer class labels, found y{where} of {y.dtype}")

@@ -1,4 +1,4 @@
-"""Mixtures of the distributions that several models predict."""
+"""Mixtures of the distributions predicted by several models."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .base import Distribution, same_shape
 
 
 class Mixture(torch.distributions.Distribution):
-    """A mixture of m distributions of one family for every element of a prediction: p(y) = sum_k w_k p_k(y).
+    """Mixture of m distributions of one family for every element of a prediction: p(y) = sum_k w_k p_k(y).
 
-    Not the Normal with the mixture's mean and variance, as whose likelihood the members' disagreement would count as noise. The batch shape is
-    that of the prediction, the event shape is empty; of `JointNormal` and Dirichlet a row is one event.
+    It is not the Normal with the mixture's mean and variance, in whose likelihood the members' disagreement would count as noise. The batch
+    shape is that of the prediction, and the event shape is empty, except that for `JointNormal` and Dirichlet a row is one event.
 
     Args:
-        family: of the members.
-        loc: [m, ...], location of every member.
-        risk: [m, ...], its risk, > 0; of a family with heads [n_heads, m, ...].
-        weights: [m], >= 0 and summing to one.
+        family: family of the members.
+        loc: location of every member [m, ...].
+        risk: risk of every member [m, ...], > 0; for a family with several heads [n_heads, m, ...].
+        weights: weights of the members [m], >= 0 and summing to one.
 
     Raises:
         ValueError: if loc and risk differ in shape, or weights are not m numbers >= 0 that sum to one.
@@ -51,27 +51,27 @@ class Mixture(torch.distributions.Distribution):
             )
         self.family, self.loc, self.risk, self.weights = family, loc, risk, weights
         depth = loc.dim() - family.event_dims
-        # more would be asked of the weights than rounding leaves
+        # torch's own validation would ask more of the weights than rounding allows
         super().__init__(loc.shape[1:depth], loc.shape[depth:], validate_args=False)
 
     @property
     def support(self) -> constraints.Constraint:
-        """The values that have a density: all, or those above zero."""
+        """Values that have a density: all, those above zero, or the family's own support."""
         if (support := getattr(self.family, "support", None)) is not None:
             return support
         return constraints.real if self.family.location_scale else constraints.positive
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Mixture:
-        """The same mixture for a larger batch shape, to which the present one broadcasts."""
+        """Return the mixture expanded to a larger batch shape, to which the present one broadcasts."""
         loc, risk = self._members(torch.Size(batch_shape) + self._event_shape)
         return Mixture(self.family, loc, risk, self.weights)
 
     def _members(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Location and risk of every member, each [m, *shape]; of several heads, these in front."""
-        m, whole = len(self.loc), self.loc.shape[1:]
-        lifted = (m, *[1] * (len(shape) - len(whole)), *whole)
+        """Return location and risk of every member, [m, *shape] each; for several heads, the risk is [n_heads, m, *shape]."""
+        m, base = len(self.loc), self.loc.shape[1:]
+        padded = (m, *[1] * (len(shape) - len(base)), *base)
         heads = self._heads
-        return self.loc.reshape(lifted).expand(m, *shape), self.risk.reshape(*heads, *lifted).expand(*heads, m, *shape)
+        return self.loc.reshape(padded).expand(m, *shape), self.risk.reshape(*heads, *padded).expand(*heads, m, *shape)
 
     @property
     def _heads(self) -> torch.Size:
@@ -81,35 +81,38 @@ class Mixture(torch.distributions.Distribution):
         return self.weights.to(self.loc).reshape(-1, *[1] * (members.dim() - 1))
 
     def _at(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Values [m, sample..., batch...] with locations and risks of every member."""
+        """Return the values [m, sample..., batch...], with location and risk of every member."""
         y = torch.as_tensor(y).to(self.loc)
-        whole = self.loc.shape[1:]
-        if y.shape[max(0, y.dim() - len(whole)) :] != whole:
-            same_shape(y=y, prediction=self.loc[0])  # nothing is broadcast but the mixture itself
+        base = self.loc.shape[1:]
+        if y.shape[max(0, y.dim() - len(base)) :] != base:
+            same_shape(y=y, prediction=self.loc[0])  # the mixture broadcasts to the values, but not the values
         loc, risk = self._members(y.shape)
         return y.expand_as(loc), loc, risk
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Logarithm of the density at the values [sample..., batch...], in nats: log sum_k w_k p_k(y)."""
+        """Return the logarithm of the density at the values [sample..., batch...], in nats: log sum_k w_k p_k(y)."""
         value, loc, risk = self._at(value)
-        each = self.family.log_prob(value, loc, risk)
-        return torch.logsumexp(each + self._weights_of(each).log(), 0)
+        log_probs = self.family.log_prob(value, loc, risk)
+        return torch.logsumexp(log_probs + self._weights_of(log_probs).log(), 0)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Probability of at most the values [sample..., batch...]."""
+        """Return the probability of at most the values [sample..., batch...]."""
         value, loc, risk = self._at(value)
         return (self._weights_of(loc) * self.family.cdf(value, loc, risk)).sum(0)
 
     def icdf(self, value: Tensor | float) -> Tensor:
-        """Quantiles in the units of the prediction, by bisection between those of the members.
+        """Return quantiles in the units of the prediction, by bisection between those of the members.
 
         Args:
             value: levels above 0 and below 1: a number, or a tensor that broadcasts with the batch shape.
 
         Returns:
-            [sample..., batch...].
+            Quantiles [sample..., batch...].
+
+        Raises:
+            ValueError: if a level is not above 0 and below 1.
         """
-        # brackets come from the level in torch's default dtype, as in all results so far; give a tensor for one in float64
+        # a number becomes a level in torch's default dtype, as in earlier versions; a float64 tensor keeps its precision
         levels = torch.as_tensor(value).to(self.loc)
         if not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"q must lie above 0 and below 1; found {value!r}")
@@ -124,19 +127,19 @@ class Mixture(torch.distributions.Distribution):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """Covariance of the targets of a row [..., k, k], within the members and among them; of `JointNormal` only.
+        """Covariance of the targets of a row [..., k, k], within and between members; for `JointNormal` only.
 
         Raises:
-            ValueError: if each target has a distribution by itself.
+            ValueError: if the family has no covariance.
         """
         if not hasattr(self.family, "covariance"):
             raise ValueError(
-                f"{self.family} says no covariance of the targets: wrap with sculpt.Wrapper(Normal(joint=True))"
+                f"{self.family} has no covariance of the targets: wrap with sculpt.Wrapper(Normal(joint=True))"
             )
-        inside, weights = self.family.covariance(self.loc, self.risk), self._weights_of(self.loc)
+        within, weights = self.family.covariance(self.loc, self.risk), self._weights_of(self.loc)
         deviations = self.loc - (weights * self.loc).sum(0)
-        among = deviations.unsqueeze(-1) * deviations.unsqueeze(-2)
-        return (weights.unsqueeze(-1) * (inside + among)).sum(0)
+        between = deviations.unsqueeze(-1) * deviations.unsqueeze(-2)
+        return (weights.unsqueeze(-1) * (within + between)).sum(0)
 
     @property
     def mean(self) -> Tensor:
@@ -145,34 +148,34 @@ class Mixture(torch.distributions.Distribution):
 
     @property
     def variance(self) -> Tensor:
-        """Variance [...], by the law of total variance: that of the members and that among them."""
+        """Variance [...] by the law of total variance: within plus between members."""
         means, weights = self.family.mean(self.loc, self.risk), self._weights_of(self.loc)
         deviations = means - (weights * means).sum(0)
         return (weights * (self.family.stddev(self.loc, self.risk) ** 2 + deviations**2)).sum(0)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draws [sample..., batch...], which no gradient flows through.
+        """Draw values [sample..., batch...], without gradients.
 
         Args:
-            sample_shape: how many, such as (3,).
-            generator: source of the random numbers, on the device of the prediction; None is torch's own.
+            sample_shape: shape of the draws, such as (3,).
+            generator: source of the random numbers, on the device of the prediction; None for torch's global generator.
         """
         if isinstance(sample_shape, int):
             warn_deprecated(f"sample({sample_shape}) of a Mixture", f"sample(({sample_shape},))")
             sample_shape = (sample_shape,)
         shape = self._extended_shape(torch.Size(sample_shape))
-        return self._draws(shape, len(shape) - len(self._event_shape), generator)  # all of an event are of one member
+        return self._draws(shape, len(shape) - len(self._event_shape), generator)  # an event comes from one member
 
     def sample_paths(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Joint draws [sample..., n, ...] of whole rows: one member speaks for all steps of a path, as one voter would.
+        """Draw whole rows jointly [sample..., n, ...]: all steps of a path come from the same member, such as one voter.
 
         The covariance of a path's steps is that of the members' locations plus, on the diagonal, the mean variance of their noise. In
-        `sample` each step is drawn by itself, and what members disagree on averages out over a path. Within a member the noise of steps is
-        independent, but for the targets of `Normal(joint=True)`, whose covariance it has.
+        `sample`, each step is drawn independently, so that the members' disagreement averages out over a path. Within a member, the noise of
+        steps is independent, except between the targets of `Normal(joint=True)`, which have a covariance.
 
         Args:
-            sample_shape: how many paths of each row, such as (500,).
-            generator: source of the random numbers, on the device of the prediction; None is torch's own.
+            sample_shape: shape of the paths drawn for each row, such as (500,).
+            generator: source of the random numbers, on the device of the prediction; None for torch's global generator.
 
         Example:
             >>> from workbench.distributions import Normal
@@ -185,11 +188,11 @@ class Mixture(torch.distributions.Distribution):
         return self._draws(shape, len(torch.Size(sample_shape)) + min(1, len(self._batch_shape)), generator)
 
     def _draws(self, shape: torch.Size, depth: int, generator: torch.Generator | None) -> Tensor:
-        """Draws of a shape, behind whose first `depth` dimensions all are of one member."""
+        """Draw values of a shape, choosing one member for each index of its first `depth` dimensions."""
         with torch.no_grad():
-            rows, beyond = shape[:depth], len(shape) - depth
+            rows, n_trailing = shape[:depth], len(shape) - depth
             member = torch.multinomial(self.weights.to(self.loc), rows.numel(), replacement=True, generator=generator)
-            member = member.reshape(1, *rows, *[1] * beyond).expand(1, *shape)
+            member = member.reshape(1, *rows, *[1] * n_trailing).expand(1, *shape)
             loc, risk = self._members(shape)
             heads = self._heads
             risk = risk.gather(len(heads), member.expand(*heads, *member.shape)).squeeze(len(heads))

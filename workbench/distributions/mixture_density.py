@@ -15,11 +15,11 @@ from workbench.distributions.parametric import Parametric, raw_of, refuse_unless
 
 @dataclass(frozen=True)
 class MixtureDensity(Parametric):
-    """A mixture of k Normals for every element of a prediction, where the noise has several peaks (Bishop 1994).
+    """Mixture of k Normals for every element of a prediction, for noise with several peaks (Bishop 1994).
 
-    The model's own output m stays the prediction, the mean of the mixture; 3 k heads beside it give the logits of the weights w, offsets d and
-    logarithms of the scales s: p(y) = sum_j w_j N(y; m + d_j - sum_i w_i d_i, s_j). The risk is the standard deviation,
-    sum_j w_j (s_j^2 + (mean_j - m)^2); beware that near a mean between two peaks there may be no values at all.
+    The model's own output m remains the prediction, the mean of the mixture; 3 k risk heads predict the logits of the weights w, offsets d and
+    logarithms of the scales s: p(y) = sum_j w_j N(y; m + d_j - sum_i w_i d_i, s_j). The risk is the standard deviation, the square root of
+    sum_j w_j (s_j^2 + (mean_j - m)^2); note that a mean between two peaks may have hardly any values near it.
 
     Args:
         k: number of Normals, at least 1.
@@ -61,13 +61,13 @@ class MixtureDensity(Parametric):
         return scaling.prediction(loc), torch.cat([logits, offsets * scale, log_scales + scale.log()])
 
     def check_targets(self, y: Tensor) -> None:
-        refuse_unless(y.isfinite(), y, f"{self} is of finite values", "leave such rows out")
+        refuse_unless(y.isfinite(), y, f"{self} is for finite values", "leave such rows out")
 
     def moments(self, y_pred: Tensor, y_risk: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return y_pred, super().moments(y_pred, y_risk)[1]
 
     def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        # E|Y - y| - E|Y - Y'| / 2, both of absolute values of normal differences (Grimit et al. 2006)
+        # E|Y - y| - E|Y - Y'| / 2, where all differences are normal (Grimit et al. 2006)
         mixture: Any = self.at(loc, risk)
         w, parts = mixture.mixture_distribution.probs, mixture.component_distribution
         mean, scale = parts.loc, parts.scale
@@ -90,7 +90,7 @@ class MixtureDensity(Parametric):
 
 
 def _absolute(mean: Tensor, scale: Tensor) -> Tensor:
-    """E|X| of a normal X."""
+    """Return E|X| of a normal X."""
     z = mean / scale
     return scale * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z**2) + mean * torch.erf(z / math.sqrt(2))
 

@@ -1,4 +1,4 @@
-"""Base class of families that a torch distribution computes, given by raw outputs: the model's own and those of heads beside it."""
+"""Base class of families computed by a torch distribution from raw outputs of the model and its risk heads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from workbench.distributions.base import (
 )
 from workbench.engine.tree import holds
 
-LARGEST_RAW = 80.0  # what `transform_to` makes of it, e^80, has a square that float64 can hold, and so has its inverse
+LARGEST_RAW = 80.0  # `transform_to` maps it to e^80, whose square and inverse square float64 can represent
 
 
 class Parametric(ManyHeads):
-    """A family whose parameters are made of raw numbers: what the model itself gives, and its heads [n_heads, *prediction].
+    """Family whose parameters are computed from raw outputs: the model's own, and those of its heads [n_heads, *prediction].
 
-    Methods take the raw output of the model in the place of a location, and the raw outputs of the heads in that of a risk. Everything is
-    computed in float64 (float32 on devices without it): counts of a million have a log-probability that float32 cannot hold.
+    Methods take the raw output of the model in place of a location, and the raw outputs of the heads in place of a risk. Everything is
+    computed in float64 (float32 on devices without it), because log-probabilities of counts of a million need it.
     """
 
     location_scale: ClassVar[bool] = False
@@ -37,7 +37,7 @@ class Parametric(ManyHeads):
 
     @abstractmethod
     def at(self, y_pred: Tensor, y_risk: Tensor) -> TorchDistribution:
-        """The distribution that raw outputs stand for, float64.
+        """Return the torch distribution for raw outputs, in float64.
 
         Args:
             y_pred: raw output of the model [...].
@@ -45,24 +45,24 @@ class Parametric(ManyHeads):
         """
 
     def target_shape(self, prediction: torch.Size) -> torch.Size:
-        """The shape of the targets of predictions of a shape."""
+        """Return the shape of the targets for a shape of predictions."""
         return prediction
 
     def rescaled(self, loc: Tensor, heads: Tensor, scaling: Any) -> tuple[Tensor, Tensor]:
-        """Raw outputs for targets in original units, of those for standardised ones."""
+        """Convert raw outputs for standardised targets to raw outputs for targets in original units."""
         raise ValueError(
-            f"{self} has no standardised targets: y_mean and y_scale are set, and its targets cannot be in other units. "
-            "Take the standardisation of targets away with wrapped.unscale(), and train with targets as they are"
+            f"{self} does not support standardised targets, but y_mean and y_scale are set. "
+            "Remove the standardisation with wrapped.unscale(), and train with the original targets"
         )
 
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
-        """The raw outputs themselves, in float32 at least: what they mean depends on the output of the model."""
+        """Return the raw outputs themselves, at least in float32: their meaning depends on the output of the model."""
         return raw.to(_at_least_float32(raw))
 
     @on_class_or_instance
     def variances(self, risk: Tensor) -> dict[str, Tensor]:
-        """Refused: the variances depend on the output of the model as well, see `moments`."""
+        """Raise TypeError, since the variances depend on the output of the model as well; see `moments`."""
         raise TypeError(
             f"the variances of {self} depend on the output of the model as well: use moments(y_pred, y_risk)"
         )
@@ -80,7 +80,7 @@ class Parametric(ManyHeads):
         return -self._log_prob(y, loc, risk)
 
     def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        self.check_targets(y)  # torch computes a number for any value
+        self.check_targets(y)  # without validation, torch returns a number for any value
         return self.at(loc, risk).log_prob(y).to(loc.dtype)
 
     def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
@@ -103,34 +103,34 @@ class Parametric(ManyHeads):
     def _stddev(self, loc: Tensor, risk: Tensor) -> Tensor:
         return self.at(loc, risk).variance.sqrt().to(loc.dtype)
 
-    def _closed(self, what: str, method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def asked(values: Tensor) -> Tensor:
+    def _closed(self, function: str, method: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def call(values: Tensor) -> Tensor:
             try:
                 return method(values)
             except NotImplementedError as error:
-                raise self._no_closed_form(what) from error
+                raise self._no_closed_form(function) from error
 
-        return asked
+        return call
 
-    def _no_closed_form(self, what: str) -> ValueError:
+    def _no_closed_form(self, function: str) -> ValueError:
         return ValueError(
-            f"{self} has no {what} in closed form; draw samples, wrapped.predictive(x).sample((1000,)), and count them, or score them by "
+            f"{self} has no {function} in closed form; draw samples, wrapped.predictive(x).sample((1000,)), and count them, or score them by "
             "workbench.metrics.crps_samples"
         )
 
 
 def wide_dtype(like: Tensor) -> torch.dtype:
-    """float64, where the device has it."""
+    """Return float64, or float32 if the device does not support it."""
     return torch.float32 if like.device.type == "mps" else torch.float64
 
 
 def raw_of(values: Tensor) -> Tensor:
-    """Raw numbers in float64, within what `transform_to` maps to numbers that have a square."""
+    """Return raw numbers in float64, clamped so that the square of their transform is finite."""
     return values.to(wide_dtype(values)).clamp(-LARGEST_RAW, LARGEST_RAW)
 
 
 def with_generator(draw: Callable[[], Tensor], generator: torch.Generator | None) -> Tensor:
-    """A draw of torch's distributions, which know no generators: the seed of its own is drawn from the generator."""
+    """Draw from a torch distribution with a generator, which torch does not support: the generator seeds a forked global one."""
     if generator is None:
         return draw()
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
@@ -141,7 +141,7 @@ def with_generator(draw: Callable[[], Tensor], generator: torch.Generator | None
 
 
 def refuse_unless(condition: Tensor, y: Tensor, rule: str, remedy: str) -> None:
-    """Raise ValueError with the first target that breaks a rule; NaN is let through, as elsewhere."""
+    """Raise ValueError with the first target that breaks a rule; NaN is allowed, as elsewhere."""
     if not holds(condition | y.isnan()):
         wrong = y[~(condition | y.isnan())].flatten()[0].item()
         raise ValueError(f"{rule}, found a target of {wrong:g}; {remedy}")

@@ -1,4 +1,4 @@
-"""Quantile heads: a distribution given by some of its quantiles, of whatever shape."""
+"""Distribution of any shape, given by some of its quantiles, one head for each."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from workbench.engine.tree import holds
 
 @dataclass(frozen=True)
 class Quantiles(ManyHeads):
-    """Quantiles at fixed levels, learned by the pinball loss (Koenker & Bassett 1978), whatever the shape of the noise.
+    """Quantiles at fixed levels, learned by the pinball loss (Koenker & Bassett 1978), for noise of any shape.
 
-    A head for each level gives how far its quantile lies from the model's own prediction: offsets [levels, *prediction], in units
-    of the prediction. They cannot cross: the middle head gives its offset as it is, each other one the softplus distance to its
-    neighbour towards the middle. loss = mean over the levels of max(level * u, (level - 1) * u) with u = y - quantile.
+    One head per level predicts the offset of its quantile from the model's own prediction: offsets [levels, *prediction], in units
+    of the prediction. They cannot cross: the middle head predicts its offset directly, each other head the distance to its
+    neighbour towards the middle, by softplus. loss = mean over the levels of max(level * u, (level - 1) * u) with u = y - quantile.
 
-    Between the levels and beyond them, quantiles are linear in the standard normal quantile z of the level, so that those of a
-    Normal give the Normal back, and every shape has a cdf, a density and normal tails. The aleatoric risk is half the
-    distance between the quantiles at z = -1 and z = 1 (15.9 % and 84.1 %), whatever the levels are: the standard deviation where the
-    noise is normal. `mean` is the prediction itself.
+    Between and beyond the levels, quantiles are linear in the standard normal quantile z of the level, so that the quantiles of a
+    Normal reproduce the Normal, and every shape has a cdf, a density and normal tails. The aleatoric risk is half the distance
+    between the quantiles at z = -1 and z = 1 (15.9 % and 84.1 %), for any levels: the standard deviation if the noise is normal.
+    `mean` is the prediction itself.
 
-    Methods take the offsets where others take a risk. `wrapped.quantiles(x)` gives the quantiles of a model.
+    Methods take the offsets in place of a risk. `wrapped.quantiles(x)` returns the quantiles of a model.
 
     Args:
-        levels: At least two probabilities between 0 and 1, rising.
+        levels: At least two probabilities between 0 and 1, in increasing order.
 
     Example:
         >>> import torch
@@ -51,7 +51,9 @@ class Quantiles(ManyHeads):
         levels = tuple(float(level) for level in self.levels)
         edges = (0.0, *levels, 1.0)
         if len(levels) < 2 or any(not low < high for low, high in pairwise(edges)):
-            raise ValueError(f"levels must be at least two probabilities between 0 and 1, rising, found {self.levels}")
+            raise ValueError(
+                f"levels must be at least two probabilities between 0 and 1, increasing, found {self.levels}"
+            )
         object.__setattr__(self, "levels", levels)
 
     @property
@@ -63,7 +65,7 @@ class Quantiles(ManyHeads):
 
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
-        """Map unconstrained outputs of the heads [levels, ...] to offsets that rise with the level."""
+        """Map unconstrained outputs of the heads [levels, ...] to offsets that increase with the level."""
         raw = raw.to(_at_least_float32(raw))
         middle = self.n_heads // 2
         gaps = F.softplus(raw) + RISK_FLOOR
@@ -76,24 +78,24 @@ class Quantiles(ManyHeads):
         gaps = offsets.diff(dim=0)
         if not holds((gaps >= 0) | gaps.isnan()):
             raise ValueError(
-                f"y_risk{where} must rise with the level, found a step of {gaps.min().item():g}; map raw outputs with to_risk"
+                f"y_risk{where} must increase with the level, found a step of {gaps.min().item():g}; map raw outputs with to_risk"
             )
         return [loc, offsets, *y]
 
     def _loss(self, y: Tensor, loc: Tensor, offsets: Tensor) -> Tensor:
-        beyond, levels = y - loc - offsets, self._column(offsets, self.levels)
-        return torch.maximum(levels * beyond, (levels - 1) * beyond).mean(0)
+        difference, levels = y - loc - offsets, self._column(offsets, self.levels)
+        return torch.maximum(levels * difference, (levels - 1) * difference).mean(0)
 
     def _column(self, like: Tensor, values: Sequence[float]) -> Tensor:
-        """One number for each level, in front of the dimensions of the prediction; filled in where they are, for a copy would wait."""
+        """Return one number per level, [levels, 1, ...]; created on the device, as copying to it would synchronise."""
         return torch.stack([like.new_full((), value) for value in values]).reshape(-1, *[1] * (like.dim() - 1))
 
     def _z(self, like: Tensor) -> Tensor:
-        """Standard normal quantiles of the levels, as a column."""
+        """Return the standard normal quantiles of the levels, [levels, 1, ...]."""
         return self._column(like, torch.special.ndtri(torch.tensor(self.levels, dtype=torch.float64)).tolist())
 
     def _piece(self, offsets: Tensor, knots: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Offset, z and slope d offset / d z of the line that holds: the knots between the first and the last part the pieces."""
+        """Return offset, z and slope d offset / d z of the linear piece at a value; the inner knots separate the pieces."""
         z = self._z(offsets)
         slopes = offsets.diff(dim=0) / z.diff(dim=0)
         shape = torch.broadcast_shapes(at.shape, offsets.shape[1:])
@@ -103,12 +105,12 @@ class Quantiles(ManyHeads):
         return offset, z, slope.clamp_min(torch.finfo(slope.dtype).tiny)
 
     def _at(self, z: Tensor, offsets: Tensor) -> Tensor:
-        """The offset of the quantile at a standard normal quantile."""
+        """Return the offset of the quantile at a standard normal quantile."""
         offset, start, slope = self._piece(offsets, self._z(offsets), z)
         return offset + slope * (z - start)
 
     def _standard(self, y: Tensor, loc: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """The standard normal quantile that a value has, and the slope of values there."""
+        """Return the standard normal quantile of a value, and the slope of the values there."""
         offset, start, slope = self._piece(offsets, offsets, y - loc)
         return start + (y - loc - offset) / slope, slope
 

@@ -20,13 +20,13 @@ SQRT2 = math.sqrt(2)
 
 
 class _LocationScale(Distribution):
-    """y = loc + scale * noise: a family is its standard form (location 0, scale 1) and the scale that a risk means."""
+    """Family y = loc + scale * noise, defined by its standard form (location 0, scale 1) and the scale that belongs to a risk."""
 
     def _scale(self, risk: Tensor) -> Tensor:
         return risk
 
     def _z(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        # at risk 0 the smallest normal number stands in: z is 0 on the location and huge off it, never 0 / 0
+        # at risk 0, divide by the smallest normal number: z is 0 at the location and huge elsewhere, never 0 / 0
         return (y - loc) / self._scale(risk).clamp_min(torch.finfo(risk.dtype).tiny)
 
     def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
@@ -59,13 +59,13 @@ class Normal(_LocationScale):
     """Normal distribution; risk is its standard deviation.
 
     loss = log(risk) + z^2 / 2 + log(2 pi) / 2 with z = (y - loc) / risk, times risk^(2 beta) held constant (Seitzer et
-    al. 2022: beta > 0 keeps hard rows from being explained away as noise; 1 weighs rows as squared error does).
+    al. 2022: beta > 0 keeps hard rows from being explained away as noise; 1 weights rows as squared error does).
     crps = risk * (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)) (Gneiting & Raftery 2007).
 
     Args:
         beta: Exponent of the variance in the loss, from 0 to 1.
-        joint: Whether the targets of a row are one draw, with a full covariance: gives a `JointNormal`.
-        n_targets: Of that, how many there are; by default what the last layer gives.
+        joint: Whether the targets of a row have a full covariance; then the result is a `JointNormal`.
+        n_targets: Number of targets of a joint distribution; by default the number of outputs of the last layer.
 
     Example:
         >>> import torch
@@ -82,7 +82,7 @@ class Normal(_LocationScale):
         if not joint and n_targets is None:
             return super().__new__(cls)
         if beta or not joint:
-            raise ValueError("beta weighs the loss of single targets, and n_targets goes with joint=True")
+            raise ValueError("beta is for single targets, and n_targets for joint=True: give one of them")
         return JointNormal(n_targets)
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Normal(_LocationScale):
 
 @dataclass(frozen=True)
 class Laplace(_LocationScale):
-    """Laplace distribution, scale b = risk / sqrt(2): absolute error as a likelihood, forgiving to outliers.
+    """Laplace distribution with scale b = risk / sqrt(2): absolute error as a likelihood, robust to outliers.
 
     loss = log(2 b) + |z| with z = (y - loc) / b; crps = b * (|z| + exp(-|z|) - 3/4) (Jordan et al. 2019).
 
@@ -169,8 +169,8 @@ class StudentT(_LocationScale):
 
     Args:
         df: Degrees of freedom > 2: a number, a 0-dim tensor, or one for each element, shaped like the prediction. An
-            nn.Parameter is learned through loss_function and sample (cdf, icdf and crps give it no gradient): sculpt makes
-            it one of the wrapped model, so that its optimizer and its state have it. `fit` finds one number for given
+            nn.Parameter is learned through loss_function and sample (cdf, icdf and crps give it no gradient): sculpt
+            registers it in the wrapped model, so that optimizers and states include it. `fit` finds one number for given
             residuals.
 
     Example:
@@ -184,12 +184,12 @@ class StudentT(_LocationScale):
     def __post_init__(self) -> None:
         if not holds((df := torch.as_tensor(self.df)) > 2):
             raise ValueError(
-                f"df must be above 2, where the standard deviation exists, found {df.min()}; use Cauchy for df = 1"
+                f"df must be above 2, so that the standard deviation exists, found {df.min()}; use Cauchy for df = 1"
             )
 
     @classmethod
     def fit(cls, y: Tensor, loc: Tensor, risk: Tensor) -> StudentT:
-        """Maximum-likelihood degrees of freedom for given targets, predictions and risks (best of held-out rows).
+        """Find the maximum-likelihood degrees of freedom for given targets, predictions and risks (preferably of held-out rows).
 
         Args:
             y: Target.
@@ -197,7 +197,7 @@ class StudentT(_LocationScale):
             risk: Standard deviation > 0, shaped like y.
 
         Returns:
-            StudentT with df between 2.01 and 1000 (which is Normal for all practical purposes).
+            StudentT with df between 2.01 and 1000 (practically a Normal).
         """
         minimize_scalar = require("scipy.optimize").minimize_scalar
         y, loc, risk = (t.detach().double().cpu() for t in (y, loc, risk))
@@ -221,7 +221,7 @@ class StudentT(_LocationScale):
         return risk * (ratio**0.5 if isinstance(ratio, float) else ratio.sqrt().to(risk))
 
     def _standard_log_prob(self, z: Tensor, shift: int = 1) -> Tensor:
-        # in float64 where the device has it, because the two lgamma are large and nearly cancel for large df
+        # in float64 if the device supports it, because the two lgamma are large and nearly cancel for large df
         df: Any = self.df
         constant: Any
         if isinstance(df, Tensor):
@@ -341,7 +341,7 @@ class LogNormal(Distribution):
     def _crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         mu, s = self._log_moments(loc, risk)
         z = self._z(y, mu, s)
-        # the formula above with the large equal parts of its terms taken out
+        # the formula of the class, rearranged so that large equal terms cancel exactly
         upper, lower = torch.erf(z / SQRT2), torch.erf((z - s) / SQRT2)
         return (y - loc) * upper + loc * (upper - lower) - loc * torch.erf(s / 2)
 
@@ -354,17 +354,17 @@ class LogNormal(Distribution):
 
 
 def _exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draws from the standard exponential distribution; finite, because rand is never 1."""
+    """Draw from the standard exponential distribution; finite, because rand is never 1."""
     return -torch.log1p(-torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device))
 
 
 def _log1p_square(z: Tensor, df: Any = 1.0) -> Tensor:
-    """log(1 + z^2 / df), also where the square overflows; there the one is far below rounding."""
+    """Return log(1 + z^2 / df), also where the square overflows and the 1 is negligible."""
     far = z.abs() > 2.0**60
     squared = 2 * z.abs().where(far, 1.0).log() - (df.log() if isinstance(df, Tensor) else math.log(df))
     return torch.where(far, squared, torch.log1p(z.where(~far, 0.0) ** 2 / df))
 
 
 def _ndtr(z: Tensor) -> Tensor:
-    """The standard normal cdf; true in the far lower tail too, where torch.special.ndtr rounds to 0."""
+    """Return the standard normal cdf, accurate also in the far lower tail, where torch.special.ndtr rounds to 0."""
     return 0.5 * torch.erfc(-z / SQRT2)

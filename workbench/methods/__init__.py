@@ -1,4 +1,4 @@
-"""The methods, one file each, and their names."""
+"""Built-in wrappers and their methods, one module each."""
 
 from __future__ import annotations
 

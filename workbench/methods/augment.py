@@ -1,4 +1,4 @@
-"""Augment: the model answers transformed copies of its input, and what should stay the same but does not is epistemic risk."""
+"""Augment: epistemic risk from the spread of predictions for transformed copies of the input."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 class Transform(NamedTuple):
-    """One copy of the input, and how the answer to it is turned back.
+    """Transform of the input, and the inverse transform of the outputs.
 
     Args:
-        apply: takes an input tensor and gives another with as many rows; None for the input as it is.
-        inverse: takes each floating output tensor; None for outputs that the transform leaves as they are, such as class scores.
+        apply: function from an input tensor to another with the same number of rows; None for the unchanged input.
+        inverse: function applied to each floating-point output tensor; None for outputs that the transform does not change, such as class
+            scores.
     """
 
     apply: Callable[[Tensor], Tensor] | None = None
@@ -33,7 +34,7 @@ class Transform(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """Quarter turns of images [rows, channels, height, width], then a mirror image if `flipped`."""
+    """Quarter turns of images [rows, channels, height, width], followed by a horizontal flip if `flipped`."""
 
     quarters: int
     flipped: bool = False
@@ -46,7 +47,7 @@ class _Turn(NamedTuple):
         return torch.rot90(y.flip(-1) if self.flipped else y, -self.quarters, (-2, -1))
 
 
-# a mirror image from top to bottom is one from left to right, turned by two quarters
+# a vertical flip is a horizontal one after two quarter turns
 _NAMED = {
     "flip": (_Turn(0), _Turn(0, True)),
     "flips": (_Turn(0), _Turn(0, True), _Turn(2), _Turn(2, True)),
@@ -56,10 +57,10 @@ _NAMED = {
 
 
 class Wrapper(_Wrapper):
-    """Epistemic risk from the spread of answers to transformed copies of the input (Wang et al. 2019, test-time augmentation).
+    """Epistemic risk from the spread of predictions for transformed copies of the input (Wang et al. 2019, test-time augmentation).
 
-    In training mode `wrapped(x)` is the model itself; with `return_risk=True`, and always in evaluation mode, every transform is answered and
-    the answers are averaged. Transforms see inputs, and inverses see outputs, in the user's units also where a scaling is set.
+    In training mode, `wrapped(x)` is the model itself; with `return_risk=True`, and always in evaluation mode, the predictions for all
+    transforms are averaged. Transforms get inputs, and inverses get outputs, in the user's units, even if a scaling is set.
 
     Example:
         >>> import torch
@@ -74,21 +75,21 @@ class Wrapper(_Wrapper):
     transforms: Literal["flip", "flips", "rotations", "dihedral"] | Sequence[Any] = setting(
         default="flip",
         saved=True,
-        help='what the model answers. Of images [rows, channels, height, width]: "flip", as they are and mirrored from left to right; "flips", '
-        'both ways (4); "rotations", by quarter turns (4); "dihedral", all of these (8). Of anything: a sequence of `Transform(apply, inverse)` '
-        "or of functions of the input, deterministic ones; None in it is the input as it is.",
+        help='transforms of the input. For images [rows, channels, height, width]: "flip", the image and its horizontal flip; "flips", '
+        'horizontal and vertical flips (4); "rotations", quarter turns (4); "dihedral", all of these (8). For any input: a sequence of '
+        "`Transform(apply, inverse)` or of deterministic functions of the input; None in it stands for the unchanged input.",
     )
     inputs: Literal["auto", "first", "all"] = setting(
         default="auto",
         saved=True,
-        help='which of the floating-point input tensors are transformed. "auto" takes the first; for transforms by name, it refuses others '
-        "of its height and width, such as the second image of a pair or a mask.",
+        help='which floating-point input tensors are transformed. "auto" takes the first; for transforms by name, it refuses further inputs '
+        "of the same height and width, such as the second image of a pair or a mask.",
     )
     maps: Literal["auto"] | bool = setting(
         default="auto",
         saved=True,
-        help='for transforms by name: whether outputs are maps, to be turned back. "auto" takes those of the height and width of the input for '
-        "maps and those of one or two dimensions for scores, and refuses all others.",
+        help='for transforms by name: whether outputs are maps, to be transformed back. "auto" treats outputs with the height and width of the '
+        "input as maps and outputs of one or two dimensions as scores, and refuses all others.",
     )
 
     def __post_init__(self) -> None:
@@ -123,10 +124,10 @@ def _transform(transform: Any) -> Transform:
 
 
 class Augment(Method):
-    """The method on one model; see `Wrapper`."""
+    """Method behind `Wrapper`, for one model."""
 
     name, kind, order = "augment", "epistemic", 22
-    detections = "boxes are not turned back with the image; use vote.Wrapper or sample.Wrapper"
+    detections = "boxes are not transformed back with the image; use vote.Wrapper or sample.Wrapper"
 
     def __init__(self, wrapper: Any) -> None:
         super().__init__(wrapper)
@@ -134,20 +135,20 @@ class Augment(Method):
 
     def settings(self) -> dict[str, Any]:
         transforms = self.wrapper.transforms
-        # "auto" answers as "first", which files of earlier versions say
+        # "auto" predicts as "first" does, and is saved as such, as in files of earlier versions
         inputs = "all" if self.wrapper.inputs == "all" else "first"
-        # functions have no name that another process knows
+        # functions cannot be saved by name, so only their number is
         saved = {"transforms": transforms if isinstance(transforms, str) else len(transforms), "inputs": inputs}
         return {**super().settings(), **saved}
 
     @property
     def transforms(self) -> Sequence[Any]:
-        """The transforms, in the order of the branches."""
+        """Transforms in the order of the branches."""
         transforms = self.wrapper.transforms
         return _NAMED[transforms] if isinstance(transforms, str) else transforms
 
     def repeats(self, training: bool) -> bool:
-        return training  # predictions run transforms, which may be the user's
+        return training  # predictions run transforms, which may be user-defined
 
     def axis(self, call: Call) -> Axis | None:
         several = not call.loss and (call.return_risk or not call.training) and not call.dealt
@@ -158,7 +159,7 @@ class Augment(Method):
 
 
 class _Transformed(Intervention):
-    loop_only = "each branch answers another transform of the input"
+    loop_only = "each branch gets a different transform of the input"
 
     def __init__(self, method: Augment, table: Table) -> None:
         self.method, self.taps = method, {}
@@ -172,21 +173,21 @@ class _Transformed(Intervention):
         transform = self.method.transforms[index[self.method.name]]
         original = (args, kwargs) if self.scaling is None else self.scaling.original(args, kwargs)
         leaves, rebuild = flatten(original)
-        places = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
-        if not places:
+        positions = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+        if not positions:
             kinds = [f"{leaf.dtype} {list(leaf.shape)}" for leaf in leaves if isinstance(leaf, Tensor)]
             raise TypeError(
-                f"augment transforms floating-point inputs, and found none (inputs: {', '.join(kinds) or 'no tensors'}); wrap a function that "
+                f"augment transforms floating-point inputs, but found none (inputs: {', '.join(kinds) or 'no tensors'}); wrap a function that "
                 "takes floating-point numbers, such as embedded tokens or scaled pixels"
             )
-        places = places if self.method.wrapper.inputs == "all" else places[:1]
+        positions = positions if self.method.wrapper.inputs == "all" else positions[:1]
         if self.named and self.method.wrapper.inputs == "auto":
-            _check_alone(leaves, places[0])
-        self.sizes = [_image_size(leaves[i], self.method.wrapper.transforms) for i in places] if self.named else []
+            _check_single_image(leaves, positions[0])
+        self.sizes = [_image_size(leaves[i], self.method.wrapper.transforms) for i in positions] if self.named else []
         if transform.apply is None:
             return args, kwargs
-        for i in places:
-            leaves[i] = _applied(transform.apply, leaves[i])
+        for i in positions:
+            leaves[i] = _apply(transform.apply, leaves[i])
         return rebuild(leaves) if self.scaling is None else self.scaling.inputs(*rebuild(leaves), exact=False)
 
     def output(self, output: Any, index: Index) -> Any:
@@ -195,24 +196,24 @@ class _Transformed(Intervention):
             return output
         original = output if self.scaling is None else self.scaling.prediction(output)
         leaves, rebuild = flatten(original)
-        turned = [transform.inverse(y) if is_float(y) and self._is_turned(y) else y for y in leaves]
-        if all(new is old for new, old in zip(turned, leaves, strict=True)):
+        inverted = [transform.inverse(y) if is_float(y) and self._is_map(y) else y for y in leaves]
+        if all(new is old for new, old in zip(inverted, leaves, strict=True)):
             return output
-        return rebuild(turned) if self.scaling is None else self.scaling.targets(rebuild(turned))
+        return rebuild(inverted) if self.scaling is None else self.scaling.targets(rebuild(inverted))
 
-    def _is_turned(self, y: Tensor) -> bool:
-        """Whether an output turns with the input."""
+    def _is_map(self, y: Tensor) -> bool:
+        """Whether an output transforms with the input, and so must be transformed back."""
         if not self.named:
             return True
         maps = self.method.wrapper.maps
         if y.dim() < 3 or maps is False:
             return False
-        height, width = y.shape[-2:]  # not sorted: torch.compile can't sort sizes that are symbols
+        height, width = y.shape[-2:]  # not sorted: torch.compile cannot sort symbolic sizes
         if maps is True or any((height, width) in ((h, w), (w, h)) for h, w in self.sizes):
             return True
         raise SettingsNeededError(
             f"augment can't tell whether an output of shape {list(y.shape)} is a map of the input, whose images have {list(self.sizes[0])} "
-            "pixels: use augment.Wrapper(..., maps=True) if it turns with the image, maps=False if it does not, or give "
+            "pixels: use augment.Wrapper(..., maps=True) if it flips and rotates with the image, maps=False if it does not, or give "
             "transforms=[augment.Transform(apply, inverse), ...]",
             "maps",
         )
@@ -221,37 +222,41 @@ class _Transformed(Intervention):
 def _image_size(x: Tensor, name: Any) -> torch.Size:
     if x.dim() < 4:
         raise SettingsNeededError(
-            f'transforms="{name}" is for images [rows, channels, height, width], and the input has shape {list(x.shape)}; use '
-            "augment.Wrapper([augment.Transform(apply, inverse), ...]) with transforms of your own",
+            f'transforms="{name}" is for images [rows, channels, height, width], but the input has shape {list(x.shape)}; use '
+            "augment.Wrapper([augment.Transform(apply, inverse), ...]) with your own transforms",
             "transforms",
         )
     return x.shape[-2:]
 
 
-def _check_alone(leaves: list[Any], place: int) -> None:
-    """Raise if there are inputs beside the image that could turn with it."""
-    image = leaves[place]
-    alike = [
+def _check_single_image(leaves: list[Any], position: int) -> None:
+    """Raise SettingsNeededError if further inputs have the image's size, and may have to be transformed with it."""
+    image = leaves[position]
+    same_size = [
         t
         for i, t in enumerate(leaves)
-        if i != place and isinstance(t, Tensor) and t.dim() > 2 and image.dim() > 3 and t.shape[-2:] == image.shape[-2:]
+        if i != position
+        and isinstance(t, Tensor)
+        and t.dim() > 2
+        and image.dim() > 3
+        and t.shape[-2:] == image.shape[-2:]
     ]
-    if alike:
-        shapes = ", ".join(f"{t.dtype} {list(t.shape)}" for t in alike)
+    if same_size:
+        shapes = ", ".join(f"{t.dtype} {list(t.shape)}" for t in same_size)
         raise SettingsNeededError(
-            f"augment can't tell whether other inputs turn with the first, {list(image.shape)}: {shapes} have its height and width; use "
-            'augment.Wrapper(..., inputs="all") if all floating-point ones do, as an image and its mask, inputs="first" if they stay as they '
-            "are. A stereo pair is none any more in a mirror: use vote.Wrapper or sample.Wrapper",
+            f"augment can't tell whether to transform other inputs with the first, {list(image.shape)}: {shapes} have its height and width; use "
+            'augment.Wrapper(..., inputs="all") to transform all floating-point ones, as for an image and its mask, or inputs="first" to leave '
+            "them unchanged. A flipped stereo pair is no longer a stereo pair: use vote.Wrapper or sample.Wrapper",
             "inputs",
         )
 
 
-def _applied(apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _apply(apply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     new = apply(x)
     if not isinstance(new, Tensor) or new.shape[:1] != x.shape[:1]:
         shape = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
         raise ValueError(
-            f"a transform made {shape} of an input of shape {list(x.shape)}; return a tensor with as many rows"
+            f"augment: a transform returned {shape} for an input of shape {list(x.shape)}; return a tensor with the same number of rows"
         )
     return new
 

@@ -1,6 +1,6 @@
 """Layers whose weights are computed from other tensors: spectral norm, weight norm, orthogonal and pruned weights.
 
-By torch.nn.utils.parametrize, or, as torch did it before and many models do, by a hook before each call.
+They are computed by torch.nn.utils.parametrize or, as in older versions of torch and many models, by a hook before each call.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.nn.utils.weight_norm import WeightNorm
 if TYPE_CHECKING:
     from ..core.ownership import Table
 
-_ITERATIONS = 15  # as many as torch makes when a layer gets a spectral norm
+_ITERATIONS = 15  # power iterations, as many as torch makes when a layer gets a spectral norm
 
 
 def unparametrize(module: nn.Module) -> None:
-    """Make parametrised tensors of a module parameters again; torch's own function would take them away from all copies of the module."""
+    """Turn parametrised tensors of a module into parameters again; torch's own function would change all copies of the module."""
     parts = getattr(module, "parametrizations", None)
     if not isinstance(parts, nn.ModuleDict):
         return
@@ -34,20 +34,20 @@ def unparametrize(module: nn.Module) -> None:
 
 
 def assign(module: nn.Module, name: str, value: Tensor) -> None:
-    """Set what a parametrised tensor is computed from, so that it is this value, or what the parametrisation makes of it.
+    """Set the originals of a parametrised tensor, so that it has this value as far as the parametrisation allows.
 
     Raises:
-        Exception: any, of a parametrisation that has no inverse or does not take the value.
+        Exception: of any type, from a parametrisation that has no inverse or does not accept the value.
     """
     setattr(module, name, value.clone())
     for part in module.get_submodule(f"parametrizations.{name}").children():
-        if isinstance(part, parametrizations._SpectralNorm) and value.dim() > 1:  # it knows the weight before
+        if isinstance(part, parametrizations._SpectralNorm) and value.dim() > 1:  # its vectors belong to the old weight
             part._power_method(part._reshape_weight_to_matrix(value), _ITERATIONS)
 
 
 @torch.no_grad()
 def assign_by_hooks(module: nn.Module) -> None:
-    """Set what hooks compute tensors from, so that it is the value that stands in the place of each tensor."""
+    """Set the tensors that hooks compute from, so that each computed tensor keeps its current value."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
             value = getattr(module, hook.name).clone()
@@ -62,25 +62,25 @@ def assign_by_hooks(module: nn.Module) -> None:
 
 
 def vectors_of_hooks(module: nn.Module) -> set[str]:
-    """The buffers in which hooks keep the singular vectors of weights that are learned."""
+    """Return the names of the buffers in which hooks keep the singular vectors of trainable weights."""
     hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
     learned = [hook.name for hook in hooks if module.get_parameter(f"{hook.name}_orig").requires_grad]
     return {f"{name}_{vector}" for name in learned for vector in "uv"}
 
 
 def is_learned(module: nn.Module, name: str) -> bool:
-    """Whether all that a parametrised tensor is computed from is learned."""
+    """Whether all originals of a parametrised tensor are trainable."""
     return all(p.requires_grad for p in module.get_submodule(f"parametrizations.{name}").parameters(recurse=False))
 
 
 def refuse_signs(table: Table, slots: list[str], verb: str, remedy: str) -> None:
-    """Refuse products and noise on tensors whose diagonal holds signs, which torch rounds to whole numbers.
+    """Refuse factors and noise on tensors whose diagonal holds signs, which torch rounds to whole numbers.
 
     Args:
         table: the tensors of the model.
-        slots: of the tensors that would be changed.
-        verb: what would be done to them, for the message.
-        remedy: what to do instead.
+        slots: slots of the tensors that would be changed.
+        verb: what would change them, for the message.
+        remedy: what to do instead, for the message.
 
     Raises:
         ValueError: for an orthogonal layer by Householder reflections.
@@ -93,19 +93,19 @@ def refuse_signs(table: Table, slots: list[str], verb: str, remedy: str) -> None
             for part in parts
         ):
             raise ValueError(
-                f"{slot} is what an orthogonal layer by Householder reflections is computed from, with signs on its diagonal, and {verb} would "
+                f"{slot} is the original of an orthogonal layer by Householder reflections, with signs on its diagonal, and {verb} would "
                 f'make columns of the weight zero: use torch.nn.utils.parametrizations.orthogonal(..., orthogonal_map="matrix_exp"), or {remedy}'
             )
 
 
 def holder_of(table: Table, path: str) -> str | None:
-    """The path of what a parametrised tensor is computed from, for a parametrisation at a path; None for other modules."""
+    """Return the path of the ParametrizationList that a parametrisation at a path belongs to; None for other modules."""
     parent = path.rpartition(".")[0]
     return parent if isinstance(table.module(parent), ParametrizationList) else None
 
 
 def owner_of(table: Table, path: str) -> str | None:
-    """The path of the layer that a parametrisation, or what it computes from, belongs to; None for other modules."""
+    """Return the path of the layer that a parametrisation, or its list, belongs to; None for other modules."""
     for holder in (path, holder_of(table, path)):
         if holder is not None and isinstance(table.module(holder), ParametrizationList):
             return f".{holder}".rpartition(".parametrizations.")[0][1:]
@@ -114,6 +114,6 @@ def owner_of(table: Table, path: str) -> str | None:
 
 @torch.no_grad()
 def value_of(table: Table, owner: str, name: str) -> Tensor:
-    """A parametrised tensor as it is."""
+    """Return the current value of a parametrised tensor."""
     value: Tensor = getattr(table.plain_module(owner), name)
     return value

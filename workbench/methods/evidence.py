@@ -1,4 +1,4 @@
-"""How much is not known of what could be, in nats, and what is left of an entropy without it."""
+"""Epistemic risk of classes from the leverage of an input, and the aleatoric entropy that remains, in nats."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-PRIOR = 1.0  # rows, what the leverage takes for known beside those of the training
-LEAST = 1e-9  # leverage or disagreement, so that there is an evidence
+PRIOR = 1.0  # rows that the ridge of the leverage counts for
+EPS = 1e-9  # lower bound of leverage and disagreement, which are divided by
 
 
 def ignorance(leverage: Tensor, classes: int) -> Tensor:
-    """Mutual information in nats between a label and class probabilities from Dirichlet(S / K, ..., S / K), S = 1 / leverage.
+    """Return the mutual information in nats between a label and class probabilities from Dirichlet(S / K, ..., S / K), S = 1 / leverage.
+
+    Args:
+        leverage: leverage of each input, any shape.
+        classes: number of classes K.
 
     Example:
         >>> ignorance(torch.tensor([0.01, 1.0, 1e9], dtype=torch.float64), 3)
@@ -23,13 +27,13 @@ def ignorance(leverage: Tensor, classes: int) -> Tensor:
 
 
 def noise(total: Tensor, epistemic: Tensor, prior: Tensor, classes: int) -> Tensor:
-    """What an entropy would be if nothing were left to learn, in nats: prior * (total / prior)^(1 / (1 - e)) with e = epistemic / log(classes).
+    """Return the entropy that would remain if nothing were left to learn: prior * (total / prior)^(1 / (1 - e)), e = epistemic / log(classes).
 
     Args:
-        total: entropy of the prediction.
-        epistemic: between 0 and log(classes).
-        prior: entropy of the frequencies of the classes; 0, where it is unknown, counts as log(classes).
-        classes: how many there are.
+        total: entropy of the prediction, in nats.
+        epistemic: epistemic risk in nats, between 0 and log(classes).
+        prior: entropy of the class frequencies in nats; 0, for unknown, counts as log(classes).
+        classes: number of classes.
 
     Example:
         >>> noise(torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.0, 0.5, 0.5]), torch.tensor(1.0), 3)
@@ -37,26 +41,35 @@ def noise(total: Tensor, epistemic: Tensor, prior: Tensor, classes: int) -> Tens
     """
     highest, total = math.log(classes), total.clamp_min(0)
     prior = torch.where(prior > 0, prior, highest)
-    known_share = (1 - epistemic / highest).clamp_min(LEAST)
+    known_share = (1 - epistemic / highest).clamp_min(EPS)
     return torch.minimum(prior * (total / prior) ** (1 / known_share), total)
 
 
 def level_of(h: Tensor, v: Tensor, classes: int) -> float:
-    """k with which E(k v) has the mean of E(h), by bisection of its logarithm."""
-    low, high, aim = -25.0, 25.0, ignorance(h, classes).mean()
+    """Return the k for which E(k v) has the same mean as E(h), E being `ignorance`, by bisection of log(k)."""
+    low, high, goal = -25.0, 25.0, ignorance(h, classes).mean()
     for _ in range(50):
         middle = (low + high) / 2
-        below = ignorance((math.exp(middle) * v).clamp_min(LEAST), classes).mean() < aim
+        below = ignorance((math.exp(middle) * v).clamp_min(EPS), classes).mean() < goal
         low, high = (middle, high) if below else (low, middle)
     return math.exp(low)
 
 
 def whitening_of(total: Tensor, rows: int, bias: bool) -> Tensor:
-    """W [d, d] with phi^T W^T W phi the leverage of features phi as they come, from the sum of their products over the rows."""
+    """Return W [d, d] such that phi^T W^T W phi is the leverage of features phi.
+
+    Args:
+        total: sum of phi phi^T over the training rows [d, d].
+        rows: number of training rows.
+        bias: whether the last feature is the constant of a bias.
+
+    Returns:
+        W; all NaN if the products have no Cholesky factor.
+    """
     width = len(total)
     scale = torch.ones(width, dtype=total.dtype, device=total.device)
-    squares = total.diagonal()[: width - bias].sum() / rows  # mean squared norm
-    scale[: width - bias] = torch.where(squares > 0, squares, 1).rsqrt()
+    mean_squared_norm = total.diagonal()[: width - bias].sum() / rows
+    scale[: width - bias] = torch.where(mean_squared_norm > 0, mean_squared_norm, 1).rsqrt()
     scaled = scale[:, None] * total * scale
     ridge = (PRIOR * scaled.trace() / (width * rows)).clamp_min(torch.finfo(total.dtype).tiny)
     factor, failed = torch.linalg.cholesky_ex(scaled + ridge * torch.eye(width, dtype=total.dtype, device=total.device))
@@ -66,4 +79,4 @@ def whitening_of(total: Tensor, rows: int, bias: bool) -> Tensor:
     return torch.linalg.solve_triangular(factor, identity, upper=False) * scale
 
 
-__all__ = ["LEAST", "ignorance", "level_of", "noise", "whitening_of"]
+__all__ = ["EPS", "ignorance", "level_of", "noise", "whitening_of"]

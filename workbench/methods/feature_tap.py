@@ -1,4 +1,4 @@
-"""What enters the layers of a model, taken as it comes."""
+"""Features, the inputs of a model's layers, collected while the model runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """The feature of a layer at each of its positions.
+    """Features of a layer at each position.
 
     Args:
         values: Tensor [rows, channels, ...] with one to three axes of positions.
-        channels_first: whether the layer has them so, as convolutions do; else it has the channels last.
-        keep: which steps of a sequence are no padding [rows, t], if that is known.
+        channels_first: whether the layer itself has the channels first, as convolutions do, or last.
+        keep: mask of the steps of a sequence that are not padding [rows, t], if known.
     """
 
     values: Tensor
@@ -34,14 +34,14 @@ class FeatureMap:
 
 
 class FeatureTap(Intervention):
-    """Pools what enters the layers as it comes, before anything else can write into it.
+    """Pools the inputs of layers at the moment they are used, before anything else can write into them.
 
     Args:
-        method: whose sites are wanted; it keeps what shapes have told about its layers.
+        method: the method of neo, which names the sites, and keeps what shapes have shown about its layers.
         table: the tensors of the model.
-        rows: how many rows the batch is expected to have.
-        keep: which steps of sequences are no padding [rows, t], if that is known.
-        take: what is made of the map of a layer, see `FeatureMap`; None: a vector a row is pooled.
+        rows: expected number of rows of the batch.
+        keep: mask of the steps of sequences that are not padding [rows, t], if known.
+        take: function of a layer's name and its `FeatureMap`; None pools one vector per row.
     """
 
     def __init__(
@@ -54,30 +54,30 @@ class FeatureTap(Intervention):
     ) -> None:
         self.method, self.table, self.rows, self.keep, self.take = method, table, rows, keep, take
         self.taps: dict[str, Tensor] = {}
-        self.layouts: dict[str, tuple[int, bool]] = {}  # of maps: how many axes, and whether the channels come first
-        self.same: dict[str, str] = {}  # layers whose input is that of another
-        self.calls: list[frozenset[str]] = []  # the parameters of each call
+        self.layouts: dict[str, tuple[int, bool]] = {}  # of maps: number of axes, and whether the channels come first
+        self.same: dict[str, str] = {}  # layers that have the same input as another one
+        self.calls: list[frozenset[str]] = []  # names of the parameters used by each call
 
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
     ) -> AbstractContextManager[Any] | None:
         self.trail = ()
         wanted = self.method._sites
-        met: list[tuple[Tensor, str]] = []
+        seen: list[tuple[Tensor, str]] = []
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
             self.trail = (*self.trail, (tuple(sorted(names)), tuple(live)))
             self.calls.append(names)
             if any(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in leaves):
-                return leaves  # packed sequences: the rows of the data are not those of the batch
+                return leaves  # packed sequence: its rows are steps, not rows of the batch
             name = min(names, key=lambda name: (not name.endswith("weight"), name))
             if not live or self.rows is None or name in self.taps or (wanted is not None and name not in wanted):
                 return leaves
             feature = leaves[live[0]]
             if wanted is None:
-                if (first := next((other for tensor, other in met if tensor is feature), None)) is not None:
+                if (first := next((other for tensor, other in seen if tensor is feature), None)) is not None:
                     self.same.setdefault(name, first)
-                met.append((feature, name))
+                seen.append((feature, name))
             feature = feature.detach()
             feature = torch.view_as_real(feature).flatten(-2) if feature.is_complex() else feature
             if self.take is not None:
@@ -85,7 +85,7 @@ class FeatureTap(Intervention):
                     self.layouts[name] = (feature_map.values.dim() - 2, feature_map.channels_first)
                     self.taps[name] = self.take(name, feature_map)
             elif (vector := self._pooled(feature, self.rows, name)) is not None:
-                self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # not the layer's own memory
+                self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # must not share the layer's memory
             return leaves
 
         if wanted is not None and self.method._met:
@@ -93,7 +93,7 @@ class FeatureTap(Intervention):
         return Sites(parameters, state, None, at_site, contractions=self.table.has_matrices())
 
     def _pooled(self, feature: Tensor, rows: int, name: str) -> Tensor | None:
-        """One vector a row, None where the feature has no axis of rows."""
+        """Pool one vector per row; None if the feature has no axis of rows."""
         if not self._is_time_first(feature, rows, name):
             slot = self.table.record.slots.get(name)
             convolution = slot is not None and self.table.value(name).dim() == 3 and feature.dim() == 3
@@ -101,15 +101,15 @@ class FeatureTap(Intervention):
                 keep = None if convolution else self._keep(feature, rows)
                 return pool(feature, rows, channel_dim=1 if convolution else None, keep=keep)
             if feature.dim() == 2 and feature.shape[0] and feature.shape[0] % rows == 0:
-                feature = feature.reshape(rows, -1, feature.shape[-1])  # tokens of a row, one after another
+                feature = feature.reshape(rows, -1, feature.shape[-1])  # tokens were flattened: [rows * t, d]
                 return pool(feature, rows, keep=self._keep(feature, rows))
             return None
         if feature.dim() == 2:
-            feature = feature.reshape(-1, rows, feature.shape[-1])  # rows of a step, one after another
+            feature = feature.reshape(-1, rows, feature.shape[-1])  # steps were flattened: [t * rows, d]
         return pool(feature, rows, row_dim=1, keep=self._keep(feature.movedim(1, 0), rows))
 
     def _map(self, feature: Tensor, rows: int, name: str) -> FeatureMap | None:
-        """The feature with its positions, None where it has none: a vector a row, or a map of a single position."""
+        """Return the feature map; None if the feature has no positions: one vector per row, or a map of a single position."""
         slot = self.table.record.slots.get(name)
         kernel = self.table.value(name).dim() - 2 if slot is not None else 0
         keep = None
@@ -117,7 +117,7 @@ class FeatureTap(Intervention):
             feature = (feature.reshape(-1, rows, feature.shape[-1]) if feature.dim() == 2 else feature).movedim(1, 0)
             keep = self._keep(feature, rows)
         elif feature.dim() == 2 and feature.shape[0] != rows and feature.shape[0] % rows == 0:
-            feature = feature.reshape(rows, -1, feature.shape[-1])  # tokens of a row, one after another
+            feature = feature.reshape(rows, -1, feature.shape[-1])  # tokens were flattened: [rows * t, d]
         channels_first = kernel > 0 and feature.dim() == kernel + 2
         if feature.dim() < 3 or feature.shape[0] != rows:
             return None
@@ -129,7 +129,7 @@ class FeatureTap(Intervention):
         return FeatureMap(feature, channels_first, keep)
 
     def _is_time_first(self, feature: Tensor, rows: int, name: str) -> bool:
-        """Whether the rows are in the second dimension: known from the kind of layer, else from shapes as soon as they can tell."""
+        """Whether the rows are in the second dimension: known from the type of layer, otherwise from the first shapes that tell."""
         slot = self.table.record.slots.get(name)
         path = slot.owners[0][0] if slot is not None else ""
         if feature.dim() >= 2 and slot is not None:
@@ -140,7 +140,7 @@ class FeatureTap(Intervention):
             if path.endswith("out_proj"):
                 attention = self.table.module(path.rpartition(".")[0])
             if isinstance(attention, nn.MultiheadAttention) and rows > 0:
-                # torch computes with [t, rows, d], and in the end with [t * rows, d]
+                # torch computes with [t, rows, d], and with [t * rows, d] in the output projection
                 flat = feature.dim() == 2 and feature.shape[0] != rows and feature.shape[0] % rows == 0
                 return flat or (feature.dim() == 3 and feature.shape[1] == rows)
         if feature.dim() < 3:
@@ -150,10 +150,10 @@ class FeatureTap(Intervention):
         return self.method._time_first.get(name, False) and feature.shape[1] == rows
 
     def _keep(self, feature: Tensor, rows: int) -> Tensor | None:
-        """The mask of steps, where the feature [rows, t, d] has those of the mask."""
+        """Return the mask of steps if it matches the feature [rows, t, d], otherwise None."""
         keep = self.keep
-        fits = keep is not None and feature.dim() == 3 and keep.shape == feature.shape[:2] and keep.shape[0] == rows
-        return keep.to(feature.device) if fits and keep is not None else None
+        matches = keep is not None and feature.dim() == 3 and keep.shape == feature.shape[:2] and keep.shape[0] == rows
+        return keep.to(feature.device) if matches and keep is not None else None
 
 
 __all__ = ["FeatureMap", "FeatureTap"]

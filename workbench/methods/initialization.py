@@ -1,4 +1,4 @@
-"""Start values for the branches: each layer's own initialisation, drawn anew for each."""
+"""Initial values of branches, drawn by each layer's own initialisation."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def is_bias(name: str) -> bool:
 
 
 class Draws:
-    """Start values for the voters: each layer's own initialisation, drawn anew for each voter.
+    """Initial values of voters, drawn by each layer's own initialisation, separately for each voter.
 
     Args:
         table: the tensors of the model.
         n: number of voters.
-        fresh: False gives every voter the value that is there.
-        zeros: slots of weights that are zero, and stay so where that is on purpose: where their layer's own initialisation draws something else
-            (a zero-initialised residual scale or convolution), or beside frozen weights (the second factor of a LoRA).
+        fresh: whether to draw new values; False gives every voter the current value.
+        zeros: slots of weights that are zero, which stay zero if that is on purpose: if their layer's own initialisation draws other values (a
+            zero-initialised residual scale or convolution), or if the model has frozen weights (the second factor of a LoRA).
     """
 
     def __init__(self, table: Table, n: int, fresh: bool, zeros: frozenset[str] = frozenset()) -> None:
@@ -44,10 +44,10 @@ class Draws:
         self._given: set[str] = set()
 
     def stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
-        """[n, *shape] start values for a slot; a buffer keeps its value, unless it was computed from a weight that is drawn."""
+        """Return initial values [n, *shape] for a slot; a buffer keeps its value, unless it is computed from a drawn weight."""
         if self._table.record.slots[slot].buffer:
             return self._stacked_buffer(slot, current.detach(), functools.partial(self._near, alpha=alpha))
-        drawn = self._stacked(slot, current.detach(), alpha)  # in any case, so that what is drawn next is the same
+        drawn = self._stacked(slot, current.detach(), alpha)  # also if it stays zero, so that later draws are the same
         return torch.zeros_like(drawn) if self._stays_zero(slot) and not bool(current.any()) else drawn
 
     def _stacked_buffer(self, slot: str, current: Tensor, otherwise: Callable[[Tensor], Tensor]) -> Tensor:
@@ -60,7 +60,7 @@ class Draws:
         return torch.stack([copied.get_buffer(attribute) for copied in copies or ()] or [current] * self._n)
 
     def _stays_zero(self, slot: str) -> bool:
-        """Whether a zero weight is zero on purpose, and of a bias, whether all weights of its layer are."""
+        """Whether a zero weight is zero on purpose; for a bias, whether all weights of its layer are."""
         path, attribute = self._table.record.slots[slot].owners[0]
         if self._zeros and is_bias(slot):
             slots = self._table.record.slots.items()
@@ -82,19 +82,22 @@ class Draws:
             rows = [module._parameters[attribute] for module in modules]
             if all(row is not None and row.shape == current.shape for row in rows):
                 values = [row.detach() for row in rows if row is not None]
-                alone = self._n == 1 and slot not in self._given  # its memory is given away, once
+                # a single draw can be handed out once without a copy
+                reuses_memory = self._n == 1 and slot not in self._given
                 self._given.add(slot)
-                stacked = (values[0][None] if alone else torch.stack(values)).to(current)
-                for row, view in zip(rows, stacked, strict=True):  # the values are not kept twice
+                stacked = (values[0][None] if reuses_memory else torch.stack(values)).to(current)
+                for row, view in zip(rows, stacked, strict=True):
+                    # share memory with the copies, so that values are not kept twice
                     if (
                         row is not None
                         and type(view) is Tensor
                         and (row.dtype, row.device) == (view.dtype, view.device)
                     ):
                         row.data = view
+                # equal originals of a parametrisation may still belong to different weights
                 if (
                     self._n == 1
-                    or isinstance(modules[0], ParametrizationList)  # they differ in the weight that is computed
+                    or isinstance(modules[0], ParametrizationList)
                     or current.numel() == 0
                     or current.is_meta
                     or any(not torch.equal(row, stacked[0]) for row in stacked[1:])
@@ -107,18 +110,18 @@ class Draws:
         return self._jittered(torch.stack([current] * self._n), alpha)
 
     def _jittered(self, stacked: Tensor, alpha: float) -> Tensor:
-        """A layer whose initialisation is constant, or that has none: noise of a tenth of its size, or of 0.01 around zero."""
+        """Add noise of a tenth of the root mean square (0.01 for zeros), for layers with a constant initialisation or none."""
         if self._n == 1 or stacked.is_meta:
             return stacked
         size = stacked[0].abs().square().mean().sqrt()
         return stacked + alpha * torch.where(size > 0, 0.1 * size, 0.01) * torch.randn_like(stacked)
 
     def copies(self, path: str, otherwise: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
-        """Copies of the module at a path, each drawn anew, made once; None if it has no initialisation of its own.
+        """Return newly initialised copies of the module at a path, cached; None if it has no initialisation of its own.
 
         Args:
-            path: of the module.
-            otherwise: [n, *shape] other values like a parametrised tensor, for a layer without an initialisation of its own.
+            path: path of the module.
+            otherwise: function from a parametrised tensor to values [n, *shape], for a layer without an initialisation of its own.
         """
         if isinstance(self._table.module(path), ParametrizationList):
             return self.parametrized(path, otherwise)
@@ -127,15 +130,16 @@ class Draws:
         return self._modules[path]
 
     def parametrized(self, path: str, otherwise: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
-        """Copies of a parametrisation, or of what it computes a tensor from, as if what the layer draws had been assigned to the tensor; None
-        for other modules, and where nothing can be assigned.
+        """Return copies of a parametrisation or its list, as if newly drawn values had been assigned to the parametrised tensor.
+
+        None for other modules, and if the values cannot be assigned.
         """
         owner = owner_of(self._table, path)
         if owner is None:
             return None
         if owner not in self._assigned:
             self._assigned[owner] = None
-            # it may have no inverse, or none of these values
+            # the parametrisation may have no inverse, or not for these values
             with contextlib.suppress(Exception):
                 self._assigned[owner] = self._with_assigned(owner, otherwise)
         copies, inner = self._assigned[owner], path.removeprefix(f"{owner}.") if owner else path
@@ -156,31 +160,34 @@ class Draws:
         return copies
 
     def reset(self, path: str) -> list[nn.Module] | None:
-        """Copies of the module at a path, each drawn anew as the model draws it; None if it has no initialisation of its own."""
+        """Return copies of the module at a path, each newly initialised as the model does it; None if it has no initialisation of its own."""
         module = self._table.module(path)
         name = next((name for name in _RESETS if callable(getattr(type(module), name, None))), None)
         initialize = self._initializer(path)
         if name is None and initialize is None:
             return None
-        alone = name is None and any(True for _ in module.children())  # of which the parameters of its own are wanted
-        copies = [_without_children(module) if alone else self._table.plain_module(path) for _ in range(self._n)]
+        # for a parent, only its direct parameters are needed
+        without_children = name is None and any(True for _ in module.children())
+        copies = [
+            _without_children(module) if without_children else self._table.plain_module(path) for _ in range(self._n)
+        ]
         try:
             for copied in copies:
                 unparametrize(copied)
-                _own_unregistered(copied)
+                _copy_unregistered(copied)
                 if name is not None:
                     getattr(copied, name)()
                 if initialize is not None:
-                    with contextlib.suppress(*[Exception] * alone):  # it may look for the modules inside, later on
+                    with contextlib.suppress(*[Exception] * without_children):  # it may access the missing children
                         self._initialize(initialize, path, copied)
                 assign_by_hooks(copied)
-        # an initialisation that wants arguments or other state: noise around the values serves instead
+        # an initialisation that needs arguments or other state: the caller adds noise to the values instead
         except Exception:
             return None
         return copies
 
     def _initializer(self, path: str) -> Callable[[nn.Module], Any] | None:
-        """`_init_weights(module)` of the model around a path, which is how models of transformers, timm and many others draw their weights."""
+        """Return `_init_weights` of the nearest enclosing module, by which transformers, timm and many others initialise weights."""
         while True:
             module = self._table.module(path)
             method = getattr(type(module), "_init_weights", None)
@@ -192,20 +199,20 @@ class Draws:
 
     @torch.no_grad()
     def _initialize(self, initialize: Callable[[nn.Module], Any], path: str, copied: nn.Module) -> None:
-        """Draw a copy as the model does: by itself, then as a part of the module around it, which scales some projections."""
+        """Initialise a copy as the model does: on its own, then as a child of its parent, which may rescale some projections."""
         initialize(copied)
-        parent, _, leaf = path.rpartition(".")
+        parent_path, _, leaf = path.rpartition(".")
         if not leaf:
             return
-        around = _without_children(self._table.module(parent))
-        around._modules[leaf] = copied
-        _own_unregistered(around)
-        with contextlib.suppress(Exception):  # it may look for its other parts
-            initialize(around)
+        parent = _without_children(self._table.module(parent_path))
+        parent._modules[leaf] = copied
+        _copy_unregistered(parent)
+        with contextlib.suppress(Exception):  # it may access the missing children
+            initialize(parent)
 
 
 def _without_children(module: nn.Module) -> nn.Module:
-    """A copy of a module with parameters and buffers of its own, and no modules inside."""
+    """Return a copy of a module with its own parameters and buffers, and without children."""
     cls = getattr(type(module), "_plain_class", type(module))
     new: nn.Module = cls.__new__(cls)
     new.__dict__.update(module.__dict__)
@@ -219,31 +226,32 @@ def _without_children(module: nn.Module) -> nn.Module:
     return new
 
 
-def _own_unregistered(copied: nn.Module) -> None:
-    """Give a copy tensors of its own in place of those that nobody has registered, such as the weight that an old spectral_norm or pruning
-    computes: an initialisation writes into them, and they share memory with the parameters of the given model.
+def _copy_unregistered(copied: nn.Module) -> None:
+    """Copy the unregistered tensors of a module, such as the weight computed by an old spectral_norm or pruning.
+
+    An initialisation writes into them, and they would share memory with the parameters of the given model.
     """
     tree = modules(copied)
     set_values(copy_values(tensors_in(tree), tree, tree), tree)
 
 
 def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of n untrained models, of each layer's own initialisation.
+    """Return the tensors of n untrained models, drawn by each layer's own initialisation.
 
-    Where a layer has none, its numbers are shuffled: that is another draw from what they look like, and leaves what is constant. What is frozen
-    stays as it is.
+    The values of a layer without an initialisation are shuffled, which keeps their distribution and leaves constant tensors unchanged. Frozen
+    parameters keep their values.
 
     Args:
         table: the tensors of the model.
         n: number of models.
 
     Returns:
-        By slot the tensors [n, *shape] that differ, and those that are the same in all.
+        By slot, the tensors [n, *shape] that differ between the models, and those that are the same in all.
     """
     draws = Draws(table, n, fresh=True)
 
     def shuffled(value: Tensor) -> Tensor:
-        return torch.stack([_shuffled(value) for _ in range(n)])
+        return torch.stack([_shuffle(value) for _ in range(n)])
 
     drawn: dict[str, Tensor] = {}
     shared: dict[str, Tensor] = {}
@@ -251,7 +259,7 @@ def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor
         path, attribute = slot.owners[0]
         current = table.value(name).detach()
         if slot.buffer and attribute in table.module(path)._non_persistent_buffers_set:
-            continue  # a constant
+            continue  # a constant, which all models share
         if not slot.buffer and not table.value(name).requires_grad:
             shared[name] = current.clone()
             continue
@@ -260,10 +268,10 @@ def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor
             modules = draws.copies(path, shuffled)
         copies = [_tensor(module, attribute, slot.buffer) for module in modules or ()]
         rows = [copied for copied in copies if copied is not None and copied.shape == current.shape]
-        whole = slot.buffer or (rows and len(rows) == n)
-        stacked = torch.stack(rows or [current] * n).to(current) if whole else shuffled(current)
-        alone = not slot.buffer and (n == 1 or stacked.is_meta)
-        if not alone and (stacked.is_meta or all(torch.equal(row, stacked[0]) for row in stacked[1:])):
+        is_complete = slot.buffer or (rows and len(rows) == n)
+        stacked = torch.stack(rows or [current] * n).to(current) if is_complete else shuffled(current)
+        counts_as_drawn = not slot.buffer and (n == 1 or stacked.is_meta)  # a comparison would tell nothing
+        if not counts_as_drawn and (stacked.is_meta or all(torch.equal(row, stacked[0]) for row in stacked[1:])):
             shared[name] = stacked[0].clone()
         else:
             drawn[name] = stacked
@@ -275,7 +283,7 @@ def _tensor(module: nn.Module, attribute: str, buffer: bool) -> Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def _shuffled(value: Tensor) -> Tensor:
+def _shuffle(value: Tensor) -> Tensor:
     if value.is_meta:
         return value
     return value.flatten()[torch.randperm(value.numel(), device=value.device)].reshape(value.shape)

@@ -1,4 +1,4 @@
-"""Laplace: a Gaussian posterior of the last layer's weights tells how far the training data settle them (epistemic risk)."""
+"""Laplace: epistemic risk from a Gaussian posterior of the last layer's weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..engine.tree import tree_map
 from ..errors import NotFittedError
 from .densities.moments import full_precision
 from .design import NAMES, Design
-from .last_layer import ASKED, Look, Probe, heads_of
-from .posterior_points import CENTRED, Shift, mirrored, normal_points, variances
+from .last_layer import RISK_CALL, CurvatureFit, Probe, head_axes
+from .posterior_points import CENTRED, Shift, normal_points, split_like, variances
 from .vote import LAPLACE
 from .weight_sets import method_of
 
@@ -29,19 +29,20 @@ if TYPE_CHECKING:
     from ..core.ownership import Table
 
 PARTS = ("basis", "variance", "mixing")
-FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)  # of the prior precision, that held-out pairs choose among
+# candidate multiples of the prior precision, chosen among by held-out pairs
+FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)
 
 
 class Wrapper(_Wrapper):
     """Epistemic risk from the Laplace approximation of the last layer (MacKay 1992; Daxberger et al. 2021).
 
-    The last layer's weights get a Gaussian posterior around their trained values, of covariance (H + prior_precision I)^-1, where H is the
+    The last layer's weights get a Gaussian posterior around their trained values, with covariance (H + prior_precision I)^-1, where H is the
     generalised Gauss-Newton matrix of the training inputs: for values sum_n phi_n phi_n^T / noise^2, for classes its Kronecker form A (x) B of
-    A = sum_n phi_n phi_n^T and B the mean of diag(p_n) - p_n p_n^T (Ritter et al. 2018). Predictions of values and their risk are then in
-    closed form, y and sqrt(phi^T V phi); of classes they are means over draws of the logits from their Gaussian.
+    A = sum_n phi_n phi_n^T and B the mean of diag(p_n) - p_n p_n^T (Ritter et al. 2018). For values, prediction and risk are then in closed
+    form, y and sqrt(phi^T V phi); for classes, they are averages over draws of the logits from their Gaussian.
 
-    Fit it after training, `wrapped.fit(loader)` with pairs (input, target); `workbench.fit` does so itself. Fit it again after training on.
-    A network that fits its training classes nearly perfectly leaves the weights so free that the marginal likelihood gives too broad a
+    Fit it after training, `wrapped.fit(loader)` with pairs (input, target); `workbench.fit` does so itself. Fit it again after further training.
+    A network that fits its training classes nearly perfectly constrains the weights so little that the marginal likelihood gives too broad a
     posterior: `laplace.tune(wrapped, held)` chooses the prior by held-out pairs, as `workbench.fit` does with its validation rows.
 
     Example:
@@ -61,20 +62,20 @@ class Wrapper(_Wrapper):
         default=None,
         above=0,
         wording="must be a number above 0",
-        help="of the weights, the inverse of their prior variance; by default that of the largest marginal likelihood.",
+        help="inverse of the prior variance of the weights; by default the value that maximises the marginal likelihood.",
     )
     noise: float | None = setting(
         default=None,
         above=0,
         wording="must be a number above 0",
-        help="standard deviation of the data's noise, in the units of the targets; by default sculpt's where the model has it, else that of the "
-        "residuals. For values only.",
+        help="standard deviation of the data's noise, in the units of the targets; by default sculpt's if the model has it, otherwise that of "
+        "the residuals. For values only.",
     )
-    n_samples: int = setting(default=32, least=2, saved=True, help="draws of the logits, for classes only.")
+    n_samples: int = setting(default=32, least=2, saved=True, help="number of draws of the logits, for classes only.")
     evidence: Literal["design"] | None = setting(
         default=None,
-        help='None, epistemic risk is that of the posterior; "design", of class scores [rows, classes] and of values with sculpt, how few '
-        "training rows speak for an input, as in `vote.Wrapper`; predictions stay those of the posterior. See docs/how_to/epistemic.md.",
+        help='None: epistemic risk is that of the posterior; "design", for class scores [rows, classes] and for values with sculpt: it measures '
+        "how few training rows support an input, as in `vote.Wrapper`; predictions remain those of the posterior. See docs/how_to/epistemic.md.",
     )
 
     def make(self) -> list[Method]:
@@ -82,7 +83,7 @@ class Wrapper(_Wrapper):
 
 
 class Laplace(Method):
-    """The method on one model; see `Wrapper`."""
+    """Method behind `Wrapper`, for one model."""
 
     name, kind, order, needs_fit = "laplace", "epistemic", 25, True
     statistics = (
@@ -90,7 +91,7 @@ class Laplace(Method):
         *(f"design_{part}" for part in NAMES),
     )
     detections = (
-        "the posterior of a last layer is known for values and class scores, not for boxes that are chosen by their scores; use vote.Wrapper or "
+        "the posterior of a last layer is known for values and class scores, not for boxes selected by their scores; use vote.Wrapper or "
         "sample.Wrapper"
     )
 
@@ -103,15 +104,15 @@ class Laplace(Method):
         self.refines = self.design is not None
 
     def settings(self) -> dict[str, Any]:
-        # states of before know nothing of it
-        later = {} if self.wrapper.evidence is None else {"evidence": self.wrapper.evidence}
-        return {"layer": self._path, **super().settings(), **later}
+        # states saved before this setting existed lack it, so it is listed only where it is used
+        optional = {} if self.wrapper.evidence is None else {"evidence": self.wrapper.evidence}
+        return {"layer": self._path, **super().settings(), **optional}
 
-    # ---- what is registered beside the layer's weight: a posterior, and the points of its Gaussian that the branches stand at
+    # ---- tensors registered next to the layer's weight: a posterior, and the points of its Gaussian at which the branches predict
     def attach(self, table: Table) -> None:
         if other := next((m.name for m in table.record.methods if m.name in ("snapshot", "swag")), None):
             raise ValueError(
-                f"laplace and {other} both say which weights the model could have; use one of them (vote, sample, sculpt and neo compose)"
+                f"laplace and {other} both model the distribution of the weights; use one of them (vote, sample, sculpt and neo compose)"
             )
         if extra(table.root, "prior") is not None:
             raise ValueError(LAPLACE)
@@ -132,15 +133,15 @@ class Laplace(Method):
                 else "use vote or sample"
             )
             raise ValueError(
-                f"laplace knows the posterior of an nn.Linear of real numbers, and {self._path or 'the model itself'!r}, taken for the last "
-                f"layer, is a {type(layer).__name__}; {remedy}"
+                f"laplace needs a last layer that is an nn.Linear with real floating-point weights, but {self._path or 'the model itself'!r}, "
+                f"taken as the last layer, is a {type(layer).__name__}; {remedy}"
             )
         self._slots = [
             name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)
         ]
         if self.design is not None:
             self.design.check(table)
-        self._settle(table)
+        self._register_posterior(table)
         if self.design is not None:
             self.design.attach(table)
 
@@ -148,7 +149,7 @@ class Laplace(Method):
         return path == self._path or path.startswith(f"{self._path}.parametrizations")
 
     def layer_names(self, table: Table) -> frozenset[str]:
-        """All names of the layer's parameters."""
+        """Return all names of the layer's parameters, tied names included."""
         return frozenset(
             f"{path}.{attribute}".lstrip(".")
             for name in self._slots
@@ -156,16 +157,16 @@ class Laplace(Method):
         )
 
     def extend(self, table: Table, slots: list[str]) -> None:
-        self._settle(table)
+        self._register_posterior(table)
 
-    def _settle(self, table: Table) -> None:
-        """Register what all methods on the model ask for: a posterior for each voter, and other heads left alone."""
+    def _register_posterior(self, table: Table) -> None:
+        """Register a posterior for each voter, and the points of the branches; heads of other methods are left unchanged."""
         rules = table.record.rules
         layer: Any = table.module(self._path)
         outputs, inputs = layer.weight.shape[0], layer.weight.shape[1] + (layer.bias is not None)
         values = not has_classes(table.record.output)
         voters = _voters(table)
-        bases = outputs if values and heads_of(table) else 1
+        bases = outputs if values and head_axes(table) else 1
         mixed = 1 if values else outputs
         for part, shape in (
             ("basis", (bases, inputs, inputs)),
@@ -178,12 +179,12 @@ class Laplace(Method):
                 rules[name] = Shared(name) if voters is None else Stacked(voters.name, name)
         points = CENTRED if values else normal_points(self.wrapper.n_samples, outputs)
         self._draws, self._size = not values, len(points)
-        moved = Stacked(self.name, self._register(table, "points", points))
-        none = Stacked(self.name, self._register(table, "none", torch.zeros_like(points)))
-        rules[moved.name] = mirrored(rules.get(self._slots[0], Shared(self._slots[0])), moved, none)
+        stacked = Stacked(self.name, self._register(table, "points", points))
+        zeros = Stacked(self.name, self._register(table, "none", torch.zeros_like(points)))
+        rules[stacked.name] = split_like(rules.get(self._slots[0], Shared(self._slots[0])), stacked, zeros)
 
     def part(self, name: str) -> str:
-        """The name of a registered tensor: "basis", "variance" and "mixing" of `Posterior`, and "points"."""
+        """Return the name of a registered tensor: "basis", "variance" and "mixing" of `Posterior`, and "points"."""
         return f"{self._path}.weight@laplace_{name}".lstrip(".")
 
     def _register(self, table: Table, part: str, value: Tensor) -> str:
@@ -196,7 +197,7 @@ class Laplace(Method):
         return name
 
     def repeats(self, training: bool) -> bool:
-        return training  # predictions look at whether there is a posterior
+        return training  # predictions depend on whether a posterior was fitted
 
     # ---- branches
     def axis(self, call: Call) -> Axis | None:
@@ -234,7 +235,7 @@ class Laplace(Method):
     # ---- fitting
     @torch.no_grad()
     def tune(self, wrapped: Any, held_out: Any) -> None:
-        """See `laplace.tune`; values keep the prior of the largest marginal likelihood."""
+        """Choose the prior precision by held-out classes, see `laplace.tune`; values keep the one that maximises the marginal likelihood."""
         self._tune_prior(wrapped, held_out)
         if self.design is not None:
             self.design.tune(wrapped, held_out)
@@ -246,36 +247,38 @@ class Laplace(Method):
             return
         table = table_of(wrapped)
         prior, variance = (table.get(self.part(part)) for part in ("prior", "variance"))
-        before = prior.double()
-        curvature = variance.double().reciprocal() - before[..., None, None]
+        old_prior = prior.double()
+        curvature = variance.double().reciprocal() - old_prior[..., None, None]
         batches = list(batches_of(held_out, wrapped))
         losses = []
         for factor in FACTORS.tolist():
-            variance.copy_(1 / (curvature + factor * before[..., None, None]))
-            losses.append(sum(_surprise(wrapped, *batch) for batch in batches))
+            variance.copy_(1 / (curvature + factor * old_prior[..., None, None]))
+            losses.append(sum(_negative_log_likelihood(wrapped, *batch) for batch in batches))
         best = float(FACTORS[torch.tensor(losses).argmin()])
-        variance.copy_(1 / (curvature + best * before[..., None, None]))
-        prior.copy_(best * before)
+        variance.copy_(1 / (curvature + best * old_prior[..., None, None]))
+        prior.copy_(best * old_prior)
 
     def places(self, table: Table) -> list[dict[str, int]]:
-        """The place of each voter; one, nowhere, where nothing votes."""
+        """Return the position of each voter, axis -> position; a single empty one for a model without voters."""
         voters = _voters(table)
         return [{}] if voters is None else [{voters.name: i} for i in range(voters.size)]
 
     def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         table = table_of(wrapped)
-        look = Look(wrapped, self.places(table)[0], self._path, self.layer_names(table), self.wrapper.noise)
+        curvature_fit = CurvatureFit(
+            wrapped, self.places(table)[0], self._path, self.layer_names(table), self.wrapper.noise
+        )
         with torch.no_grad(), evaluating(wrapped):
-            look.check(args, kwargs)
-        self._check_meaning(look)
+            curvature_fit.check(args, kwargs)
+        self._check_meaning(curvature_fit)
         if self.design is not None:
             self.design.try_inputs(wrapped, args, kwargs)
 
-    def _check_meaning(self, look: Look) -> None:
-        if self._draws and not isinstance(look.meaning, Classes):
+    def _check_meaning(self, curvature_fit: CurvatureFit) -> None:
+        if self._draws and not isinstance(curvature_fit.meaning, Classes):
             raise ValueError(
-                f"laplace: the outputs of {self._path or 'the model itself'!r} are values, and other outputs are class scores; name the "
-                "layer of the scores, layer=..., or the values alone in output={...}"
+                f"laplace: the outputs of {self._path or 'the model itself'!r} are values, but other outputs are class scores; name the "
+                "layer of the scores, layer=..., or only the values in output={...}"
             )
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
@@ -286,19 +289,19 @@ class Laplace(Method):
 
         table = table_of(wrapped)
         places, names = self.places(table), self.layer_names(table)
-        looks = [Look(wrapped, place, self._path, names, self.wrapper.noise) for place in places]
+        fits = [CurvatureFit(wrapped, place, self._path, names, self.wrapper.noise) for place in places]
         like = next(wrapped.parameters())
         with torch.no_grad(), evaluating(wrapped):
             for batch in tqdm(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
                 batch = tree_map(lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, batch)
-                for look in looks:
-                    look(*batch)
-            if not looks[0].curvature.rows:
+                for curvature_fit in fits:
+                    curvature_fit(*batch)
+            if not fits[0].curvature.rows:
                 raise ValueError(
                     "fit got no rows; give pairs (input, target) of the training data, in a list or a loader"
                 )
-            self._check_meaning(looks[0])
-            posteriors = [look.posterior(self.wrapper.prior_precision) for look in looks]
+            self._check_meaning(fits[0])
+            posteriors = [curvature_fit.posterior(self.wrapper.prior_precision) for curvature_fit in fits]
             for part in (*PARTS, "prior"):
                 values = [value for posterior in posteriors if (value := getattr(posterior, part)) is not None]
                 if values:
@@ -308,13 +311,13 @@ class Laplace(Method):
 
 
 def _voters(table: Table) -> Axis | None:
-    return next((method.axis(ASKED) for method in table.record.methods if method.members), None)
+    return next((method.axis(RISK_CALL) for method in table.record.methods if method.members), None)
 
 
-def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) -> float:
-    """Sum of -log p of the classes in a batch."""
-    place = next(wrapped.parameters()).device
-    args, kwargs, target = tree_map(lambda t: t.to(place) if isinstance(t, Tensor) else t, (args, kwargs, target))
+def _negative_log_likelihood(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) -> float:
+    """Return the sum of -log p of the true classes in a batch."""
+    device = next(wrapped.parameters()).device
+    args, kwargs, target = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs, target))
     y = wrapped(*args, **kwargs)
     if not isinstance(y, Tensor) or not isinstance(target, Tensor):
         raise ValueError(
@@ -331,18 +334,18 @@ def _surprise(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) ->
 
 
 def tune(wrapped: Any, held: Any) -> Any:
-    """Choose the prior precision by held-out classes: of steps between a tenth and 10,000 times the present one, the one of the best likelihood.
+    """Choose the prior precision with the best likelihood of held-out classes, among steps between a tenth and 10,000 times the present one.
 
     Args:
-        wrapped: a model wrapped by `laplace.Wrapper` with output="logits" or "probs", fitted and in evaluation mode.
-        held: pairs (input, class numbers) that it was not trained on, as batches.
+        wrapped: model wrapped by `laplace.Wrapper` with output="logits" or "probs", fitted and in evaluation mode.
+        held: batches of pairs (input, class numbers) that it was not trained on.
 
     Returns:
-        The object itself.
+        The same wrapped model.
 
     Raises:
-        TypeError: if the model is not wrapped so.
-        ValueError: if it gives no classes, or the targets are none.
+        TypeError: if the model is not wrapped by laplace.
+        ValueError: if its output is not class scores, the targets are not class numbers, or it is in training mode.
         NotFittedError: if it was not fitted.
 
     Example:
@@ -350,37 +353,38 @@ def tune(wrapped: Any, held: Any) -> Any:
         >>> x, y = torch.linspace(-1, 1, 50)[:, None], torch.arange(50) // 25
         >>> model = tune(Wrapper(output="logits")(torch.nn.Linear(1, 2)).eval().fit(x), [(x, y)])
     """
-    method = _classifying(wrapped, "tune")
+    method = _classifier_method(wrapped, "tune")
     if wrapped.training:
-        raise ValueError("tune looks at predictions in evaluation mode: call wrapped.eval() before")
+        raise ValueError("laplace.tune needs predictions in evaluation mode: call wrapped.eval() first")
     method.tune(wrapped, held)
     return wrapped
 
 
-def _classifying(wrapped: Any, asked: str) -> Any:
+def _classifier_method(wrapped: Any, function: str) -> Any:
+    """Return the laplace method of a fitted classifier, or raise an error that names the function."""
     method = method_of(wrapped, "laplace")
     if form_of(wrapped._workbench.output) not in ("logits", "probs", "binary"):
-        raise ValueError(f'{asked} is for class outputs: wrap the model with output="logits", "probs" or "binary"')
+        raise ValueError(f'{function} is for class outputs: wrap the model with output="logits", "probs" or "binary"')
     method.check_ready(wrapped)
     return method
 
 
 @torch.no_grad()
 def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Class probabilities in closed form from one pass, instead of means over draws (MacKay 1992; Gibbs 1997 for several classes).
+    """Compute class probabilities in closed form from one pass, instead of averaging draws (MacKay 1992; Gibbs 1997 for several classes).
 
-    softmax(z / sqrt(1 + pi v / 8)) of the logits z and their variances v; of voters the mean.
+    softmax(z / sqrt(1 + pi v / 8)) of the logits z and their variances v, averaged over voters.
 
     Args:
-        wrapped: a model wrapped by `laplace.Wrapper` with output="logits" or "probs", and fitted.
-        args, kwargs: as for the model.
+        wrapped: model wrapped by `laplace.Wrapper` with output="logits" or "probs", and fitted.
+        args, kwargs: inputs of the model.
 
     Returns:
         Probabilities [rows, classes].
 
     Raises:
-        TypeError: if the model is not wrapped so.
-        ValueError: if it gives no classes.
+        TypeError: if the model is not wrapped by laplace.
+        ValueError: if its output is not class scores.
         NotFittedError: if it was not fitted.
 
     Example:
@@ -390,7 +394,7 @@ def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
         >>> mean_field(model, x).shape
         torch.Size([50, 2])
     """
-    method, table, scaling = _classifying(wrapped, "mean_field"), table_of(wrapped), extra(wrapped, "scaling")
+    method, table, scaling = _classifier_method(wrapped, "mean_field"), table_of(wrapped), extra(wrapped, "scaling")
     if scaling is not None:
         args, kwargs = scaling.inputs(args, kwargs)
     probs = []

@@ -1,4 +1,4 @@
-"""Learned amounts of noise: which weights have one, and whether those that have one meet noise."""
+"""Learned amounts of noise: which weights have one, and a check that noise enters where those weights are used."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from ..core.batches.dealing import tell
 if TYPE_CHECKING:
     from ..core.ownership import Table
 
-_NO_SITES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # their weights meet no data in a matrix product
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)  # all weights meet the data in one call
+_NO_SITES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # layers whose weights are not in a matrix product with data
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)  # layers that use all their weights in one call
 
 
 def noisy_weights(table: Table, weights: list[str]) -> list[str]:
-    """Those weights before which noise enters: as an example has shown, or as far as the layers tell.
+    """Return the weights whose layer's input gets noise, known from an example, otherwise from the types of the layers.
 
-    A call that uses several weights of one layer (a recurrent one) has one amount, that of the first by name. Without an example the first
-    layer is taken to get the model's input, which meets no noise, unless there is one layer only.
+    A call that uses several weights of one layer (a recurrent one) has one amount, that of the first by name. Without an example, the first
+    layer is assumed to take the model's input, which gets no noise unless there is only one layer.
     """
     execution = table.record.execution
-    only = len(table.layers()) <= 1
+    single_layer = len(table.layers()) <= 1
     if execution is not None and (execution.noisy or execution.raw):
         slots = {f"{path}.{a}".lstrip("."): name for name in weights for path, a in table.record.slots[name].owners}
         first: set[str] = set()
-        for call in (*execution.noisy, *(execution.raw if only else ())):
-            by_layer: dict[str, str] = {}  # the fused call of a transformer's layer has those of several
+        for call in (*execution.noisy, *(execution.raw if single_layer else ())):
+            by_layer: dict[str, str] = {}  # the fused call of a transformer layer uses weights of several layers
             for name in sorted(slots[name] for name in call if name in slots):
                 by_layer.setdefault(table.record.slots[name].owners[0][0], name)
             first.update(by_layer.values())
         return [name for name in weights if name in first] or weights
-    return [name for name in weights if only or _meets_noise(table, name, weights)] or weights
+    return [name for name in weights if single_layer or _gets_noise(table, name, weights)] or weights
 
 
-def _meets_noise(table: Table, name: str, weights: list[str]) -> bool:
+def _gets_noise(table: Table, name: str, weights: list[str]) -> bool:
     slots = table.record.slots
     (path, _), *others = slots[name].owners
     module = table.module(path)
-    if others:  # of several layers
+    if others:  # tied: used by several layers
         return True
     if isinstance(module, _RECURRENT):
         same = [other for other in weights if slots[other].owners[0][0] == path]
         if name != min(same):
             return False
-    opens = slots[table.parameters()[0]].owners[0][0] == path  # nothing that computes is registered before it
-    return not isinstance(module, _NO_SITES) and not (opens and not isinstance(module, nn.RNNCellBase))
+    is_first = slots[table.parameters()[0]].owners[0][0] == path
+    return not isinstance(module, _NO_SITES) and not (is_first and not isinstance(module, nn.RNNCellBase))
 
 
-class MetSites:
-    """The calls of one pass in which weights meet data.
+class SitesWithAmounts:
+    """Record of one pass: which weights are used where noise enters, and whether they have a learned amount.
 
     Args:
-        amounts: the weights that have an amount of their own.
-        weights: all that could have one.
+        amounts: names of the weights that have a learned amount.
+        weights: names of all weights that could have one.
     """
 
     def __init__(self, amounts: Iterable[str], weights: Iterable[str]) -> None:
@@ -65,7 +65,7 @@ class MetSites:
         self.without: set[str] = set()
 
     def note(self, names: set[str], noisy: bool) -> str | None:
-        """A call with these weights; returns the one whose amount counts, if there is any."""
+        """Record a call that uses these weights, and return the name of the one whose amount applies, None if there is none."""
         known = sorted(names & self.amounts)
         self.unused.update(known if not noisy else known[1:])
         if not noisy:
@@ -76,13 +76,13 @@ class MetSites:
         return known[0] if known else None
 
     def check(self, table: Table) -> None:
-        """After a pass in training: tell once which amounts do not fit where noise enters, and freeze those that nothing would train."""
+        """Warn once, after a training pass, about amounts that do not match where noise enters, and freeze amounts that nothing would train."""
         if "amounts" in table.record.told:
             return
         unused = sorted(self.unused - self.used)
         for name in unused:
             table.get(f"{name}@sample").requires_grad_(False)
-        says = [
+        problems = [
             *([f"no noise enters before {', '.join(unused[:3])}, whose amount is not trained"] if unused else []),
             *(
                 [f"noise enters before {', '.join(sorted(self.without)[:3])}, whose amount is fixed"]
@@ -90,14 +90,14 @@ class MetSites:
                 else []
             ),
         ]
-        if says:
+        if problems:
             tell(
                 table.root,
                 "amounts",
-                f"sample(trainable=True): {'; '.join(says)}. Wrap with example=x, inputs that the model takes: then each layer that noise "
-                "enters has an amount, and no other",
+                f"sample(trainable=True): {'; '.join(problems)}. Wrap with example=x, inputs that the model takes: then exactly the layers "
+                "that noise enters have an amount",
             )
         table.record.told.add("amounts")
 
 
-__all__ = ["MetSites", "noisy_weights"]
+__all__ = ["SitesWithAmounts", "noisy_weights"]

@@ -1,4 +1,4 @@
-"""Inputs that are unlike the training data, made of training inputs."""
+"""Outliers, inputs unlike the training data, made of training inputs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from torch.nn import functional as F
 
 from ..engine.tree import tensors, tree_map
 
-FEWEST = 8  # rows of a batch that others are made of
-SMALLEST = 8  # pixels of a side, for a picture to be changed as one
+MIN_ROWS = 8  # in a batch, to make outliers of it
+MIN_PIXELS = 8  # per side, for a tensor to be changed as a picture
 
 
-def unlike(inputs: Any, rows: int, seed: int) -> Iterator[tuple[str, Any]]:
-    """The same inputs with other numbers, kind by kind with its name; see `KINDS` and, for pictures [rows, channels, height, width], `PICTURES`.
+def make_outliers(inputs: Any, rows: int, seed: int) -> Iterator[tuple[str, Any]]:
+    """Iterate over the kinds of outliers made of a batch: `KINDS` and, for pictures [rows, channels, height, width], `PICTURES`.
 
-    Nothing where no input is a floating tensor [rows, ...], as with token numbers, or where rows are fewer than eight.
+    Yields nothing if no input is a floating-point tensor [rows, ...], as with token numbers, or if there are fewer than eight rows.
 
     Args:
-        inputs: a tree; whole numbers, and what has no rows, stay.
-        rows: how many rows the batch has.
-        seed: of the draws; no global random state is used.
+        inputs: tree of inputs; integer tensors, and whatever has no rows, are left unchanged.
+        rows: number of rows of the batch.
+        seed: seed of the draws; no global random state is used.
+
+    Yields:
+        The name of the kind, and the changed inputs.
     """
-    changing = [leaf for leaf in tensors(inputs) if _changes(leaf, rows)]
-    if rows < FEWEST or not changing:
+    changing = [leaf for leaf in tensors(inputs) if _is_changed(leaf, rows)]
+    if rows < MIN_ROWS or not changing:
         return
     pictures = [leaf for leaf in changing if _is_picture(leaf)]
     kinds = {**KINDS, **PICTURES} if pictures else KINDS
@@ -36,13 +39,13 @@ def unlike(inputs: Any, rows: int, seed: int) -> Iterator[tuple[str, Any]]:
         draws = Draws(seed, rows)
 
         def changed(leaf: Any, name: str = name, change: Any = change, draws: Draws = draws) -> Any:
-            return change(leaf, draws) if _changes(leaf, rows) and (name in KINDS or _is_picture(leaf)) else leaf
+            return change(leaf, draws) if _is_changed(leaf, rows) and (name in KINDS or _is_picture(leaf)) else leaf
 
         yield name, tree_map(changed, inputs)
 
 
 class Draws:
-    """Random numbers, the same for every tensor of a batch where rows are dealt anew."""
+    """Random numbers for a batch; the permutation and the share of each row are the same for all its tensors."""
 
     def __init__(self, seed: int, rows: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -50,32 +53,32 @@ class Draws:
         self.share = torch.rand(rows, generator=self.generator)
 
     def others(self, x: Tensor, turn: int = 0) -> Tensor:
-        """The rows in another order."""
+        """Return the rows in a random order; another one for each `turn`."""
         return x[self.order.roll(turn).to(x.device)]
 
     def shares(self, x: Tensor) -> Tensor:
-        """A number in [0, 1) for each row, [rows, 1, ...]."""
+        """Return a number in [0, 1) for each row, [rows, 1, ...]."""
         return self.share.to(x).reshape(-1, *[1] * (x.dim() - 1))
 
-    def below(self, most: int) -> int:
-        return int(torch.randint(most, (), generator=self.generator))
+    def below(self, limit: int) -> int:
+        return int(torch.randint(limit, (), generator=self.generator))
 
-    def like(self, x: Tensor) -> Tensor:
-        """Standard normal."""
+    def normal_like(self, x: Tensor) -> Tensor:
+        """Return standard normal numbers in the shape of x."""
         return torch.randn(x.shape, generator=self.generator).to(x)
 
 
-def _drawn(x: Tensor, draws: Draws) -> Tensor:
+def _resampled(x: Tensor, draws: Draws) -> Tensor:
     return x.gather(0, torch.randint(len(x), x.shape, generator=draws.generator).to(x.device))
 
 
-def _noisy(x: Tensor, draws: Draws) -> Tensor:
-    noisy = x + draws.shares(x) * x.std(0) * draws.like(x)
+def _with_noise(x: Tensor, draws: Draws) -> Tensor:
+    noisy = x + draws.shares(x) * x.std(0) * draws.normal_like(x)
     return noisy.minimum(x.amax(0)).maximum(x.amin(0))
 
 
 def _collage(x: Tensor, draws: Draws) -> Tensor:
-    """Quarters of three pictures."""
+    """Combine quarters of three pictures."""
     x, height, width = x.clone(), x.shape[2] // 2, x.shape[3] // 2
     x[:, :, :height, width:] = draws.others(x)[:, :, :height, width:]
     x[:, :, height:, :width] = draws.others(x, 1)[:, :, height:, :width]
@@ -83,7 +86,7 @@ def _collage(x: Tensor, draws: Draws) -> Tensor:
 
 
 def _pieces(x: Tensor, draws: Draws) -> Tensor:
-    """Stripes of a quarter of the height and the width in another order."""
+    """Shuffle four stripes along the height and four along the width."""
     for dim in (2, 3):
         parts = x.tensor_split(4, dim)
         x = torch.cat([parts[i] for i in torch.randperm(4, generator=draws.generator)], dim)
@@ -91,9 +94,9 @@ def _pieces(x: Tensor, draws: Draws) -> Tensor:
 
 
 def _shuffled(x: Tensor, draws: Draws) -> Tensor:
-    """All pixels in another order."""
-    places = torch.randperm(x[0, 0].numel(), generator=draws.generator).to(x.device)
-    return x.flatten(2)[:, :, places].reshape(x.shape)
+    """Shuffle all pixels."""
+    order = torch.randperm(x[0, 0].numel(), generator=draws.generator).to(x.device)
+    return x.flatten(2)[:, :, order].reshape(x.shape)
 
 
 def _smooth(x: Tensor, size: int) -> Tensor:
@@ -101,7 +104,7 @@ def _smooth(x: Tensor, size: int) -> Tensor:
 
 
 def _zoomed(x: Tensor, draws: Draws) -> Tensor:
-    """A window of a quarter of both sides, as large as the picture."""
+    """Enlarge a window of a quarter of both sides to the whole picture."""
     height, width = x.shape[2:]
     top, left = draws.below(height - height // 4 + 1), draws.below(width - width // 4 + 1)
     window = x[:, :, top : top + height // 4, left : left + width // 4]
@@ -109,16 +112,16 @@ def _zoomed(x: Tensor, draws: Draws) -> Tensor:
 
 
 def _window(x: Tensor, draws: Draws) -> Tensor:
-    """A window of three eighths of both sides, and the least value elsewhere."""
+    """Keep a window of three eighths of both sides, and the smallest value elsewhere."""
     height, width = (3 * side // 8 for side in x.shape[2:])
     top, left = draws.below(x.shape[2] - height + 1), draws.below(x.shape[3] - width + 1)
-    alone = x.amin().expand(x.shape).clone()
-    alone[:, :, top : top + height, left : left + width] = x[:, :, top : top + height, left : left + width]
-    return alone
+    blank = x.amin().expand(x.shape).clone()
+    blank[:, :, top : top + height, left : left + width] = x[:, :, top : top + height, left : left + width]
+    return blank
 
 
 def _shrunk(x: Tensor, draws: Draws) -> Tensor:
-    """Half as large, and the least value around it."""
+    """Shrink to half the size, and pad with the smallest value."""
     small = F.avg_pool2d(x, 2)
     height, width = (whole - part for whole, part in zip(x.shape[2:], small.shape[2:], strict=True))
     frame = [width // 2, width - width // 2, height // 2, height - height // 2]
@@ -128,8 +131,8 @@ def _shrunk(x: Tensor, draws: Draws) -> Tensor:
 KINDS = {
     "mixed": lambda x, draws: (x + draws.others(x)) / 2,
     "extrapolated": lambda x, draws: x + (x - draws.others(x)) / 2,
-    "drawn": _drawn,
-    "noisy": _noisy,
+    "drawn": _resampled,
+    "noisy": _with_noise,
 }
 PICTURES = {
     "collage": _collage,
@@ -153,22 +156,22 @@ PICTURES = {
 }
 
 
-def gathered(made: Sequence[tuple[list[Tensor], Tensor, str]]) -> list[tuple[list[Tensor], Tensor]]:
-    """Features and class scores of all batches, by kind."""
+def concatenate_by_kind(made: Sequence[tuple[list[Tensor], Tensor, str]]) -> list[tuple[list[Tensor], Tensor]]:
+    """Concatenate features and class scores over the batches, for each kind of outliers."""
     kinds = dict.fromkeys(kind for *_, kind in made)
-    parts = [[(features, scores) for features, scores, of in made if of == kind] for kind in kinds]
+    parts = [[(features, scores) for features, scores, part_kind in made if part_kind == kind] for kind in kinds]
     return [
         ([torch.cat(layer) for layer in zip(*(f for f, _ in part), strict=True)], torch.cat([s for _, s in part]))
         for part in parts
     ]
 
 
-def _changes(leaf: Any, rows: int) -> bool:
+def _is_changed(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() > 1 and len(leaf) == rows
 
 
 def _is_picture(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() == 4 and min(leaf.shape[2:]) >= SMALLEST
+    return isinstance(leaf, Tensor) and leaf.dim() == 4 and min(leaf.shape[2:]) >= MIN_PIXELS
 
 
-__all__ = ["gathered", "unlike"]
+__all__ = ["concatenate_by_kind", "make_outliers"]

@@ -1,4 +1,4 @@
-"""Noise for sample: how values are disturbed, and how much of it can be learned."""
+"""Noise distributions for sample, of a fixed or a learned amount."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from ..core.settings import Settings, setting
 
 
 class Noise(Settings, ABC):
-    """A way to disturb a tensor; the amount is fixed, or a learned unconstrained number."""
+    """Noise on a tensor; its amount is fixed, or learned as an unconstrained number."""
 
     @property
     @abstractmethod
     def silent(self) -> bool:
-        """Whether the amount given is zero."""
+        """Whether the fixed amount is zero."""
 
     @abstractmethod
     def raw(self) -> float:
-        """The unconstrained number that stands for the amount given."""
+        """Return the unconstrained number that corresponds to the fixed amount."""
 
     @abstractmethod
     def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
-        """The disturbed value.
+        """Return the value with noise.
 
         Args:
-            value: floating tensor of any shape.
-            raw: the learned amount (0-dim), or None for the fixed one.
-            generator: where random numbers come from; None is torch's global generator.
-            additive: whether the value is an input, whose zeros must be disturbed as well.
+            value: floating-point tensor of any shape.
+            raw: learned amount (0-dim); None for the fixed one.
+            generator: source of random numbers; None for torch's global generator.
+            additive: whether the value is an input, whose zeros must get noise as well.
         """
 
     @abstractmethod
     def divergence(self, raw: Tensor) -> Tensor:
-        """What a learned amount costs for each disturbed value, in nats."""
+        """Return the regularisation term of a learned amount per noisy value, in nats."""
 
 
 def _uniform(value: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -47,7 +47,7 @@ def _uniform(value: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 class Bernoulli(Noise):
-    """Values are zeroed with probability p, and the others divided by 1 - p (Srivastava et al. 2014, dropout)."""
+    """Dropout: zeroes values with probability p and divides the others by 1 - p (Srivastava et al. 2014)."""
 
     p: float = setting(default=0.1, least=0, below=1, wording="must lie in [0, 1)", help="in [0, 1).")
 
@@ -80,7 +80,7 @@ class Bernoulli(Noise):
 
 
 class Normal(Noise):
-    """Values are multiplied by N(1, scale^2) (Kingma et al. 2015); to inputs N(0, scale^2) is added."""
+    """Gaussian noise: multiplies values by N(1, scale^2) (Kingma et al. 2015), or adds N(0, scale^2) to inputs."""
 
     scale: float = setting(
         default=0.1, least=0, wording="must not be negative", help="standard deviation, not negative."
@@ -97,12 +97,12 @@ class Normal(Noise):
         return math.log(max(self.scale, 1e-4))
 
     def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
-        # not randn_like, which torch.compile takes for the same number wherever it stands
+        # not randn_like: torch.compile merges equal calls of it into one draw
         noise = torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
         scale = self.scale if raw is None else raw.exp().to(value.dtype)
         return value + scale * noise if additive else value * (1 + scale * noise)
 
     def divergence(self, raw: Tensor) -> Tensor:
-        # from a log-uniform prior, in the approximation of Molchanov et al. 2017, eq. 14
+        # Kullback-Leibler divergence from a log-uniform prior, approximated as in Molchanov et al. 2017, eq. 14
         log_alpha = 2 * raw
         return -(0.63576 * torch.sigmoid(1.8732 + 1.48695 * log_alpha) - 0.5 * F.softplus(-log_alpha) - 0.63576)

@@ -1,4 +1,4 @@
-"""Sample: noise makes a deterministic model answer differently each time, and the spread of its answers is epistemic risk."""
+"""Sample: epistemic risk from the spread of several passes with random noise, as in Monte Carlo dropout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..engine.plan import Axis, Index, Intervention, Shared
 from ..engine.sites import Sites
 from ..engine.tree import is_float, tree_map
 from .computed_weights import refuse_signs
-from .learned_noise import MetSites, noisy_weights
+from .learned_noise import SitesWithAmounts, noisy_weights
 from .noise import Bernoulli, Noise, Normal
 from .weight_sets import method_of
 
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from ..core.ownership import Table
 
 
-MOST_DECISIONS = 5_000  # a model that decodes text takes one a token, a solver with fixed steps none
+# Branches on computed values within one pass, after which a loop counts as endless: decoding text takes one per token, a fixed-step solver none.
+MAX_DECISIONS = 5_000
 _DECISIONS = frozenset(["__bool__", "__float__", "__int__", "__index__", "item", "tolist"])
 
 
 class Wrapper(_Wrapper):
     """Epistemic risk from the spread of noisy passes (Gal & Ghahramani 2016, Monte Carlo dropout).
 
-    In training mode `wrapped(x)` draws one noise a call; with `return_risk=True`, and always in evaluation mode, n_samples are drawn and
+    In training mode `wrapped(x)` draws one noise per call; with `return_risk=True`, and always in evaluation mode, n_samples passes are
     averaged.
 
     Example:
@@ -43,32 +44,33 @@ class Wrapper(_Wrapper):
         torch.Size([4, 1])
     """
 
-    n_samples: int = setting(default=5, least=1, saved=True, help="passes, at least 1.")
+    n_samples: int = setting(default=5, least=1, saved=True, help="number of passes, at least 1.")
     distribution: type[Noise] | Noise = setting(
         default=Bernoulli,
         classes=(Bernoulli, Normal),
         saved=True,
-        help="of the noise: `Bernoulli(p)` zeroes values with probability p; `Normal(scale)` multiplies them by N(1, scale^2), and adds "
-        "N(0, scale^2) to inputs.",
+        help="distribution of the noise: `Bernoulli(p)` zeroes values with probability p; `Normal(scale)` multiplies them by N(1, scale^2), or, "
+        "for inputs, adds N(0, scale^2).",
     )
     where: Literal["activations", "weights", "inputs"] = setting(
         default="activations",
         saved=True,
-        help='"activations", what enters the layers with weights (linear, convolution, attention, recurrent, functional calls), the model\'s '
-        'input left out unless there is one layer only; "weights", the weights themselves (Wan et al. 2013, DropConnect); "inputs".',
+        help='what the noise is applied to: "activations", the inputs of layers with weights (linear, convolution, attention, recurrent, '
+        'functional calls), except the model\'s own input unless there is only one layer; "weights" (Wan et al. 2013, DropConnect); or '
+        '"inputs", the inputs of the model.',
     )
     trainable: bool = setting(
         default=False,
         saved=True,
-        help="learn how much noise, one number for each layer that noise enters (concrete dropout, Gal et al. 2017; variational dropout, Kingma "
-        "et al. 2015); the regularising term is part of `wrapped.loss` once `workbench.fit` has told it the number of rows.",
+        help="learn the amount of noise, one number for each layer that noise enters (concrete dropout, Gal et al. 2017; variational dropout, "
+        "Kingma et al. 2015); the regularisation term is part of `wrapped.loss` once `workbench.fit` has set the number of training rows.",
     )
     randomness: Literal["different", "same", "error", "pass"] = setting(
         default="different",
-        help='what the model\'s own random calls do from sample to sample: "different", "same", or "error" (refused); "pass" is "different", '
-        "and a layer that runs several times within one pass meets the same noise each time (Gal & Ghahramani 2016b, variational dropout of "
-        "recurrent networks), as a model that runs a solver needs it, such as a neural ODE. Where a solver calls the wrapped model itself, "
-        "wrap the function that runs the solver, or see `hold_noise`.",
+        help='whether the model\'s own random calls differ between samples: "different", "same", or "error" (refused); "pass" is like '
+        '"different", except that a layer that runs several times within one pass gets the same noise each time (Gal & Ghahramani 2016b, '
+        "variational dropout of recurrent networks), which models that run a solver need, such as neural ODEs. If a solver calls the wrapped "
+        "model itself, wrap the function that runs the solver, or see `hold_noise`.",
     )
 
     def make(self) -> list[Method]:
@@ -77,14 +79,14 @@ class Wrapper(_Wrapper):
 
 @contextmanager
 def hold_noise(wrapped: Any) -> Iterator[None]:
-    """One noise for all calls of a model wrapped by `sample.Wrapper`, for a solver that calls the wrapped model many times.
+    """Hold the noise of a model wrapped by `sample.Wrapper` fixed over all calls, for a solver that calls the wrapped model many times.
 
-    Sample k meets the same noise in each call within the block, as long as the inputs keep their shape. The solver then goes along the mean of
-    the samples; to let it go along each sample, for a risk of its result, wrap the function that runs the solver. Dropout of the model's own
-    is not held.
+    Sample k gets the same noise in each call within the block, as long as the inputs keep their shape. The solver then follows the mean of
+    the samples; to make it follow each sample, for a risk of its result, wrap the function that runs the solver. The model's own dropout is not
+    held fixed.
 
     Args:
-        wrapped: the model.
+        wrapped: model wrapped by `sample.Wrapper`.
 
     Raises:
         TypeError: if the model is not wrapped by sample.
@@ -107,11 +109,11 @@ def hold_noise(wrapped: Any) -> Iterator[None]:
 
 
 class Sample(Method):
-    """The method on one model; see `Wrapper`."""
+    """Method behind `Wrapper`, for one model."""
 
     name, kind, order = "sample", "epistemic", 20
-    held: int | None = None  # the seed of all calls within `hold_noise`
-    _amounts: list[str] | None = None  # the weights that have a learned amount of noise; None: all
+    held: int | None = None  # seed of all calls within `hold_noise`
+    _amounts: list[str] | None = None  # weights that have a learned amount of noise; None: all
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)
@@ -134,7 +136,7 @@ class Sample(Method):
                 'the model has no weights of two or more dimensions for where="weights"; use where="inputs"'
             )
         if self.wrapper.where == "weights":
-            refuse_quantised(table, self._weights, "noise is drawn on its numbers", "take where='activations'")
+            refuse_quantised(table, self._weights, "noise is drawn for its values", "use where='activations'")
             refuse_signs(table, self._weights, "noise", 'where="activations"')
         self._only_layer = len(table.layers()) <= 1
         if self.wrapper.where == "weights":
@@ -152,7 +154,7 @@ class Sample(Method):
         table.register(f"{name}@sample", torch.tensor(self.noise.raw(), dtype=torch.float32, device=like.device))
 
     def amounts(self) -> list[str]:
-        """The weights that have a learned amount of noise."""
+        """Return the names of the weights that have a learned amount of noise."""
         return self._weights if self._amounts is None else self._amounts
 
     def adapt(self, table: Table, names: set[str]) -> None:
@@ -169,7 +171,7 @@ class Sample(Method):
         return type(self.noise).__module__.startswith("workbench.")
 
     def raw(self, table: Table, name: str) -> Tensor | None:
-        """The learned amount of noise of a weight, None if it is fixed."""
+        """Return the learned amount of noise of a weight, None if the amount is fixed."""
         return table.get(f"{name}@sample") if self.wrapper.trainable else None
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
@@ -198,41 +200,41 @@ class _Noisy(Intervention):
         self.method, self.table, self.taps = method, table, {}
         self.generators: dict[torch.device, torch.Generator] = {}
         self.seed: int | None = None
-        self.place = 0  # of the branch, among those with noise of their own
+        self.position = 0  # index of the branch among those with their own noise
         self.training = training
-        self.met: MetSites | None = None
+        self.amounts_used: SitesWithAmounts | None = None
         self.sites = 0
         self.draws = method.wrapper.where == "activations" and not method.noise.silent
         if method.held is not None:
             self.loop_only, self.seed = "hold_noise gives each branch the same noise in all calls", method.held
         elif method.wrapper.randomness in ("same", "error"):
-            # the model's own stream is repeated or watched, so the noise needs a stream of its own
+            # the model's own random stream is repeated or watched, so the noise needs another one
             self.loop_only = (
-                f'randomness="{method.wrapper.randomness}" keeps the noise apart from the model\'s own random calls'
+                f'randomness="{method.wrapper.randomness}" keeps the noise separate from the model\'s own random calls'
             )
             self.seed = int(torch.randint(2**62, ()).item())
 
     def _slots(self) -> dict[str, str]:
-        """The first name of every weight by its other names, for those that are tied."""
+        """Map the further names of each tied weight to its first name."""
         slots = ((name, self.table.record.slots[name].owners[1:]) for name in self.method._weights)
         return {f"{path}.{attribute}".lstrip("."): name for name, others in slots for path, attribute in others}
 
     def _begin(self, index: Index) -> None:
-        """Start the stream of a branch, which depends on its place alone; heads of one trunk have one."""
+        """Start the random stream of a branch, which depends only on the branch's position; heads of one trunk share a stream."""
         if self.seed is None:
             return
         axes = [method.axis(Call(training=False, return_risk=True)) for method in self.table.record.methods]
         heads = {axis.name for axis in axes if axis is not None and axis.own_first}
         self.generators.clear()
-        self.place = 0
+        self.position = 0
         for name in sorted(index.keys() - heads):
-            self.place = 10_007 * self.place + index[name]
+            self.position = 10_007 * self.position + index[name]
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
         if self.seed is None:
             return None
         if device not in self.generators:
-            self.generators[device] = torch.Generator(device).manual_seed((self.seed + self.place) % 2**63)
+            self.generators[device] = torch.Generator(device).manual_seed((self.seed + self.position) % 2**63)
         return self.generators[device]
 
     def _noisy(self, value: Tensor, raw: Tensor | None, additive: bool = False) -> Tensor:
@@ -254,15 +256,17 @@ class _Noisy(Intervention):
             return None
         self.trail = ()
         once = self.method.held is not None or self.method.wrapper.randomness == "pass"
-        factors: dict[tuple, Tensor] = {}  # of the noise of this pass, by layer and argument
-        self.met = MetSites(self.method.amounts(), self.method._weights) if self.method.wrapper.trainable else None
-        slots = self._slots() if self.met is not None else {}
+        factors: dict[tuple, Tensor] = {}  # noise factors of this pass, by layer and argument
+        self.amounts_used = (
+            SitesWithAmounts(self.method.amounts(), self.method._weights) if self.method.wrapper.trainable else None
+        )
+        slots = self._slots() if self.amounts_used is not None else {}
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
             amount = None
             noisy = [*live, *(raw if self.method._only_layer else [])]
-            if self.met is not None:
-                name = self.met.note({slots.get(name, name) for name in names}, bool(noisy))
+            if self.amounts_used is not None:
+                name = self.amounts_used.note({slots.get(name, name) for name in names}, bool(noisy))
                 amount = self.method.raw(self.table, name) if name else None
             layer = tuple(sorted(names))
             self.trail = (*self.trail, (layer, tuple(live), tuple(raw)))
@@ -272,31 +276,31 @@ class _Noisy(Intervention):
                 if not once:
                     leaves[i] = self._noisy(leaves[i], amount)
                     continue
-                place = (layer, i, tuple(leaves[i].shape), leaves[i].dtype, leaves[i].device)
-                if place not in factors:
-                    factors[place] = self._noisy(torch.ones_like(leaves[i]), amount)  # both kinds of noise multiply
-                leaves[i] = leaves[i] * factors[place]
+                key = (layer, i, tuple(leaves[i].shape), leaves[i].dtype, leaves[i].device)
+                if key not in factors:
+                    factors[key] = self._noisy(torch.ones_like(leaves[i]), amount)  # both kinds of noise multiply
+                leaves[i] = leaves[i] * factors[key]
             return leaves
 
         sites = _NoisySites(parameters, state, inputs, at_site, contractions=bool(self.method._weights))
-        sites.endless = self.draws and not once
-        return _Counted(sites, self)
+        sites.may_be_endless = self.draws and not once
+        return _CountedSites(sites, self)
 
 
 class _NoisySites(Sites):
-    """Sites that stop a loop that noise keeps from ending: one that decides by what it has computed whether to go on, as adaptive solvers do."""
+    """Sites that stop a loop which noise keeps from ending: one whose end depends on computed values, as in adaptive solvers."""
 
-    endless = False  # whether each call of a layer draws new noise
+    may_be_endless = False  # whether each call of a layer draws new noise
     decisions = 0
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if self.endless and getattr(function, "__name__", "") in _DECISIONS:
+        if self.may_be_endless and getattr(function, "__name__", "") in _DECISIONS:
             self.decisions += 1
-            if self.decisions >= MOST_DECISIONS:
+            if self.decisions >= MAX_DECISIONS:
                 raise RuntimeError(
-                    f"the model has decided {self.decisions} times within one pass how to go on, by values that it computed under noise. Each "
-                    "call of a layer draws new noise, so that a solver with adaptive steps never ends: use "
-                    'sample.Wrapper(randomness="pass"), one noise for all calls of a layer within a pass, or where="weights"'
+                    f"the model has branched {self.decisions} times within one pass on values that it computed under noise. Each call of a "
+                    'layer draws new noise, so that a solver with adaptive steps never ends: use sample.Wrapper(randomness="pass"), which '
+                    'draws one noise for all calls of a layer within a pass, or where="weights"'
                 )
         return super().__torch_function__(function, kinds, args, kwargs)
 
@@ -308,8 +312,8 @@ class _NoisyWeights(_Noisy):
         return {**installed, **noisy}
 
 
-class _Counted:
-    """A pass in which no site was found has no noise in it, which must not go unnoticed."""
+class _CountedSites:
+    """Context of a pass that counts the sites where noise enters, and raises if there were none: all passes would be equal."""
 
     def __init__(self, sites: Sites, noisy: _Noisy) -> None:
         self.sites, self.noisy = sites, noisy
@@ -322,16 +326,21 @@ class _Counted:
         self.sites.__exit__(kind, error, trace)
         if isinstance(error, RuntimeError) and "randomness error mode" in str(error):
             raise RuntimeError(
-                'the model uses torch.func transforms, inside which noise on activations may not be drawn; use where="weights", or '
-                'give randomness="different" to the model\'s own vmap (jacrev and hessian cannot)'
+                'the model uses torch.func transforms, inside which noise on activations cannot be drawn; use where="weights", or '
+                'pass randomness="different" to the model\'s own vmap (jacrev and hessian cannot)'
             ) from error
         if error is None and not self.noisy.sites:
             raise RuntimeError(
                 "sample found no activation that enters a layer with weights (matrix products, convolutions, recurrent layers), so all "
                 'its passes would be equal; use where="weights" or where="inputs"'
             )
-        if error is None and self.noisy.met is not None and self.noisy.training and not torch.compiler.is_compiling():
-            self.noisy.met.check(self.noisy.table)
+        if (
+            error is None
+            and self.noisy.amounts_used is not None
+            and self.noisy.training
+            and not torch.compiler.is_compiling()
+        ):
+            self.noisy.amounts_used.check(self.noisy.table)
 
 
 __all__ = ["Bernoulli", "Normal", "Sample", "Wrapper", "hold_noise"]

@@ -1,4 +1,4 @@
-"""Sculpt: heads beside the model's own predict the noise in the data (aleatoric risk)."""
+"""Sculpt: aleatoric risk, the noise in the data, predicted by extra heads of the model."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ if TYPE_CHECKING:
 
 
 NOT_STANDARDIZED = (
-    "targets of {} cannot be standardised: a mean and a scale would make other numbers of counts and shares, or change the parameters. "
-    "Give no y_mean and y_scale (wrapped.unscale() takes them away); workbench.fit standardises the inputs alone"
+    "targets of {} cannot be standardised: scaled counts and proportions would no longer be such, and the parameters would change. "
+    "Give no y_mean and y_scale (wrapped.unscale() removes them); workbench.fit standardises the inputs alone"
 )
 
 
 class Wrapper(_Wrapper):
-    """Aleatoric risk from a risk head beside the model's own last layers (Nix & Weigend 1994).
+    """Aleatoric risk from a risk head next to the model's own last layers (Nix & Weigend 1994).
 
-    The risk head is a copy of the last layers, its very last one initialised anew (also where the model's is frozen, which stays so); what it
-    gives is mapped to a standard deviation by softplus. The model's own prediction is untouched. A layer that the head has of its own runs twice
-    where the risk is asked for; `n_layers=1` costs the least, and on small tables, a curve and small images it was as good as three
-    (`workbench bench heads`). Take more where the noise depends on what the last layer's features have lost. Train it by `wrapped.loss`, or add
-    `distribution.loss_function(y, y_pred, y_risk)` to your loss, or put `distribution.sample((y_pred, y_risk))` into it.
+    The risk head is a copy of the last layers whose final layer is initialised anew (even if the model's own is frozen, which it stays); its
+    output is mapped to a standard deviation by softplus. The model's own prediction is unchanged. With the risk, each layer that the head copies
+    runs twice; `n_layers=1` costs the least, and was as good as three on small tables, a curve and small images (`workbench bench heads`). Use
+    more where the noise depends on information that the last layer's features have lost. Train the head by `wrapped.loss`, or add
+    `distribution.loss_function(y, y_pred, y_risk)` to your loss, or use `distribution.sample((y_pred, y_risk))` in it.
 
     Two distributions have several risk heads, and are trained by `wrapped.loss` or `fit`: NormalInverseGamma (evidential regression, Amini et
-    al. 2020) says an epistemic risk as well, and Quantiles (Koenker & Bassett 1978) gives `wrapped.quantiles(x)`.
+    al. 2020) also gives an epistemic risk, and Quantiles (Koenker & Bassett 1978) provides `wrapped.quantiles(x)`.
 
-    A class of `torch.distributions` is taken as `FromTorch`: the model's own raw output is its first parameter, a head gives each other one,
-    and the prediction is its mean. `fit` trains it, `MixtureDensity` and `Normal(joint=True)` by the likelihood alone.
+    A class of `torch.distributions` is used through `FromTorch`: the model's own raw output is its first parameter, a head predicts each other
+    one, and the prediction is the mean. `fit` trains it, `MixtureDensity` and `Normal(joint=True)` by the likelihood alone.
 
     Example:
         >>> import torch
@@ -74,15 +74,15 @@ class Wrapper(_Wrapper):
         default=Normal,
         classes=_FAMILIES,
         saved=True,
-        help="of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles, JointNormal, "
-        "MixtureDensity, Censored; a class of torch.distributions such as Poisson, NegativeBinomial, Gamma, Beta or Dirichlet; LogitNormal "
-        "for class logits.",
+        help="distribution of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles, "
+        "JointNormal, MixtureDensity, Censored; a class of torch.distributions such as Poisson, NegativeBinomial, Gamma, Beta or Dirichlet; "
+        "LogitNormal for class logits.",
     )
     n_layers: int | None = setting(
         default=None,
         least=1,
         saved=True,
-        help="how many of the last layers each risk head has of its own; by default 3, or all if the model has fewer.",
+        help="number of last layers that each risk head has its own copies of; by default 3, or all if the model has fewer.",
     )
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Wrapper(_Wrapper):
 
 
 class Sculpt(Method):
-    """The method on one model; see `Wrapper`."""
+    """Method behind `Wrapper`, for one model."""
 
     name, kind, order = "sculpt", "aleatoric", 30
 
@@ -123,29 +123,29 @@ class Sculpt(Method):
         self.wrapper = replace(self.wrapper, n_layers=len(table.layers()))
 
     def axis(self, call: Call) -> Axis | None:
-        # all heads must see the same noise, or they would be heads of different trunks
+        # all heads must see the same random draws, otherwise they would belong to different trunks
         if not call.return_risk and self.distribution.own_prediction:
             return None
         return Axis(self.name, 1 + self.distribution.n_heads, "same", own_first=True)
 
     detections = (
-        "boxes are chosen by their scores, so those that a risk head gives are not those of the model; use vote.Wrapper or sample.Wrapper, or "
-        "wrap the network before the selection"
+        "boxes are selected by their scores, so a risk head selects other boxes than the model; use vote.Wrapper or sample.Wrapper, or wrap the "
+        "network before the selection"
     )
 
     def attach(self, table: Table) -> None:
         slots = table.tail(self.wrapper.n_layers, "n_layers", default=3)
         if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):
-            raise ValueError("the last layers hold no floating-point parameters for a risk head")
+            raise ValueError("sculpt: the last layers have no floating-point parameters that a risk head could copy")
         last = table.last_layers() or {""}
         refuse_quantised(
             table,
             [name for name in slots if table.record.slots[name].owners[0][0] in last],
-            "each risk head has a last layer of its own, which is learned",
+            "each risk head has its own last layer, which is trained",
             "leave the last layer out when you quantise, by filter_fn= of torchao, llm_int8_skip_modules= of BitsAndBytesConfig, exclude= of "
             "quanto",
         )
-        slots = [name for name in slots if not is_quantised(table.value(name))]  # the others are shared
+        slots = [name for name in slots if not is_quantised(table.value(name))]  # heads share quantised layers
         self.distribution = self.distribution.for_targets(_n_outputs(table, last))
         scaling = extra(table.root, "scaling")
         if scaling is not None and scaling.y_mean is not None and not self.distribution.standardizable:
@@ -156,22 +156,28 @@ class Sculpt(Method):
             slot, value = table.record.slots[name], table.value(name).detach()
             drawn = slot.owners[0][0] in last or holder_of(table, slot.owners[0][0]) in last
             values = list(draws.stacked(name, value, 1.0)) if drawn else [value] * heads
-            alone = drawn and not slot.buffer and heads == 1  # the only user of its memory
-            new = [
-                table.register(f"{name}@sculpt{head or ''}", start if alone else start.clone(), buffer=slot.buffer)
+            owns_memory = drawn and not slot.buffer and heads == 1  # nothing else uses it, so it need not be cloned
+            registered = [
+                table.register(
+                    f"{name}@sculpt{head or ''}", start if owns_memory else start.clone(), buffer=slot.buffer
+                )
                 for head, start in enumerate(values)
             ]
-            for other in new if not slot.buffer and not value.is_floating_point() and not value.is_complex() else ():
+            for other in (
+                registered if not slot.buffer and not value.is_floating_point() and not value.is_complex() else ()
+            ):
                 table.get(other).requires_grad_(False)
             rule = table.record.rules.get(name, Shared(name))
-            table.record.rules[name] = Split(self.name, (rule, *(Shared(other) for other in new)))
-        if learned := _learned(self.distribution):
+            table.record.rules[name] = Split(self.name, (rule, *(Shared(other) for other in registered)))
+        if learned := _learned_options(self.distribution):
             add_extra(table.root, "noise", nn.ParameterDict(learned))
 
     def intervention(self, table: Table, call: Call) -> None:
         noise = extra(table.root, "noise")
-        if noise is not None and any(noise[key] is not value for key, value in _learned(self.distribution).items()):
-            self.distribution = replace(self.distribution, **noise)  # of a copy of the model
+        if noise is not None and any(
+            noise[key] is not value for key, value in _learned_options(self.distribution).items()
+        ):
+            self.distribution = replace(self.distribution, **noise)  # the model was copied, and has its own parameters
 
     def repeats(self, training: bool) -> bool:
         return type(self.distribution).__module__.startswith("workbench.") and not isinstance(
@@ -194,7 +200,7 @@ class Sculpt(Method):
         return prediction + self.risk_of(auxiliary) if isinstance(self.distribution, Quantiles) else None
 
     def risk_of(self, auxiliary: Any) -> Any:
-        """The standard deviation (evidence, offsets, raw numbers [n_heads, ...]) that the output of the risk heads stands for."""
+        """Return the standard deviation (or evidence, offsets, raw numbers [n_heads, ...]) for the raw output of the risk heads."""
         if not is_float(auxiliary):
             return auxiliary
         if self.distribution.n_heads == 1 and not self.distribution.by_risk:
@@ -208,17 +214,17 @@ class Sculpt(Method):
         scores, noise = meaning.log_scores(prediction), meaning.noise(self.risk_of(auxiliary))
         if labels.is_floating_point():
             return self.of_classes().loss_function(labels, scores, noise)
-        kept = labels != IGNORED
-        losses = self.of_classes().loss_function(labels.where(kept, 0), scores, noise, reduction="none")
-        if labels.device.type == "cpu" and not values_unavailable() and bool(kept.all()):
+        counted = labels != IGNORED
+        losses = self.of_classes().loss_function(labels.where(counted, 0), scores, noise, reduction="none")
+        if labels.device.type == "cpu" and not values_unavailable() and bool(counted.all()):
             return losses.mean()
-        return losses.where(kept, 0.0).sum() / kept.sum()
+        return losses.where(counted, 0.0).sum() / counted.sum()
 
     def probs(self, scores: Tensor, auxiliary: Tensor, meaning: Classes) -> Tensor:
         return self.of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(auxiliary)))
 
     def of_classes(self) -> Any:
-        """The distribution of class labels; normal noise is that of the logits."""
+        """Return the distribution of class labels; Normal stands for normal noise of the logits."""
         if type(self.distribution) is Normal:
             return LogitNormal()
         if not hasattr(self.distribution, "probs"):
@@ -227,15 +233,15 @@ class Sculpt(Method):
 
 
 def _n_outputs(table: Table, last: set[str]) -> int | None:
-    """How many numbers the last layer gives for a row, None if that cannot be told."""
+    """Return the number of outputs of the last layer per row, None if it is unknown."""
     if len(last) != 1:
         return None
     module: Any = table.module(*last)
     return module.out_features if isinstance(module, nn.Linear) and module.out_features else None
 
 
-def _learned(distribution: Distribution) -> dict[str, nn.Parameter]:
-    """The options that are trained with the model: the degrees of freedom of StudentT, if they are a Parameter."""
+def _learned_options(distribution: Distribution) -> dict[str, nn.Parameter]:
+    """Return the options that are trained with the model: the degrees of freedom of StudentT, if they are a Parameter."""
     return {key: value for key, value in vars(distribution).items() if isinstance(value, nn.Parameter)}
 
 

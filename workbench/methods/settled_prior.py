@@ -1,4 +1,4 @@
-"""Prior functions that are near zero at the training rows, so that voters need not learn to undo them there."""
+"""Prior functions made near zero at the training rows, so that voters need not learn to undo them there."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from ..core.prior import NAME, Whole
 from ..engine.plan import Bank, Plan
 from ..engine.tree import tree_map
 from .densities.moments import double, full_precision
-from .last_layer import Probe, rows_of
+from .last_layer import Probe, flatten_rows
 
-RIDGE = 1e-2  # of the mean squared feature: a smaller one leaves too little where nothing was seen, a larger one too much at the rows
-MOST_VECTORS = 4096  # that the ridge regression is on
+# Ridge relative to the mean squared feature: a smaller one leaves too little of the prior away from the rows, a larger one too much at them.
+RIDGE = 1e-2
+MAX_VECTORS = 4096  # feature vectors that the ridge regression uses
 
 
 @torch.no_grad()
 def settle(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Take from the last layer of each prior what ridge regression on its features finds of it at some rows.
+    """Subtract from the last layer of each prior its ridge regression on the features of some rows.
 
-    With phi what enters the layer at the rows, a 1 appended where it has a bias, A the mean of phi phi^T and l = 0.01 tr(A) / d, the weights w
-    become w - (A + l I)^-1 A w = l (A + l I)^-1 w: what the rows show of a prior goes, and what only other inputs show stays.
+    With phi the inputs of the layer at the rows, with a 1 appended if it has a bias, A the mean of phi phi^T and l = 0.01 tr(A) / d, the weights
+    w become w - (A + l I)^-1 A w = l (A + l I)^-1 w: the prior vanishes along the features of the rows, and stays along those of other inputs.
 
     Args:
-        wrapped: an object with a prior.
-        args, kwargs: rows as the model takes them, in the units that it is trained in.
+        wrapped: wrapped model with a prior.
+        args, kwargs: inputs of the model, in the units that it is trained in.
 
     Returns:
-        Whether it was done: it is for priors that end in one linear layer of numbers of their own.
+        Whether it was done; it needs priors that end in a single linear layer whose weights differ between the voters.
     """
     prior, table = extra(wrapped, NAME), table_of(wrapped)
     paths = table.last_layers()
@@ -56,8 +57,8 @@ def settle(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
             )
         if probe.calls != 1:
             return False
-        phi, values = double(rows_of(probe.taps["features"])), double(probe.taps["weights"])
-        phi = phi[torch.linspace(0, len(phi) - 1, min(len(phi), MOST_VECTORS), dtype=torch.float64).round().long()]
+        phi, values = double(flatten_rows(probe.taps["features"])), double(probe.taps["weights"])
+        phi = phi[torch.linspace(0, len(phi) - 1, min(len(phi), MAX_VECTORS), dtype=torch.float64).round().long()]
         with full_precision(phi):
             products = phi.mT @ phi / len(phi)
             ridge = RIDGE * products.diagonal().mean() * torch.eye(len(products)).to(products)

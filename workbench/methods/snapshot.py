@@ -1,4 +1,4 @@
-"""Snapshot: one network, trained in cycles, leaves a voter at the end of each, and their disagreement is epistemic risk."""
+"""Snapshot: epistemic risk from the disagreement of voters saved at the end of each cycle of one training."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..core.method import Method
 from ..core.ownership import table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
-from .weight_sets import Kept, method_of
+from .weight_sets import WeightSets, method_of
 
 
 class Wrapper(_Wrapper):
     """Epistemic risk from the disagreement of snapshots of one training (Huang et al. 2017).
 
-    `workbench.fit` trains in as many cycles as there are voters, each with a learning rate that falls in half a cosine from the peak to zero,
-    and takes the weights at the end of each; one training gives all voters. In a training loop of your own, call `snapshot.collect(wrapped)`
-    at the end of each cycle; the latest n_voters are kept.
+    `workbench.fit` trains in as many cycles as there are voters, in each of which the learning rate falls along half a cosine from the peak to
+    zero, and saves the weights at the end of each cycle, so that one training yields all voters. In a custom training loop, call
+    `snapshot.collect(wrapped)` at the end of each cycle; the latest n_voters are kept.
 
     Example:
         >>> import torch
@@ -40,13 +40,13 @@ class Wrapper(_Wrapper):
 
 
 def collect(wrapped: Any) -> int:
-    """Keep the present weights and buffers of a model wrapped by `snapshot.Wrapper` as a voter; the oldest gives way.
+    """Keep the current weights and buffers of a model wrapped by `snapshot.Wrapper` as a voter, in place of the oldest one.
 
     Args:
-        wrapped: the model, at the end of a cycle of its training.
+        wrapped: the wrapped model, at the end of a cycle of its training.
 
     Returns:
-        How many were collected so far.
+        Number of voters collected so far.
 
     Raises:
         TypeError: if the model is not wrapped by snapshot.
@@ -61,13 +61,13 @@ def collect(wrapped: Any) -> int:
 
 
 def take(wrapped: Any) -> int:
-    """The old name of `collect`."""
+    """Deprecated alias of `collect`."""
     warnings.warn("snapshot.take is now snapshot.collect", DeprecationWarning, stacklevel=2)
     return collect(wrapped)
 
 
-class Snapshot(Kept):
-    """The method on one model; see `Wrapper`."""
+class Snapshot(WeightSets):
+    """Method behind `Wrapper`, for one model."""
 
     name, order = "snapshot", 10
 
@@ -75,11 +75,11 @@ class Snapshot(Kept):
         super().__init__(wrapper, wrapper.n_voters)
 
     def repeats(self, training: bool) -> bool:
-        return training  # predictions look at whether weights were gathered
+        return training  # predictions depend on whether weights were collected
 
     @torch.no_grad()
     def gather(self, wrapped: Any) -> int:
-        """See `snapshot.collect`."""
+        """Keep the current weights as a voter; see `snapshot.collect`."""
         table = table_of(wrapped)
         for name in self.names(table, [*self._parameters, *self._buffers]):
             rows, value = table.get(f"{name}@snapshot"), table.get(name)
@@ -95,21 +95,21 @@ class Snapshot(Kept):
         )
 
     # ---- within `workbench.fit`
-    def _ends(self, epochs: int) -> list[int]:
-        """The last epochs of all cycles."""
+    def _cycle_ends(self, epochs: int) -> list[int]:
+        """Return the last epoch of each cycle."""
         if epochs < self.size:
             raise ValueError(f"snapshot: {epochs} epochs are too few for {self.size} cycles; give at least as many")
         return [round(cycle * epochs / self.size) for cycle in range(1, self.size + 1)]
 
     def pace(self, at: float, epochs: int) -> float:
-        ends = [0, *self._ends(epochs)]
+        ends = [0, *self._cycle_ends(epochs)]
         cycle = next((i for i in range(1, len(ends)) if at < ends[i]), len(ends) - 1)
         return 0.5 * (1 + math.cos(math.pi * (at - ends[cycle - 1]) / (ends[cycle] - ends[cycle - 1])))
 
     def collect(self, wrapped: Any, epoch: int, epochs: int) -> None:
         if epoch == 1:
             self.forget(table_of(wrapped))
-        if epoch in self._ends(epochs):
+        if epoch in self._cycle_ends(epochs):
             self.gather(wrapped)
 
 

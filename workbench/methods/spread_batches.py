@@ -1,4 +1,4 @@
-"""Batches from all parts of the training data, where there are more than are looked at."""
+"""Batches spread evenly over the training data, where it has more rows than are used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from ..core.batches.rows import in_batches
 from ..engine.tree import tensors
 
 
-def spread(inputs: Any, wrapped: Any, most: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
-    """Inputs and targets of batches spread evenly over all that there are, as far as their number is known; sorted data are met whole."""
+def spread(inputs: Any, wrapped: Any, max_rows: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+    """Iterate over inputs and targets of about `max_rows` rows, evenly spaced so that sorted data are represented.
+
+    Args:
+        inputs: tensor or batches of training inputs; all batches of an iterable without a length are used.
+        wrapped: the wrapped model.
+        max_rows: number of rows to use at most, roughly.
+
+    Yields:
+        Positional inputs, keyword inputs and target of each batch.
+    """
     if isinstance(inputs, Tensor):
-        step = -(-len(inputs) // most) if inputs.dim() else 1
+        step = -(-len(inputs) // max_rows) if inputs.dim() else 1
         yield from batches_of(inputs[::step] if step > 1 else inputs, wrapped)
         return
     step, inputs = 1, in_batches(inputs, wrapped)
@@ -23,7 +32,7 @@ def spread(inputs: Any, wrapped: Any, most: int) -> Iterator[tuple[tuple[Any, ..
         if i == 0 and isinstance(inputs, Sized):
             first = next((t for t in tensors(batch) if t.dim()), None)
             rows = len(inputs) * (first.shape[0] if first is not None else 1)
-            step = max(1, rows // most)
+            step = max(1, rows // max_rows)
         if i % step == 0:
             yield from batches_of([batch], wrapped)
 

@@ -1,4 +1,4 @@
-"""Swag: a Gaussian along the way that the weights take late in training, and the spread of models drawn from it is epistemic risk."""
+"""Swag: epistemic risk from the spread of models drawn from a Gaussian fitted to the weights late in training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..engine.plan import Bank, Plan
 from ..engine.surroundings import Reverted
 from ..engine.tree import tree_map
 from ..errors import WorkbenchWarning
-from .weight_sets import Kept, Swap, method_of
+from .weight_sets import Swap, WeightSets, method_of
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 class Wrapper(_Wrapper):
     """Epistemic risk from models drawn from a Gaussian fitted to the weights late in training (Maddox et al. 2019, SWAG).
 
-    Of the weights w_1 ... w_n at the end of each late epoch, the Gaussian has the mean, half the variances of the single weights, and half the
-    covariance of the last `rank` deviations d_i = w_i - (mean so far): w = mean + sqrt(variance / 2) z1 + D z2 / sqrt(2 (K - 1)).
+    From the weights w_1 ... w_n at the end of each late epoch, the Gaussian takes the mean, half the variance of each weight, and half the
+    covariance of the last `rank` deviations d_i = w_i - (mean so far): w = mean + sqrt(variance / 2) z1 + D z2 / sqrt(2 (K - 1)), with the
+    deviations as columns of D, and K of them.
 
-    `workbench.fit` does it all: from `start` on the learning rate is constant, weights are collected after each epoch, and at the end the model
-    gets their mean and n_samples models are drawn, once, so that predictions repeat. Running statistics of batch norm are computed anew from
-    the training inputs, for the mean and for each drawn model. In a training loop of your own, call `swag.collect(wrapped)` after each
-    late epoch, and `wrapped.fit(loader)` with the training inputs at the end.
+    `workbench.fit` does all of this: from `start` on, the learning rate is constant and weights are collected after each epoch; at the end, the
+    model gets their mean, and n_samples models are drawn once, so that predictions are reproducible. Running statistics of batch norm are
+    recomputed from the training inputs, for the mean and for each drawn model. In a custom training loop, call `swag.collect(wrapped)` after
+    each late epoch, and `wrapped.fit(loader)` with the training inputs at the end.
 
     Memory: n_samples + rank + 2 times the parameters.
 
@@ -49,20 +50,20 @@ class Wrapper(_Wrapper):
         torch.Size([64, 1])
     """
 
-    n_samples: int = setting(default=20, least=2, saved=True, help="models that are drawn and kept, at least 2.")
-    rank: int = setting(default=20, least=2, saved=True, help="deviations that are kept, at least 2.")
+    n_samples: int = setting(default=20, least=2, saved=True, help="number of models to draw and keep, at least 2.")
+    rank: int = setting(default=20, least=2, saved=True, help="number of deviations to keep, at least 2.")
     start: float = setting(
         default=0.75,
         least=0,
         below=1,
         wording="must be a share of the training, at least 0 and below 1",
-        help="share of the training after which `workbench.fit` collects.",
+        help="share of the training after which `workbench.fit` starts to collect weights.",
     )
     rate: float = setting(
         default=0.5,
         above=0,
         wording="must be above 0",
-        help="learning rate from then on, as a share of the peak. Of 0.05, 0.15, 0.5 and 1, the default had the best or nearly the best "
+        help="learning rate from then on, as a share of the peak. Among 0.05, 0.15, 0.5 and 1, the default had the best or nearly the best "
         "likelihood on held-out training rows of concrete, energy, yacht and diabetes.",
     )
 
@@ -71,13 +72,13 @@ class Wrapper(_Wrapper):
 
 
 def collect(wrapped: Any) -> int:
-    """Let the present weights of a model wrapped by `swag.Wrapper` count, as after each late epoch of its training.
+    """Collect the current weights of a model wrapped by `swag.Wrapper`, to be called after each late epoch of its training.
 
     Args:
-        wrapped: the model; call `wrapped.fit(loader)` once all are collected.
+        wrapped: the wrapped model; call `wrapped.fit(loader)` once all sets of weights are collected.
 
     Returns:
-        How many were collected so far.
+        Number of sets of weights collected so far.
 
     Raises:
         TypeError: if the model is not wrapped by swag.
@@ -95,8 +96,8 @@ def _real(value: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
 
 
-class Swag(Kept):
-    """The method on one model; see `Wrapper`."""
+class Swag(WeightSets):
+    """Method behind `Wrapper`, for one model."""
 
     name, order, needs_fit = "swag", 15, True
 
@@ -104,9 +105,9 @@ class Swag(Kept):
         super().__init__(wrapper, wrapper.n_samples)
 
     def repeats(self, training: bool) -> bool:
-        return training  # predictions look at whether weights were gathered
+        return training  # predictions depend on whether weights were collected
 
-    def beside(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
+    def register_statistics(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
         if not buffer:
             zeros = torch.zeros_like(_real(value))
             for part, start in (
@@ -122,10 +123,10 @@ class Swag(Kept):
             "each late epoch, at least twice, and then wrapped.fit(loader) with the training inputs"
         )
 
-    # ---- gathering
+    # ---- collecting
     @torch.no_grad()
     def gather(self, wrapped: Any) -> int:
-        """See `swag.collect`."""
+        """Collect the current weights; see `swag.collect`."""
         table = table_of(wrapped)
         count = self.flag(table, "count")
         n = int(count)
@@ -134,39 +135,39 @@ class Swag(Kept):
             if n == 0:
                 mean.zero_(), variance.zero_(), deviations.zero_()
             new = _real(table.get(name))
-            before = new - mean
-            mean.add_(before / (n + 1))
-            # the variance is kept, not the mean of squares, of whose difference to the square of the mean float32 would leave nothing
-            variance.mul_(n / (n + 1)).add_(before * (new - mean) / (n + 1))
+            deviation = new - mean
+            mean.add_(deviation / (n + 1))
+            # update the variance itself (Welford): mean of squares minus squared mean would cancel in float32
+            variance.mul_(n / (n + 1)).add_(deviation * (new - mean) / (n + 1))
             deviations[n % self.wrapper.rank].copy_(new - mean)
         count.add_(1)
         self.flag(table, "ready").zero_()
         return n + 1
 
     def moments(self, table: Table, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance of a registered tensor, and its deviations [rank, ...]."""
+        """Return mean and variance of a registered tensor, and its deviations [rank, ...]."""
         mean, variance, deviations = (table.get(f"{name}@swag_{part}") for part in ("mean", "variance", "deviations"))
         return mean, variance, deviations
 
     @torch.no_grad()
     def draw(self, table: Table) -> None:
-        """Give the model the mean, and every branch weights of its own."""
+        """Set the model to the mean weights, and draw weights for every branch."""
         used = min(int(self.flag(table, "count")), self.wrapper.rank)
         generator = torch.Generator().manual_seed(0)
-        low = torch.randn(self.wrapper.n_samples, used, generator=generator, dtype=torch.float64) / math.sqrt(
+        low_rank = torch.randn(self.wrapper.n_samples, used, generator=generator, dtype=torch.float64) / math.sqrt(
             2 * (used - 1)
         )
         for name in self.names(table, self._parameters):
             mean, variance, deviations = self.moments(table, name)
             noise = torch.randn(self.wrapper.n_samples, *mean.shape, generator=generator, dtype=torch.float64).to(mean)
-            spread = torch.tensordot(low.to(mean), deviations[:used], 1)
-            drawn = mean + (variance / 2).sqrt() * noise + spread
+            low_rank_noise = torch.tensordot(low_rank.to(mean), deviations[:used], 1)
+            drawn = mean + (variance / 2).sqrt() * noise + low_rank_noise
             current, rows = table.get(name), table.get(f"{name}@swag")
             _real(current).copy_(mean)
             _real(rows).copy_(drawn)
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
-        """Draw the models from what was collected, and compute their statistics of batch norm from the training inputs."""
+        """Draw the models from the collected weights, and compute their batch norm statistics from the training inputs."""
         table = table_of(wrapped)
         if int(self.flag(table, "count")) < 2:
             warnings.warn(self.missing(int(self.flag(table, "count"))), WorkbenchWarning, stacklevel=4)
@@ -179,10 +180,10 @@ class Swag(Kept):
             norms = [m for path, m in wrapped.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
             norms = [module for module in norms if module.track_running_stats and module.running_mean is not None]
             if norms:
-                self._renormalise(wrapped, table, inputs, norms)
+                self._recompute_batch_norm(wrapped, table, inputs, norms)
 
-    def _renormalise(self, wrapped: Any, table: Table, inputs: Any, norms: list[Any]) -> None:
-        """Running statistics as the mean over the batches of the training inputs (Izmailov et al. 2018), for each set of weights."""
+    def _recompute_batch_norm(self, wrapped: Any, table: Table, inputs: Any, norms: list[Any]) -> None:
+        """Set running statistics to their mean over the batches of the training inputs (Izmailov et al. 2018), for each set of weights."""
         momenta = self._momenta(table, norms)
         saved = {name: table.get(name).clone() for name in self.names(table, self._buffers)}
         sums = [{name: torch.zeros_like(saved[name]) for name in momenta} for _ in range(1 + self.size)]
@@ -194,10 +195,8 @@ class Swag(Kept):
                     for name in momenta:
                         table.get(name).zero_()
                     self._run(wrapped, table, batch, place)
-                    for (
-                        name,
-                        momentum,
-                    ) in momenta.items():  # from zero, the batch's statistics times the momentum are left
+                    # after the reset to zero, each statistic is the batch's times the momentum
+                    for name, momentum in momenta.items():
                         total[name] += count * table.get(name) / momentum
             for name, value in saved.items():
                 table.get(name).copy_(value)
@@ -207,7 +206,7 @@ class Swag(Kept):
                     target.copy_(total[name] / rows)
 
     def _momenta(self, table: Table, norms: list[Any]) -> dict[str, float]:
-        """The momentum of every registered running statistic, those of other heads included."""
+        """Return the momentum of every registered running statistic, including those of other heads."""
         momenta: dict[str, float] = {}
         for name, slot in table.record.slots.items():
             path, attribute = slot.owners[0]
@@ -218,7 +217,7 @@ class Swag(Kept):
         return momenta
 
     def _run(self, wrapped: Any, table: Table, batch: Any, place: int) -> None:
-        """One pass of all heads under the weights of a branch, under the mean at place -1."""
+        """Run all heads once with the weights of a branch, or with the mean for place -1."""
         heads = [
             axis for m in table.record.methods if (axis := m.axis(Call(False, True))) is not None and axis.own_first
         ]
@@ -230,34 +229,34 @@ class Swag(Kept):
 
     # ---- within `workbench.fit`
     def pace(self, at: float, epochs: int) -> float:
-        self._late(epochs)
+        self._n_late_epochs(epochs)
         start, rate = self.wrapper.start, self.wrapper.rate
-        share, warm = at / epochs, 0.05 * start
-        if share < warm:
-            return max(share / warm, 0.1)
-        if share >= start:
+        progress, warmup = at / epochs, 0.05 * start
+        if progress < warmup:
+            return max(progress / warmup, 0.1)
+        if progress >= start:
             return rate
-        return rate + (1 - rate) * 0.5 * (1 + math.cos(math.pi * (share - warm) / (start - warm)))
+        return rate + (1 - rate) * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (start - warmup)))
 
     def collect(self, wrapped: Any, epoch: int, epochs: int) -> None:
         if epoch == 1:
             self.forget(table_of(wrapped))
-        if epoch > epochs - self._late(epochs):
+        if epoch > epochs - self._n_late_epochs(epochs):
             self.gather(wrapped)
 
-    def _late(self, epochs: int) -> int:
-        """How many epochs are collected."""
+    def _n_late_epochs(self, epochs: int) -> int:
+        """Return the number of epochs whose weights are collected."""
         late = epochs - math.floor(self.wrapper.start * epochs)
         if late < 2:
             raise ValueError(
-                f"swag: of {epochs} epochs {late} lie behind start={self.wrapper.start}, and it needs the weights of at least 2; give more "
+                f"swag: only {late} of {epochs} epochs are after start={self.wrapper.start}, and it needs the weights of at least 2; give more "
                 "epochs"
             )
         return late
 
 
 def _batches(inputs: Any, wrapped: Any) -> Iterator[tuple[Any, int]]:
-    """The inputs of each batch (args, kwargs), on the model's device and in its units, and its number of rows."""
+    """Iterate over the inputs of each batch (args, kwargs), on the model's device and in its units, and its number of rows."""
     like = next(wrapped.parameters())
     for args, kwargs, _ in batches_of(inputs, wrapped):
         batch = tree_map(lambda t: t.to(like.device) if isinstance(t, Tensor) else t, (args, kwargs))
@@ -267,7 +266,7 @@ def _batches(inputs: Any, wrapped: Any) -> Iterator[tuple[Any, int]]:
 
 
 class _Training(Reverted):
-    """Modules in training mode, which were not."""
+    """Context that puts modules into training mode, and back into evaluation mode at the end."""
 
     def __init__(self, modules: list[Any]) -> None:
         self._modules = modules

@@ -1,4 +1,4 @@
-"""Vote: several voters answer, and where they disagree the model does not know (epistemic risk)."""
+"""Vote: epistemic risk from the disagreement of several voters, members of a deep ensemble."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "vote"
 LAPLACE = (
-    "laplace knows the posterior of the last layer alone, and vote's prior is added behind it: use one of them "
+    "laplace models the posterior of the last layer only, and vote's prior is added after that layer: use one of them "
     "(vote without prior composes)"
 )
 
@@ -37,9 +37,9 @@ LAPLACE = (
 class Wrapper(_Wrapper):
     """Epistemic risk from the disagreement of voters (Lakshminarayanan et al. 2017, deep ensembles).
 
-    Frozen parameters (requires_grad=False) stay as they are, shared by all voters, so that a pretrained layer or the base of an adapter keeps
-    what it has learned. A weight that is zero on purpose (the second factor of a LoRA, a zero-initialised residual scale or convolution) is
-    zero in every voter at the start, and so is the bias beside it.
+    Frozen parameters (requires_grad=False) are shared by all voters and keep their values, so that a pretrained layer or the base of an adapter
+    keeps what it has learned. A weight that is zero on purpose (the second factor of a LoRA, a zero-initialised residual scale or convolution)
+    starts at zero in every voter, and so does the bias of its layer.
 
     Example:
         >>> import torch
@@ -54,42 +54,42 @@ class Wrapper(_Wrapper):
         default=1.0,
         least=0,
         wording="must not be negative",
-        help='spread of what makes voters differ where a layer has no initialisation of its own: with share="rank1" the standard deviation of '
-        "the factors around one; else a tenth of the parameter's size times alpha.",
+        help='spread between the voters at the start, where a layer has no initialisation of its own: with share="rank1" the standard deviation '
+        "of the factors around one; otherwise noise of alpha times a tenth of the parameter's root mean square is added.",
     )
-    use_bias: bool = setting(default=True, saved=True, help="whether each voter has biases of its own.")
+    use_bias: bool = setting(default=True, saved=True, help="whether each voter has its own biases.")
     independent: bool = setting(
         default=True,
-        help="in training mode `wrapped(x)` lets each row be answered by one voter, so that voters train on shares of their own at the cost of "
-        "one pass; False answers with the mean of all.",
+        help="in training mode, `wrapped(x)` assigns each row to one voter, so that every voter trains on its own share of the rows at the cost "
+        "of one pass; False returns the mean over all voters.",
     )
     finetune: bool = setting(
         default=False,
-        help="start every voter at the given weights instead of at a fresh initialisation. So that they come to differ, `workbench.fit` and "
-        "`wrapped.loss` let each voter weigh the rows differently (Bayesian bootstrap).",
+        help="start every voter at the given weights instead of a fresh initialisation. To make the voters diverge, `workbench.fit` and "
+        "`wrapped.loss` weight the rows differently for each voter (Bayesian bootstrap).",
     )
     share: Literal["rank1"] | int | None = setting(
         default=None,
         least=1,
         saved=True,
-        help='None, every voter has all parameters of its own; "rank1", one shared weight W and rank-one factors s and r for each voter, '
-        'W * s r^T (Wen et al. 2020, BatchEnsemble); an int k, only the last k layers vote, on a shared trunk. With "rank1", linear and '
-        "convolutional layers compute ((x * r) W^T) * s, without the product, wherever that is less work.",
+        help='None: every voter has its own copy of all parameters; "rank1": one shared weight W, and rank-one factors s and r for each voter, '
+        'W * s r^T (Wen et al. 2020, BatchEnsemble); an int k: only the last k layers vote, on a shared trunk. With "rank1", linear and '
+        "convolutional layers compute ((x * r) W^T) * s, without forming the product, wherever that is cheaper.",
     )
     evidence: Literal["design"] | None = setting(
         default=None,
-        help='None, epistemic risk is the voters\' disagreement; "design", for class scores [rows, classes] and for values with sculpt, how few '
-        "training rows speak for an input, told from inputs alone, so that noise of labels does not raise it: fitted by `wrapped.fit` or "
-        "`workbench.fit`, which lets the voters shape it where it has validation rows. Aleatoric risk of classes is then what their entropy "
-        "would be if nothing were left to learn, and total risk the sum of both. See docs/how_to/epistemic.md.",
+        help='None: epistemic risk is the voters\' disagreement; "design", for class scores [rows, classes] and for values with sculpt: it '
+        "measures how few training rows support an input, from the inputs alone, so that label noise does not raise it. It is fitted by "
+        "`wrapped.fit` or `workbench.fit`; the latter combines it with the voters' disagreement if it has validation rows. The aleatoric risk "
+        "of classes is then the entropy expected if nothing were left to learn, and total risk the sum of both. See docs/how_to/epistemic.md.",
     )
     prior: float | None = setting(
         default=None,
         least=0,
-        help="add to each voter so many times the output of an untrained model of its own, a randomised prior function (Osband et al. 2018): "
-        "voters agree where training rows tell them to, and elsewhere differ as their priors do. In the units that the model is trained in, "
-        "standardised ones under `workbench.fit`, and large where layers start small: 300 for three linear layers, or what "
-        "`training.prior_scale` finds. `workbench.fit` lets priors be near zero at the training rows. See docs/how_to/epistemic.md.",
+        help="factor of a randomised prior function (Osband et al. 2018): each voter adds this multiple of the output of its own untrained "
+        "model, so that voters agree where training rows make them, and elsewhere differ as their priors do. In the units that the model is "
+        "trained in, standardised ones under `workbench.fit`; large where initial outputs are small: 300 for three linear layers, or the value "
+        "that `training.prior_scale` finds. `workbench.fit` makes the priors near zero at the training rows. See docs/how_to/epistemic.md.",
     )
 
     def make(self) -> list[Method]:
@@ -97,7 +97,7 @@ class Wrapper(_Wrapper):
 
 
 class Vote(Method):
-    """The method on one model; see `Wrapper`."""
+    """Method behind `Wrapper`, for one model."""
 
     name, kind, order, members = NAME, "epistemic", 10, True
     statistics = tuple(f"design_{part}" for part in NAMES)
@@ -112,9 +112,9 @@ class Vote(Method):
         self.needs_fit = self.refines = self.design is not None
 
     def settings(self) -> dict[str, Any]:
-        # states of before know nothing of them
-        later = {"evidence": self.wrapper.evidence, PRIOR: self.wrapper.prior or None}
-        return {**super().settings(), **{name: value for name, value in later.items() if value is not None}}
+        # states saved before these settings existed lack them, so they are listed only where they are used
+        optional = {"evidence": self.wrapper.evidence, PRIOR: self.wrapper.prior or None}
+        return {**super().settings(), **{name: value for name, value in optional.items() if value is not None}}
 
     def axis(self, call: Call) -> Axis | None:
         return Axis(self.name, self.wrapper.n_voters)
@@ -139,13 +139,15 @@ class Vote(Method):
         refuse_quantised(
             table,
             [name for name in parameters if not (isinstance(self.wrapper.share, str) and self._factored(table, name))],
-            "each voter would have it anew, in floating point",
-            "layer.weight.requires_grad_(False) on the quantised layers lets all voters share them",
+            "each voter would need a new copy in floating point",
+            "layer.weight.requires_grad_(False) on the quantised layers makes all voters share them",
         )
         if self.wrapper.prior:
             self._check_prior(table)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
-        buffers = [name for name in slots if table.record.slots[name].buffer and self._own_buffer(table, name, owners)]
+        buffers = [
+            name for name in slots if table.record.slots[name].buffer and self._has_own_buffer(table, name, owners)
+        ]
         if self.design is not None:
             self.design.check(table)
             self.design.attach(table)
@@ -154,7 +156,8 @@ class Vote(Method):
         draws = self._draws(table)
         self.alike = True if self.wrapper.finetune and self.wrapper.n_voters > 1 else None
         rules = {
-            name: self._over(table, name, table.record.rules.get(name, Shared(name)), draws) for name in self._slots
+            name: self._per_voter(table, name, table.record.rules.get(name, Shared(name)), draws)
+            for name in self._slots
         }
         prior = self._prior(table) if self.wrapper.prior else None
         table.record.rules.update(rules)
@@ -165,32 +168,35 @@ class Vote(Method):
                 table.release(name)
 
     def _all_frozen(self, table: Table, names: list[str]) -> str:
-        """What to do where all that would vote is frozen."""
+        """Return the error message for a model in which every parameter that would vote is frozen."""
         layers = table.layers()
-        more = (k for k in range(1, len(layers) + 1) if any(map(_learns(table), table.tail(k, "share"))))
-        k = next(more, None) if isinstance(self.wrapper.share, int) else None
+        trainable_shares = (
+            k for k in range(1, len(layers) + 1) if any(map(_is_trainable(table), table.tail(k, "share")))
+        )
+        k = next(trainable_shares, None) if isinstance(self.wrapper.share, int) else None
         path, attribute = table.record.slots[names[0]].owners[0]
         return (
-            f"vote: all that would vote is frozen ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and frozen parameters stay as "
-            f"they are, so that all voters would be equal. Unfreeze it before wrapping, "
+            f"vote: all parameters that would vote are frozen ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); frozen parameters "
+            f"keep their values, so all voters would be equal. Unfreeze them before wrapping, "
             f"model.{f'{path}.' if path else ''}{attribute}.requires_grad_(True)"
-            + (f"; or give share={k}, which takes in the last layer that learns" if k else "")
+            + (f"; or give share={k}, which includes the last trainable layer" if k else "")
             + "; or use sample, which needs no training, or laplace on a trained last layer"
         )
 
     def _zero_weights(self, table: Table, parameters: list[str]) -> frozenset[str]:
-        """The weights among these that are zero, of which voters drawn afresh start at zero again where that is on purpose (see `Draws`)."""
+        """Return the zero weights among these parameters; freshly drawn voters keep those at zero that are zero on purpose (see `Draws`)."""
         weights = [name for name in parameters if not is_bias(name)]
-        if self.wrapper.finetune or self.wrapper.share == "rank1":  # at the given values, or multiples of them
+        # voters with given weights, or with factors of them, keep zeros anyway
+        if self.wrapper.finetune or self.wrapper.share == "rank1":
             return frozenset()
         zeros = [name for name in weights if not table.value(name).is_meta and not bool(table.value(name).any())]
         if len(zeros) < len(weights):
             return frozenset(zeros)
-        if zeros and not all(map(_learns(table), table.parameters())):
+        if zeros and not all(map(_is_trainable(table), table.parameters())):
             warnings.warn(
-                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) beside frozen ones, so they are drawn anew, as voters that "
-                "start alike stay alike: their predictions differ from the given model's from the start. To keep that, let layers with other "
-                "weights vote as well, by a larger share= or share=None",
+                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) and the others are frozen. They are initialised randomly, "
+                "because voters that start equal stay equal, so the initial predictions differ from the given model's. To keep those, let "
+                "layers with other weights vote as well, by a larger share= or share=None",
                 WorkbenchWarning,
                 stacklevel=6,
             )
@@ -216,8 +222,8 @@ class Vote(Method):
             )
         if self.wrapper.finetune:
             raise ValueError(
-                "prior with finetune=True: voters that start at the given weights answer as that model does, and a prior would be added to it; "
-                "leave finetune out and train the voters, or leave prior out"
+                "prior with finetune=True: voters that start at the given weights predict what that model predicts, and a prior would be added "
+                "to that; leave finetune out and train the voters, or leave prior out"
             )
         if any(method.name == "laplace" for method in table.record.methods):
             raise ValueError(LAPLACE)
@@ -226,18 +232,18 @@ class Vote(Method):
         drawn, shared = untrained(table, self.wrapper.n_voters)
         if not drawn:
             raise ValueError(
-                f"prior: nothing in {type(table.root).__name__} would differ between untrained models (its parameters are constant, without an "
-                "initialisation that draws numbers); leave prior out"
+                f"prior: nothing in {type(table.root).__name__} would differ between untrained models (its parameters are constant, and their "
+                "initialisation is not random); leave prior out"
             )
-        assert self.wrapper.prior is not None  # who asks has looked
+        assert self.wrapper.prior is not None  # the caller has checked
         return Prior(self.wrapper.prior, self.name, drawn, shared)
 
     def settle_prior(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Let priors be near zero at these training rows, once: what voters have learned is learned beside them.
+        """Make the priors near zero at these training rows, only once: trained voters have learned with the priors as they are.
 
         Args:
-            wrapped: the object.
-            args, kwargs: rows as the model takes them, in the units that it is trained in.
+            wrapped: the wrapped model.
+            args, kwargs: inputs of the model, in the units that it is trained in.
         """
         if self.wrapper.prior and not self.settled:
             self.settled = settle(wrapped, args, kwargs)
@@ -273,15 +279,15 @@ class Vote(Method):
             self.design.forget(table)
 
     def _check(self, table: Table, parameters: list[str]) -> None:
-        """What cannot be taken over, or not whole."""
+        """Refuse parameters that voters cannot have copies of, and warn about gradient hooks that the copies lack."""
         if self.wrapper.share == "rank1":
             refuse_signs(table, parameters, "factors of each voter", "share=None")
         for name in parameters:
             path, _ = table.record.slots[name].owners[0]
             if self.wrapper.share == "rank1" and getattr(table.module(path), "sparse", False):
                 raise ValueError(
-                    f"{name} belongs to a {type(table.module(path)).__name__} with sparse=True, whose gradients cannot pass rank-one factors; "
-                    "set sparse=False, or use share=None"
+                    f"{name} belongs to a {type(table.module(path)).__name__} with sparse=True, and rank-one factors do not support sparse "
+                    "gradients; set sparse=False, or use share=None"
                 )
             parameter = table.value(name)
             if getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -296,11 +302,13 @@ class Vote(Method):
         for name in slots:
             rule = table.record.rules[name]
             if name in self._slots and isinstance(rule, Split):
-                options = tuple(self._over(table, name, o, draws) if isinstance(o, Shared) else o for o in rule.options)
+                options = tuple(
+                    self._per_voter(table, name, o, draws) if isinstance(o, Shared) else o for o in rule.options
+                )
                 table.record.rules[name] = Split(rule.axis, options)
 
-    def _own_buffer(self, table: Table, name: str, owners: set[str]) -> bool:
-        """Statistics that training moves; constants (masks, positions) are shared."""
+    def _has_own_buffer(self, table: Table, name: str, owners: set[str]) -> bool:
+        """Whether each voter has its own copy of a buffer: of statistics that training updates, not of constants (masks, positions)."""
         path, attribute = table.record.slots[name].owners[0]
         module = table.module(path)
         return attribute not in module._non_persistent_buffers_set and (
@@ -315,10 +323,10 @@ class Vote(Method):
         slot = table.record.slots[name]
         return not slot.buffer and not is_bias(name)
 
-    def _over(self, table: Table, slot: str, rule: Rule, draws: Draws) -> Rule:
-        """The rule with every shared tensor of it given to the voters."""
+    def _per_voter(self, table: Table, slot: str, rule: Rule, draws: Draws) -> Rule:
+        """Return the rule with each of its shared tensors replaced by one per voter."""
         if isinstance(rule, Split):
-            return Split(rule.axis, tuple(self._over(table, slot, option, draws) for option in rule.options))
+            return Split(rule.axis, tuple(self._per_voter(table, slot, option, draws) for option in rule.options))
         if not isinstance(rule, Shared):
             return rule
         current = table.get(rule.name)
@@ -334,7 +342,7 @@ class Vote(Method):
             return RankOne(self.name, rule.name, left, right)
         stacked = (
             torch.stack([current.detach().clone()] * self.wrapper.n_voters)
-            if buffer and self.wrapper.share == "rank1"  # it goes with the weights, which are not drawn
+            if buffer and self.wrapper.share == "rank1"  # it belongs to the shared weights, which are not drawn anew
             else draws.stacked(slot, current, self.wrapper.alpha)
         )
         name = table.register(f"{rule.name}@vote", stacked, like=current, buffer=buffer)
@@ -347,8 +355,8 @@ class Vote(Method):
         return ones if self.wrapper.finetune else ones + self.wrapper.alpha * torch.randn_like(ones)
 
 
-def _learns(table: Table) -> Callable[[str], bool]:
-    """Whether a slot is a parameter that is not frozen."""
+def _is_trainable(table: Table) -> Callable[[str], bool]:
+    """Return a predicate of slots: whether a slot is a parameter that is not frozen."""
     return lambda name: not table.record.slots[name].buffer and table.value(name).requires_grad
 
 

@@ -1,4 +1,4 @@
-"""What swag and snapshot have in common: whole sets of weights, kept beside those that are trained, answer one after another."""
+"""Base class of swag and snapshot, whose branches predict with whole sets of weights stored next to the trained ones."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from ..engine.plan import Rule
 
 
-class Kept(Method):
-    """Branches with weights and buffers of their own, [size, ...] beside each, as buffers that no optimizer moves.
+class WeightSets(Method):
+    """Method whose branches have their own weights and buffers, stored as buffers [size, ...] that no optimizer updates.
 
-    The model's own weights are trained as ever, and answer in training mode and as long as nothing is kept.
+    The model's own weights are trained as usual, and are used in training mode and as long as no sets are ready.
 
     Args:
-        wrapper: its settings.
+        wrapper: settings.
         size: number of branches.
     """
 
@@ -35,12 +35,15 @@ class Kept(Method):
         self._parameters: list[str] = []
         self._buffers: list[str] = []
 
-    # ---- what is registered
+    # ---- registration
     def attach(self, table: Table) -> None:
         self._check(table)
         learns = {name for name in table.parameters() if table.value(name).requires_grad}
         if not learns:
-            raise ValueError(f"{self.name} gathers weights as training moves them, and all of this model are frozen")
+            raise ValueError(
+                f"{self.name} collects weights during training, but all weights of this model are frozen: unfreeze some before wrapping, "
+                "parameter.requires_grad_(True)"
+            )
         self._parameters = [name for name in table.record.slots if name in learns]
         self._buffers = [name for name, slot in table.record.slots.items() if slot.buffer]
         for name, value in (
@@ -48,43 +51,44 @@ class Kept(Method):
             ("ready", torch.zeros((), dtype=torch.bool)),
         ):
             table.register(self._flag(name), value.to(table.value(self._parameters[0]).device), buffer=True)
-        self._settle(table)
+        self._register_sets(table)
 
     def extend(self, table: Table, slots: list[str]) -> None:
         self._check(table)
-        self._settle(table)
+        self._register_sets(table)
 
     def _check(self, table: Table) -> None:
         for other in table.record.methods:
             if other is not self and (other.members or other.name == "laplace"):
                 raise ValueError(
-                    f"{self.name} and {other.name} both say which weights the model could have; use one of them (sculpt, sample and neo "
+                    f"{self.name} and {other.name} both model the distribution of the weights; use one of them (sculpt, sample and neo "
                     "compose with each)"
                 )
 
-    def _settle(self, table: Table) -> None:
+    def _register_sets(self, table: Table) -> None:
         rules = table.record.rules
         for name in self._parameters:
             rules.setdefault(name, Shared(name))
         for name in (*self._parameters, *self._buffers):
-            rules[f"{name}@{self.name}"] = self._beside(table, rules.get(name, Shared(name)))
+            rules[f"{name}@{self.name}"] = self._register_set(table, rules.get(name, Shared(name)))
 
-    def _beside(self, table: Table, rule: Rule) -> Rule:
+    def _register_set(self, table: Table, rule: Rule) -> Rule:
+        """Register [size, ...] copies of each tensor of a rule, and return the rule that stacks them."""
         if isinstance(rule, Split):
-            return Split(rule.axis, tuple(self._beside(table, option) for option in rule.options))
+            return Split(rule.axis, tuple(self._register_set(table, option) for option in rule.options))
         name = f"{rule.name}@{self.name}"
         path, _, attribute = name.rpartition(".")
         if attribute not in table.module(path)._buffers:
             value = table.get(rule.name).detach()
             table.register(name, torch.stack([value] * self.size), buffer=True)
-            self.beside(table, rule.name, value, buffer=rule.name.partition("@")[0] in self._buffers)
+            self.register_statistics(table, rule.name, value, buffer=rule.name.partition("@")[0] in self._buffers)
         return Stacked(self.name, name)
 
-    def beside(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
-        """Register what else belongs to a tensor of the model."""
+    def register_statistics(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
+        """Register further tensors that the method needs for a tensor of the model; none by default."""
 
     def names(self, table: Table, slots: list[str]) -> list[str]:
-        """The registered tensors of some slots, those of other heads included."""
+        """Return the names of the registered tensors of some slots, including those of other heads."""
         registered = [name for slot in slots for name in table.record.rules.get(slot, Shared(slot)).registered()]
         return list(dict.fromkeys(registered))
 
@@ -92,18 +96,18 @@ class Kept(Method):
         return f"{self._parameters[0]}@{self.name}_{name}"
 
     def flag(self, table: Table, name: str) -> Tensor:
-        """How many sets were gathered ("count"), and whether the branches answer with theirs ("ready")."""
+        """Return the number of sets collected ("count"), or whether the branches predict with their own sets ("ready")."""
         return table.get(self._flag(name))
 
     # ---- branches
     def axis(self, call: Call) -> Axis | None:
-        asked = (call.return_risk or not call.training) and not call.loss and not call.dealt
-        return Axis(self.name, self.size, apart=True) if asked else None
+        runs_branches = (call.return_risk or not call.training) and not call.loss and not call.dealt
+        return Axis(self.name, self.size, apart=True) if runs_branches else None
 
     def intervention(self, table: Table, call: Call) -> Intervention | None:
         return None if self.axis(call) is None else Swap(self, table, buffers=not call.training)
 
-    # ---- gathering
+    # ---- collecting
     def forget(self, table: Table) -> None:
         for name in ("count", "ready"):
             self.flag(table, name).zero_()
@@ -117,28 +121,28 @@ class Kept(Method):
             raise NotFittedError(self.missing(int(self.flag(table_of(wrapped), "count"))))
 
     def missing(self, count: int) -> str:
-        """What to do before there is a risk."""
+        """Return the error message for a model with too few collected sets."""
         raise NotImplementedError
 
 
 class Swap(Intervention):
-    """Puts the weights of a branch into the place of those that are trained."""
+    """Replaces the trained weights by those of a branch."""
 
-    def __init__(self, method: Kept, table: Table, buffers: bool) -> None:
+    def __init__(self, method: WeightSets, table: Table, buffers: bool) -> None:
         self.method, self.ready, self.taps = method, method.flag(table, "ready"), {}
         self.slots = [*method._parameters, *(method._buffers if buffers else [])]
 
     def tensors(self, installed: dict[str, Tensor], index: Index) -> dict[str, Tensor]:
-        kept = {slot: installed[f"{slot}@{self.method.name}"] for slot in self.slots}
+        stored = {slot: installed[f"{slot}@{self.method.name}"] for slot in self.slots}
         current = {slot: value for slot, value in installed.items() if f"@{self.method.name}" not in slot}
-        return {**current, **{slot: torch.where(self.ready, value, current[slot]) for slot, value in kept.items()}}
+        return {**current, **{slot: torch.where(self.ready, value, current[slot]) for slot, value in stored.items()}}
 
 
 def method_of(wrapped: Any, name: str) -> Any:
-    """The method of a wrapped object by its name.
+    """Return the method of a wrapped object by its name.
 
     Raises:
-        TypeError: if the object is not wrapped so.
+        TypeError: if the object is not wrapped by that method.
     """
     from ..core.wrapped import is_wrapped
 
@@ -148,4 +152,4 @@ def method_of(wrapped: Any, name: str) -> Any:
     return method
 
 
-__all__ = ["Kept", "Swap", "method_of"]
+__all__ = ["Swap", "WeightSets", "method_of"]

@@ -1,4 +1,4 @@
-"""Networks made for the data that they are to learn, as plain models: wrap them as any other.
+"""Plain networks built for a given data set, to be wrapped like any other model.
 
 Example:
     >>> from workbench import data, vote

@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=tuple[Any, ...])
 MIN_TRAINED_ROWS, MAX_TRAINED_ROWS = 4000, 20_000
-# epochs of 20,000 and of 6,000 rows or fewer: after fewer, the embeddings that learn fastest look best
+# epochs for 20,000 rows, and for 6,000 rows or fewer: with fewer epochs, the embeddings that learn fastest look best
 EPOCHS, MAX_EPOCHS = 30, 100
 
-MOST_ROWS = 800  # that are asked; the cost grows with their cube
-FEWEST = 8
-WIDTHS = (0.3, 1.0, 3.0)  # of the kernel, squared, in medians of the squared distance of two rows
-NOISES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # variance of the noise, the variance of a target being 1
+MAX_ROWS = 800  # rows used; the cost grows with their cube
+MIN_ROWS = 8
+WIDTHS = (0.3, 1.0, 3.0)  # squared widths of the kernel, relative to the median squared distance of two rows
+NOISES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # noise variances, relative to the variance of a target
 
 
 def chosen_rows(x: Tensor) -> Tensor:
-    """Numbers of at most `MOST_ROWS` rows of x [n, k], evenly over them, none of which is there twice."""
-    different: dict[bytes, int] = {}
+    """Return the indices of at most `MAX_ROWS` distinct rows of x [n, k], evenly spread."""
+    distinct: dict[bytes, int] = {}
     for number, row in enumerate(x.cpu().numpy()):
-        different.setdefault(row.tobytes(), number)
-    numbers = torch.tensor(list(different.values()))
-    return numbers[torch.linspace(0, len(numbers) - 1, min(len(numbers), MOST_ROWS)).round().long()]
+        distinct.setdefault(row.tobytes(), number)
+    numbers = torch.tensor(list(distinct.values()))
+    return numbers[torch.linspace(0, len(numbers) - 1, min(len(numbers), MAX_ROWS)).round().long()]
 
 
 def left_out_error(x: Tensor, y: Tensor) -> float:
-    """Mean squared error of rows that kernel ridge regression has not seen, one at a time, with the best width and noise.
+    """Return the leave-one-out mean squared error of kernel ridge regression, with the best width and noise.
 
-    The residual of row i when it is left out is `a_i / (K + s I)^-1_ii` with `a = (K + s I)^-1 y` (Rasmussen & Williams 2006, 5.4.2); the
-    kernel is Gaussian.
+    The leave-one-out residual of row i is `a_i / (K + s I)^-1_ii` with `a = (K + s I)^-1 y` (Rasmussen & Williams 2006, 5.4.2); the kernel is
+    Gaussian.
 
     Args:
-        x: [n, k], float64.
-        y: [n, outputs], float64, of mean 0 and variance 1.
+        x: inputs [n, k], float64.
+        y: targets [n, outputs], float64, of mean 0 and variance 1.
 
     Example:
         >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]
@@ -57,20 +57,21 @@ def left_out_error(x: Tensor, y: Tensor) -> float:
     best = float("inf")
     for width in WIDTHS:
         values, vectors = torch.linalg.eigh(torch.exp(-squared / (2 * width * positive.median())))
-        turned = vectors.mT @ y
+        rotated = vectors.mT @ y
         for noise in NOISES:
             inverse = 1 / (values.clamp_min(0) + noise)
-            residual = (vectors @ (inverse[:, None] * turned)) / (vectors.square() @ inverse)[:, None]
+            residual = (vectors @ (inverse[:, None] * rotated)) / (vectors.square() @ inverse)[:, None]
             best = min(best, float(residual.square().mean()))
     return best
 
 
 def helps(plain: Tensor, embedded: Tensor, y: Tensor) -> bool:
-    """Whether rows with their embeddings tell the targets of rows left out better than without.
+    """Whether embedded rows predict the targets of left-out rows better than plain rows.
 
     Args:
-        plain, embedded: the same rows, [n, k] each.
-        y: values [n, outputs], class numbers [n], of which those below 0 are left out, or labels [n, labels].
+        plain: rows without embeddings [n, k].
+        embedded: the same rows with embeddings [n, k'].
+        y: values [n, outputs], class numbers [n] (rows with a negative one are ignored), or labels [n, labels].
     """
     if y.is_floating_point():
         targets = y.double().reshape(len(y), -1)
@@ -82,21 +83,21 @@ def helps(plain: Tensor, embedded: Tensor, y: Tensor) -> bool:
         targets = y.double()
     spread = targets.std(0, correction=0)
     targets = ((targets - targets.mean(0)) / spread)[:, spread > 0]
-    if len(plain) < FEWEST or not targets.shape[1]:
+    if len(plain) < MIN_ROWS or not targets.shape[1]:
         return False
     with _one_thread():
         return left_out_error(embedded.double(), targets) < left_out_error(plain.double(), targets)
 
 
 def best_trained(candidates: Sequence[C], build: Callable[..., nn.Module], data: Data) -> C:
-    """The candidate whose network has the least validation loss after a short training.
+    """Return the candidate whose network has the smallest validation loss after a short training.
 
-    Few rows tell little about an embedding that many rows will train, and favour none.
+    With few rows, this would favour no embedding and say little about an embedding that is trained on many rows.
 
     Args:
-        candidates: arguments of `build`.
-        build: makes a network for the rows of the data.
-        data: of whose training rows at most `MAX_TRAINED_ROWS` are drawn, a quarter of them for validation.
+        candidates: tuples of arguments for `build`.
+        build: function that builds a network for the rows of the data.
+        data: data set; at most `MAX_TRAINED_ROWS` of its training rows are drawn, a quarter of them for validation.
     """
     from tqdm.auto import tqdm
 
@@ -116,7 +117,7 @@ def best_trained(candidates: Sequence[C], build: Callable[..., nn.Module], data:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Several threads are slower on such small matrices, by hundreds of times where other processes keep a core from one of them."""
+    """Use a single thread: on such small matrices several are slower, by a factor of hundreds if other processes occupy a core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 
 class Standardization(nn.Module):
-    """(x - mean) / scale of each column, counted on training rows and kept with the model.
+    """Standardise each column, (x - mean) / scale, with statistics of the training rows that are saved with the model.
 
-    `workbench.fit` leaves the inputs of a model that has such a layer as they are, so that they are not standardised twice.
+    `workbench.fit` does not standardise the inputs of a model that has such a layer, so that it is not done twice.
 
     Args:
-        mean: of each column [features].
+        mean: mean of each column [features].
         scale: standard deviation of each column [features], above 0.
 
     Example:
@@ -32,8 +32,8 @@ class Standardization(nn.Module):
         super().__init__()
         if mean.shape != scale.shape or not bool((scale > 0).all()):
             raise ValueError(
-                f"mean and scale must be of one shape, and the scale above 0; found {list(mean.shape)} and {list(scale.shape)}, "
-                f"least scale {float(scale.min()):g}"
+                f"mean and scale must have the same shape, and the scale must be above 0; found {list(mean.shape)} and {list(scale.shape)}, "
+                f"smallest scale {float(scale.min()):g}"
             )
         self.register_buffer("mean", mean.to(torch.get_default_dtype()))
         self.register_buffer("scale", scale.to(torch.get_default_dtype()))
@@ -45,21 +45,21 @@ class Standardization(nn.Module):
         return f"{len(self.mean)}"
 
 
-STEEPEST = 4.0  # slope beyond the outermost edges, in that of a bin of mean width
+MAX_SLOPE = 4.0  # beyond the outermost edges, relative to the slope of a bin of mean width
 
 
 class PiecewiseLinear(nn.Module):
-    """How far each number has come through each bin of its column: 0 below the bin, 1 above it, a line within.
+    """Piecewise linear encoding of each number: for each bin of its column 0 below the bin, 1 above it, and linear within.
 
-    `e_t(x) = min(1, max(0, (x - b_{t-1}) / (b_t - b_{t-1})))` for the edges `b_0 < ... < b_T` of a column. Beyond the outermost edges the
-    outermost bins go on at their slope, as in the paper, but no steeper than a quarter of the mean width of the column's bins would make them,
-    since quantiles may lie next to each other. So rows outside of the training range look like none of it, and voters disagree about them.
+    `e_t(x) = min(1, max(0, (x - b_{t-1}) / (b_t - b_{t-1})))` for the edges `b_0 < ... < b_T` of a column. Beyond the outermost edges, the
+    outermost bins continue with their slope, as in the paper, but no steeper than a bin of a quarter of the column's mean bin width, since
+    quantiles may lie next to each other. So rows outside the training range differ from all training rows, and voters disagree about them.
 
     Args:
-        edges: of each column, ascending, at least two; see `quantile_edges`. A column with fewer bins than another has zeros for what it lacks.
+        edges: edges of each column, at least two, ascending; see `quantile_edges`. A column with fewer bins than another is padded with zeros.
 
     Raises:
-        ValueError: the edges of a column are fewer than two, not ascending, or not finite.
+        ValueError: if the edges of a column are fewer than two, not ascending, or not finite.
 
     Example:
         >>> PiecewiseLinear([torch.tensor([0.0, 1.0, 3.0])])(torch.tensor([[0.5], [2.0], [9.0]]))
@@ -83,23 +83,23 @@ class PiecewiseLinear(nn.Module):
                 raise ValueError(
                     f"edges of column {number} must be two or more ascending finite numbers; found {column.tolist()}"
                 )
-        # of bins that a column lacks: no number comes any part of the way through an infinite width
+        # bins that a column lacks have an infinite width, which encodes every number as 0
         start = torch.zeros(len(edges), max((len(column) - 1 for column in edges), default=0))
         width = torch.full_like(start, math.inf)
-        # the slopes of the outermost bins beyond the edges; the other bins have none
+        # slopes of the outermost bins beyond the edges; 0 for the other bins
         below, above = torch.zeros_like(start), torch.zeros_like(start)
         end = torch.zeros(len(edges))
         for number, column in enumerate(edges):
             bins, widths = len(column) - 1, column.diff()
             start[number, :bins] = column[:-1]
             width[number, :bins] = widths
-            below[number, 0], above[number, bins - 1] = 1 / widths[[0, -1]].clamp_min(widths.mean() / STEEPEST)
+            below[number, 0], above[number, bins - 1] = 1 / widths[[0, -1]].clamp_min(widths.mean() / MAX_SLOPE)
             end[number] = column[-1]
         for name, buffer in {"start": start, "width": width, "end": end, "below": below, "above": above}.items():
             self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of x [..., columns] the parts [..., columns, bins]."""
+        """Return the encoding [..., columns, bins] of x [..., columns]."""
         inside = ((x[..., None] - self.start) / self.width).clamp(0, 1)
         before, after = (x - self.start[:, 0]).clamp_max(0), (x - self.end).clamp_min(0)
         return inside + before[..., None] * self.below + after[..., None] * self.above
@@ -109,12 +109,12 @@ class PiecewiseLinear(nn.Module):
 
 
 class Periodic(nn.Module):
-    """Sines and cosines of each number, `sin(2 pi c_k x)` and `cos(2 pi c_k x)`, with frequencies `c_k` that are learned.
+    """Sines and cosines of each number, `sin(2 pi c_k x)` and `cos(2 pi c_k x)`, with learned frequencies `c_k`.
 
     Args:
-        columns: how many.
-        frequencies: how many for each.
-        spread: standard deviation of their start values, in periods for each unit of x.
+        columns: number of columns.
+        frequencies: number of frequencies per column.
+        spread: standard deviation of the initial frequencies, in periods per unit of x.
 
     Example:
         >>> Periodic(columns=3, frequencies=4)(torch.zeros(2, 3)).shape
@@ -128,11 +128,11 @@ class Periodic(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Frequencies drawn anew."""
+        """Draw new frequencies."""
         nn.init.normal_(self.frequency, std=self.spread)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of x [..., columns] the sines and cosines [..., columns, 2 frequencies]."""
+        """Return sines and cosines [..., columns, 2 frequencies] of x [..., columns]."""
         angle = 2 * math.pi * x[..., None] * self.frequency
         return torch.cat([angle.sin(), angle.cos()], -1)
 
@@ -141,12 +141,12 @@ class Periodic(nn.Module):
 
 
 class ColumnLinear(nn.Module):
-    """A linear layer of its own for each column.
+    """Separate linear layer for each column.
 
     Args:
-        columns: how many.
-        in_features: numbers for each.
-        out_features: numbers that become of these.
+        columns: number of columns.
+        in_features: number of inputs per column.
+        out_features: number of outputs per column.
 
     Example:
         >>> ColumnLinear(3, 8, 5)(torch.zeros(2, 3, 8)).shape
@@ -160,13 +160,13 @@ class ColumnLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `torch.nn.Linear` starts."""
+        """Initialise as `torch.nn.Linear` does."""
         bound = 1 / math.sqrt(self.weight.shape[1])
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of x [..., columns, in_features] numbers [..., columns, out_features]."""
+        """Return [..., columns, out_features] for x [..., columns, in_features]."""
         return (x[..., None, :] @ self.weight)[..., 0, :] + self.bias
 
     def extra_repr(self) -> str:
@@ -175,11 +175,11 @@ class ColumnLinear(nn.Module):
 
 
 class NumericColumns(nn.Module):
-    """Beside all numbers of a row the embeddings of those in some columns, in one row [n, features + numbers of embeddings].
+    """Append the embeddings of some columns to each row, [..., features + columns * numbers].
 
     Args:
-        columns: numbers of the columns that are embedded.
-        embedding: from [..., columns] to [..., columns, numbers].
+        columns: indices of the columns to embed.
+        embedding: module from [..., columns] to [..., columns, numbers].
     """
 
     columns: Tensor
@@ -190,22 +190,22 @@ class NumericColumns(nn.Module):
         self.embedding = embedding
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of x [..., features] the row that the next layer takes."""
+        """Return x [..., features] with the embeddings appended."""
         return torch.cat([x, self.embedding(x.index_select(-1, self.columns)).flatten(-2)], -1)
 
 
 def quantile_edges(values: Tensor, bins: int) -> Tensor:
-    """Edges of bins with about as many training rows each: the quantiles 0, 1/bins, ..., 1.
+    """Return edges of bins with about equally many training rows: the quantiles 0, 1/bins, ..., 1.
 
-    Where a column has no more than bins + 1 different numbers, these are the edges. A number that so many rows share that it would be an edge
-    more than once, such as the zero of most people's capital gains, is one, and the other edges are quantiles of the rows without it.
+    If a column has at most bins + 1 distinct numbers, these are the edges. A number shared by so many rows that it would be several edges, such
+    as the zero of most people's capital gains, is one edge, and the other edges are quantiles of the rows without it.
 
     Args:
-        values: a column of the training rows [n], finite.
-        bins: at most so many.
+        values: column of the training rows [n], finite.
+        bins: maximum number of bins.
 
     Returns:
-        Ascending edges [at most bins + 1]; a single one if the column never varies.
+        Ascending edges [at most bins + 1]; a single one if the column is constant.
 
     Example:
         >>> quantile_edges(torch.arange(101.0), bins=4)
@@ -215,9 +215,9 @@ def quantile_edges(values: Tensor, bins: int) -> Tensor:
         >>> quantile_edges(torch.cat([torch.zeros(900), torch.arange(1.0, 102.0)]), bins=5)
         tensor([  0.,   1.,  26.,  51.,  76., 101.])
     """
-    different = values.unique()
-    if len(different) <= bins + 1:
-        return different
+    distinct = values.unique()
+    if len(distinct) <= bins + 1:
+        return distinct
     numbers = values.double().cpu().numpy()
     edges, counts = np.unique(np.quantile(numbers, np.linspace(0, 1, bins + 1)), return_counts=True)
     if (shared := edges[counts > 1]).size:

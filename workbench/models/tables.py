@@ -1,4 +1,4 @@
-"""A network for tables: its numbers embedded column by column, then an MLP."""
+"""Network for tables: embeddings of the numeric columns, then an MLP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Embedding = Literal["auto", "piecewise", "periodic", "none"]
 Activation = Literal["silu", "relu"]
 BINS = 16
-BINS_AND_DIMS = ((BINS, 0), (48, 0), (48, 12))  # that "auto" tries on large tables
+BINS_AND_DIMS = ((BINS, 0), (48, 0), (48, 12))  # bins and embedding_dim that "auto" tries on large tables
 ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "relu": nn.ReLU}
 
 
@@ -41,42 +41,41 @@ def tabular(
     activation: Activation = "silu",
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """An MLP on embedded columns, the network of TabM (Gorishniy et al. 2025) without its ensemble, which a wrapper makes.
+    """Build an MLP on embedded columns, the network of TabM (Gorishniy et al. 2025) without its ensemble, which a wrapper adds.
 
-    Inputs are in the units of the table: the first layer standardises them, and `workbench.fit` then does not. Each number is handed on
-    beside an embedding of its column (Gorishniy et al. 2022). Columns of two different numbers, such as those that `Data.from_dataframe` makes
-    of categories and of what is missing, become 0 and 1 and have no embedding. Means, scales and bins are counted on the training rows of
-    `data`, never on its test rows; rows that `fit` holds out of them for validation are counted, their inputs and, where "auto" chooses,
-    their targets. For another split of the data make another model, as `experiments.grid("tabular", ...)` does: the test rows of one split
-    are training rows of the next.
+    Inputs are in the units of the table: the first layer standardises them, and `workbench.fit` then does not. The embedding of each numeric
+    column is appended to the inputs (Gorishniy et al. 2022). Columns of two distinct numbers, such as those that `Data.from_dataframe` makes
+    for categories and missing values, become 0 and 1 and have no embedding. Means, scales and bins are computed on the training rows of `data`,
+    never on its test rows; this includes rows that `fit` later holds out for validation, their inputs and, for "auto", their targets. For
+    another split of the data, build another model, as `experiments.grid("tabular", ...)` does: the test rows of one split are training rows of
+    the next.
 
-    In TabM all members share their weights but for factors on both sides of each: `vote.Wrapper(16, share="rank1")`. There those of the first
-    layer start at random signs, the others at one, and the last layer is each member's own; here all start at 1 + alpha times a normal draw.
-    `fit(..., folds=)` wants voters with weights of their own, `vote.Wrapper(10)`.
+    In TabM, all members share their weights except for factors on both sides of each: `vote.Wrapper(16, share="rank1")`. There the factors of
+    the first layer start at random signs, the others at one, and each member has its own last layer; here all factors start at 1 + alpha times
+    a normal draw. `fit(..., folds=)` needs voters with separate weights, `vote.Wrapper(10)`.
 
     Args:
-        data: whose inputs [n, features] and targets it is for; regression of one or more columns, classes, several labels.
-        embedding: "piecewise", how far a number has come through each of its column's bins (`PiecewiseLinear`); "periodic", sines and cosines
-            of it (`Periodic`); "none"; "auto", piecewise or none. Fewer than 4,000 training rows are judged by the leave-one-out error of
-            kernel ridge regression on at most 800 of them, within about a second; more by the validation loss of networks trained for 30
-            to 100 epochs on at most 20,000 of them, within about half a minute. Steps in the target favour bins, with which a smooth target
-            is harder to learn.
-        bins: maximal number per column, with about as many training rows in each; a column of fewer distinct numbers has fewer. None: 16;
-            with "auto" on 4,000 training rows or more 16 or 48, whichever validates better.
-        frequencies: number per column, each with a sine and a cosine.
-        embedding_dim: size of the embedding of a column after a linear layer of its own and a ReLU; 0 leaves the embedding as it is. None: 0;
-            with "auto" on 4,000 training rows or more 0, or 12 after 48 bins, whichever validates better.
-        width: units of each hidden layer.
+        data: data set that the network is for, with inputs [n, features]; regression of one or more columns, classes, or several labels.
+        embedding: "piecewise", the position of a number within each of its column's bins (`PiecewiseLinear`); "periodic", its sines and cosines
+            (`Periodic`); "none"; or "auto", piecewise or none. Fewer than 4,000 training rows are judged by the leave-one-out error of kernel
+            ridge regression on at most 800 of them, within about a second; more by the validation loss of networks trained for 30 to 100
+            epochs on at most 20,000 of them, within about half a minute. Bins suit targets with steps, and make smooth targets harder to learn.
+        bins: maximum number of bins per column, with about equally many training rows each; a column with fewer distinct numbers has fewer.
+            None: 16; with "auto" on 4,000 training rows or more, 16 or 48, whichever validates better.
+        frequencies: number of frequencies per column, each with a sine and a cosine.
+        embedding_dim: size of the embedding of a column after a linear layer and a ReLU for that column; 0 leaves them out. None: 0; with
+            "auto" on 4,000 training rows or more, 0, or 12 after 48 bins, whichever validates better.
+        width: number of units of each hidden layer.
         depth: number of hidden layers.
-        activation: of the hidden layers, "silu" (Hendrycks & Gimpel 2016), which is smooth, or "relu".
-        dropout: probability that a hidden unit is left out in training.
+        activation: activation of the hidden layers, "silu" (Hendrycks & Gimpel 2016), which is smooth, or "relu".
+        dropout: probability of dropping a hidden unit in training.
 
     Returns:
-        A plain model, from x [n, features] to [n, data.n_outputs].
+        A plain model from x [n, features] to [n, data.n_outputs].
 
     Raises:
-        ValueError: the data is no table of floating-point numbers, holds NaN or infinite numbers, has several targets or targets of another
-            shape; or a setting is out of range.
+        ValueError: if the data is not a table of floating-point numbers, has NaN or infinite values, several targets or targets of another
+            shape; or if an argument is out of range.
 
     Example:
         >>> from workbench import compose, data, fit, models, sculpt, vote
@@ -90,23 +89,23 @@ def tabular(
     """
     if embedding not in get_args(Embedding):
         raise ValueError(f"embedding must be one of {', '.join(map(repr, get_args(Embedding)))}; found {embedding!r}")
-    for name, value, least in (
+    for name, value, minimum in (
         ("bins", BINS if bins is None else bins, 1),
         ("frequencies", frequencies, 1),
         ("embedding_dim", embedding_dim or 0, 0),
         ("width", width, 1),
         ("depth", depth, 0),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}; found {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ValueError(f"{name} must be a whole number of at least {minimum}; found {value!r}")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1; found {dropout!r}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}; found {activation!r}")
     x, n_outputs = _table(data)
     standardization = Standardization(*_moments(x))
-    standard = standardization(x.to(standardization.mean.dtype))
-    numeric = [number for number, column in enumerate(standard.T) if len(column.unique()) > 2]
+    standardized = standardization(x.to(standardization.mean.dtype))
+    numeric = [number for number, column in enumerate(standardized.T) if len(column.unique()) > 2]
 
     def build(embedding: Embedding, bins: int, embedding_dim: int) -> nn.Sequential:
         layers: list[nn.Module] = [standardization]
@@ -116,7 +115,7 @@ def tabular(
             if embedding == "periodic":
                 embedded, numbers = Periodic(len(numeric), frequencies), 2 * frequencies
             else:
-                embedded = PiecewiseLinear([quantile_edges(standard[:, number], bins) for number in numeric])
+                embedded = PiecewiseLinear([quantile_edges(standardized[:, number], bins) for number in numeric])
                 numbers = embedded.start.shape[1]
             if embedding_dim:
                 embedded = nn.Sequential(embedded, ColumnLinear(len(numeric), numbers, embedding_dim), nn.ReLU())
@@ -137,15 +136,15 @@ def tabular(
         return build(*best_trained(candidates, build, data))
     bins, embedding_dim = BINS if bins is None else bins, embedding_dim or 0
     if embedding == "auto" and numeric:
-        edges = [quantile_edges(standard[:, number], bins) for number in numeric]
-        some = chosen_rows(standard)
-        embedded = NumericColumns(numeric, PiecewiseLinear(edges))(standard[some])
-        embedding = "piecewise" if helps(standard[some], embedded, data.train.load().y[some]) else "none"
+        edges = [quantile_edges(standardized[:, number], bins) for number in numeric]
+        chosen = chosen_rows(standardized)
+        embedded = NumericColumns(numeric, PiecewiseLinear(edges))(standardized[chosen])
+        embedding = "piecewise" if helps(standardized[chosen], embedded, data.train.load().y[chosen]) else "none"
     return build(embedding, bins, embedding_dim)
 
 
 def is_table(data: Data) -> bool:
-    """Whether rows of the data are floating-point numbers [features] with one answer each, such as `tabular` takes.
+    """Whether rows of the data are floating-point numbers [features] with one target tensor each, as `tabular` needs.
 
     Example:
         >>> from workbench import data
@@ -155,44 +154,44 @@ def is_table(data: Data) -> bool:
     row = data.train.take([0]).load()
     if isinstance(row.x, Mapping) or isinstance(row.y, Mapping):
         return False
-    answers = 1 if data.task == "classification" else 2
-    return row.x.ndim == 2 and row.x.shape[1] > 0 and row.x.is_floating_point() and row.y.ndim <= answers
+    max_dims = 1 if data.task == "classification" else 2
+    return row.x.ndim == 2 and row.x.shape[1] > 0 and row.x.is_floating_point() and row.y.ndim <= max_dims
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and scale of each column; two different numbers become 0 and 1, since the standard deviation of a rare category is small."""
+    """Return mean and scale of each column; a binary column becomes 0 and 1, since the standard deviation of a rare category is small."""
     mean, scale = moments(x)
-    least, greatest = x.aminmax(dim=0)
-    is_binary = ((x == least) | (x == greatest)).all(0) & (least < greatest)
-    return mean.where(~is_binary, least), scale.where(~is_binary, greatest - least)
+    minimum, maximum = x.aminmax(dim=0)
+    is_binary = ((x == minimum) | (x == maximum)).all(0) & (minimum < maximum)
+    return mean.where(~is_binary, minimum), scale.where(~is_binary, maximum - minimum)
 
 
 def _table(data: Data) -> tuple[Tensor, int]:
-    """The inputs of the training rows [n, features] in float64, and how many outputs a row has."""
-    shape = list(data.input_shape)  # which refuses a dict
+    """Return the inputs of the training rows [n, features] in float64, and the number of outputs per row."""
+    shape = list(data.input_shape)  # raises for a dict
     if len(shape) != 1 or not shape[0]:
         raise ValueError(
-            f"data: tabular takes tables, x [n, features]; a row of {data.name} is {shape}. For images take a convolutional network, for "
-            "series and tokens one that knows their order"
+            f"data: tabular takes tables, x [n, features]; a row of {data.name} has shape {shape}. For images use a convolutional network, for "
+            "series and tokens a sequence model"
         )
     train = data.train.load()
     if not train.x.is_floating_point():
         raise ValueError(
-            f"data: x of {data.name} holds whole numbers ({str(train.x.dtype).removeprefix('torch.')}), which may be "
-            "amounts or codes of categories: make amounts floating-point numbers, x.float(), and a Data of a table with categories by "
+            f"data: x of {data.name} has whole numbers ({str(train.x.dtype).removeprefix('torch.')}), which may be amounts or codes of "
+            "categories: convert amounts to floating-point numbers, x.float(), and load a table with categories by "
             "Data.from_dataframe(frame, target)"
         )
     x = train.x.double()
     if not bool(x.isfinite().all()):
         row, column = (~x.isfinite()).nonzero()[0].tolist()
         raise ValueError(
-            f"data: x of {data.name} is {float(x[row, column])} in training row {row}, column {column}; fill in what is missing, as "
+            f"data: x of {data.name} is {float(x[row, column])} in training row {row}, column {column}; fill in missing values, as "
             "Data.from_dataframe does"
         )
-    n_outputs = data.n_outputs  # which refuses a dict
+    n_outputs = data.n_outputs  # raises for a dict
     if train.y.ndim > (1 if data.task == "classification" else 2):
         raise ValueError(
-            f"data: tabular gives one answer for each row; the targets of {data.name} are {data.task} of shape {list(train.y.shape[1:])} in each"
+            f"data: tabular predicts one target per row; the targets of {data.name} are {data.task} of shape {list(train.y.shape[1:])} per row"
         )
     return x, n_outputs
 

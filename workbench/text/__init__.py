@@ -1,4 +1,4 @@
-"""Generated text and how far to trust it: the risk of each token, and scores of whole sequences and of several samples.
+"""Uncertainty of generated text: the risk of each token, and scores of whole sequences and of several samples.
 
 Example:
     >>> semantic_entropy(["Paris", "It is Paris", "Rome"], lambda a, b: a.split()[-1] == b.split()[-1])

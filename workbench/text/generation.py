@@ -1,4 +1,4 @@
-"""Generation with a wrapped language model, whose risks come from the passes that write the text."""
+"""Generation with a wrapped language model, with risks from the passes that generate the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.text.prompts import check_padding, features, padded
 from workbench.text.result import Generation
 
 MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
-# what transformers' models hand on from step to step, where nobody named it
+# names of the caches that transformers models pass from step to step, in addition to state=
 CACHES = (("cache",), ("past_key_values",), ("cache_params",), ("state",), ("mems",))
 OPTIONS = {
     *("min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
@@ -30,8 +30,8 @@ OPTIONS = {
     *("eos_token_id", "pad_token_id", "use_cache"),
     *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"),
 }
-# settings of a model's generation_config under which passes and tokens are not one to one, or rows end without a token of end
-UNFIT = ("guidance_scale", "stop_strings", "prefill_chunk_size", "cache_implementation", "watermarking_config")
+# settings of a model's generation_config with which passes and tokens do not correspond one to one, or rows end without an end token
+UNSUPPORTED = ("guidance_scale", "stop_strings", "prefill_chunk_size", "cache_implementation", "watermarking_config")
 
 
 def generate(
@@ -45,36 +45,38 @@ def generate(
     seed: int | None = None,
     **options: Any,
 ) -> Generation:
-    """Write on from prompts by the mean of all voters or samples, with the risk of every token.
+    """Generate text from prompts by the mean of all voters or samples, with the risk of every token.
 
-    Text is chosen by transformers' own `generate` from the members' mean probabilities (Malinin & Gales 2021). Each member has a cache of its
-    own, and log-probabilities and risks are those of the very passes that wrote the text: there is no second run. The members' probabilities
-    of all steps are kept until the end, members x rows (x beams) x steps x vocabulary numbers.
+    Tokens are chosen by transformers' own `generate` from the members' mean probabilities (Malinin & Gales 2021). Each member has its own cache,
+    and log-probabilities and risks come from the same passes that generate the text, without a second run. The members' probabilities of all
+    steps are kept until the end: members x rows (x beams) x steps x vocabulary numbers.
 
     Args:
-        model: a wrapped decoder of transformers, or encoder with a decoder, in evaluation mode, with class scores,
+        model: wrapped decoder or encoder-decoder of transformers, in evaluation mode, with class scores,
             `output={"logits": Logits(dim=-1)}`. Its cache needs no `state=` here.
-        prompts: token ids [n, t], or lists of ids or texts of any lengths, which are padded on the left, for an encoder on the right; what an
-            encoder reads that takes no tokens (pixel_values, input_values), with a row for each text.
-        tokenizer: of transformers; needed for prompts that are texts, and for texts in the result. Its tokens of padding and of end count
-            where neither options nor `model.generation_config` name one.
-        attention_mask: [n, t], 0 for padding, which must be on the left for a decoder. By default that of `pad_token_id`, as in transformers;
-            where that is the token of end as well, prompts that begin (for an encoder, end) with it unlike often are refused.
-        max_new_tokens: at most so many tokens a sequence; a first token that is forced, such as a language, is part of the prompt.
-        n_alternatives: the most probable tokens that are kept at each place.
-        seed: of sampling; the global random state is then left as it is. None draws from torch's global generator, as transformers does.
-        options: those of transformers' `generate` for greedy search, sampling and beams: do_sample, temperature, top_k, top_p, min_p, typical_p,
-            num_beams, num_return_sequences, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size, bad_words_ids,
+        prompts: token ids [n, t]; or lists of ids or texts of any lengths, which are padded on the left (for an encoder on the right); or the
+            inputs of an encoder that takes no tokens (pixel_values, input_values), with one row per text.
+        tokenizer: tokenizer of transformers; needed for prompts that are texts, and for texts in the result. Its padding and end tokens are
+            used if neither the options nor `model.generation_config` name any.
+        attention_mask: mask [n, t], 0 for padding, which must be on the left for a decoder. By default it is derived from `pad_token_id`, as in
+            transformers; if that is also the end token, prompts that begin (for an encoder, end) with different numbers of it are refused.
+        max_new_tokens: maximum number of tokens per sequence; a forced first token, such as a language, is part of the prompt.
+        n_alternatives: number of most probable tokens to keep for each position.
+        seed: seed of sampling, with which the global random state stays unchanged. None draws from torch's global generator, as transformers
+            does.
+        options: options of transformers' `generate` for greedy search, sampling and beams: do_sample, temperature, top_k, top_p, min_p,
+            typical_p, num_beams, num_return_sequences, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size, bad_words_ids,
             suppress_tokens, logits_processor, min_new_tokens, eos_token_id, pad_token_id, decoder_start_token_id, forced_bos_token_id,
-            forced_eos_token_id (which ends a text that is cut, and does not count), use_cache.
+            forced_eos_token_id (which ends a truncated text, and does not count), use_cache.
 
     Returns:
-        Tokens [n, steps] with their log-probabilities and risks, and scores of the sequences. In a notebook it shows the texts coloured by risk.
+        Tokens [n, steps] with their log-probabilities and risks, and scores of the sequences. In a notebook, the texts are shown coloured by
+        risk.
 
     Raises:
-        TypeError: for what is no wrapped language model of transformers, or has a `generate` of its own, and for other options.
-        ValueError: in training mode, for class scores that nobody said, padding on the right, prompts of unequal lengths where the model does
-            not ignore padding, and ways to generate that are not those above.
+        TypeError: if the model is not a wrapped language model of transformers or defines its own `generate`, or for other options.
+        ValueError: in training mode; if the output is not declared as class scores; for padding on the right; for prompts of unequal lengths
+            if the model does not ignore padding; and for other generation strategies.
 
     Example:
         >>> import pytest; transformers = pytest.importorskip("transformers")
@@ -89,7 +91,7 @@ def generate(
     _check_model(model)
     _check_options(model, options, max_new_tokens, n_alternatives)
     if tokenizer is not None:
-        # those of the model's generation_config first: it may know several ends
+        # the model's generation_config takes precedence, as it may have several end tokens
         for name in ("pad_token_id", "eos_token_id"):
             if _setting(model, options, name) is None and getattr(tokenizer, name, None) is not None:
                 options[name] = getattr(tokenizer, name)
@@ -102,20 +104,20 @@ def generate(
         check_padding(model, ids, mask)
         inputs = {"input_ids": ids, "attention_mask": mask}
     start = 1 if encoder else inputs["input_ids"].shape[1]
-    # the first token after a single one may be forced, such as a language: nobody chose it, so that it is part of the prompt
+    # a first token that is forced, such as a language, is not chosen by the model and counts as part of the prompt
     n_forced = int(start == 1 and setting("forced_bos_token_id") is not None)
     steps: list[Tensor] = []
-    host: Any = copied(model)  # the user's own object stays as it is
-    host.__dict__["forward"] = _recording(model, steps)
+    recorder: Any = copied(model)  # so that the user's model stays unchanged
+    recorder.__dict__["forward"] = _recording(model, steps)
     devices = {value.device for value in inputs.values() if value.device.type == "cuda"}
     with torch.random.fork_rng(devices=devices) if seed is not None else contextlib.nullcontext():
         if seed is not None:
             torch.manual_seed(seed)
-        output = host.generate(
+        output = recorder.generate(
             **inputs,
             max_new_tokens=n_forced + max_new_tokens,
             return_dict_in_generate=True,
-            output_scores=True,  # without which transformers does not tell from which beam a token came
+            output_scores=True,  # required for beam_indices
             **options,
         )
     start, steps = start + n_forced, steps[n_forced:]
@@ -125,25 +127,25 @@ def generate(
     if len(steps) != tokens.shape[1] and (beams is None or len(steps) < tokens.shape[1]):
         raise RuntimeError(
             f"transformers called the model {n_forced + len(steps)} times for {n_forced + tokens.shape[1]} tokens, so that passes and tokens "
-            "are not one to one: use greedy search, sampling or beams without other strategies in model.generation_config"
+            "do not correspond one to one: use greedy search, sampling or beams without other strategies in model.generation_config"
         )
-    there = _there(tokens, beams, setting("eos_token_id"))
+    mask = _token_mask(tokens, beams, setting("eos_token_id"))
     if setting("forced_eos_token_id") is not None:
-        there[:, max_new_tokens - 1 :] = False  # the text is cut there, whatever the model says
-    length = int(there.sum(1).max())
+        mask[:, max_new_tokens - 1 :] = False  # the text is truncated there, whatever the model predicts
+    length = int(mask.sum(1).max())
     rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
     if beams is not None:
         rows = beams[:, : tokens.shape[1]].clamp_min(0)
     return Generation(
         sequences=output.sequences[:, : start + length],
-        **_measured(steps[:length], rows, tokens[:, :length], there[:, :length], n_alternatives),
-        **_texts(tokenizer, tokens, there),
+        **_token_risks(steps[:length], rows, tokens[:, :length], mask[:, :length], n_alternatives),
+        **_texts(tokenizer, tokens, mask),
         n_return=int(setting("num_return_sequences") or 1),
         sampled=bool(setting("do_sample")) and beams is None,
     )
 
 
-# ---- what is refused
+# ---- checks
 def _check_model(model: Any) -> None:
     if not is_wrapped(model) or not callable(getattr(model, "generate", None)):
         raise TypeError(
@@ -153,42 +155,42 @@ def _check_model(model: Any) -> None:
     module = getattr(model.generate, "__module__", "")
     if model.config.is_encoder_decoder and not module.startswith(("transformers.generation.", "peft.")):
         raise TypeError(
-            f"model: {type(model).__name__} has a generate of its own ({module}), whose passes and tokens may not be one to one: write with "
-            "model.generate(...), without risks, and compute those of its text by model(..., decoder_input_ids=..., return_risk=True)"
+            f"model: {type(model).__name__} defines its own generate ({module}), whose passes and tokens may not correspond one to one: "
+            "generate with model.generate(...), without risks, and compute the risks of its text by "
+            "model(..., decoder_input_ids=..., return_risk=True)"
         )
     if model.training:
-        raise ValueError("model is in training mode, where dropout is drawn anew at each step: call model.eval()")
+        raise ValueError("model is in training mode, where dropout differs at each step: call model.eval()")
     for method in model._workbench.methods:
         if method.own_pass:
             raise ValueError(
-                f"{method.name} has a risk of whole inputs and a pass of its own, which is no risk of a token: wrap the model without it and "
-                "use model(input_ids, return_risk=True) for that risk"
+                f"{method.name} gives a risk of whole inputs, not of tokens: wrap the model without it for generate, and use "
+                "model(input_ids, return_risk=True) with it for that risk"
             )
         method.check_ready(model)
     if extra(model, "scaling") is not None or committee_of(model) is not None:
         raise ValueError(
-            "generate does not know units or cross-fitted weights of members: call model.unscale(), or train without folds"
+            "generate does not support standardised units or cross-fitted members: call model.unscale(), or train without folds"
         )
 
 
 def _check_options(model: Any, options: dict[str, Any], max_new_tokens: int, n_alternatives: int) -> None:
     if unknown := sorted(options.keys() - OPTIONS):
         raise TypeError(
-            f"{', '.join(unknown)}: not among the options whose risks are right, {', '.join(sorted(OPTIONS))}; use model.generate for others, "
-            "without risks"
+            f"{', '.join(unknown)}: not among the supported options, {', '.join(sorted(OPTIONS))}; use model.generate for others, without risks"
         )
     for name, value in (("max_new_tokens", max_new_tokens), ("n_alternatives", n_alternatives)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected a whole number from 1, found {value!r}")
+            raise ValueError(f"{name}: expected a whole number of at least 1, found {value!r}")
     config = copy.deepcopy(model.generation_config)
     config.update(**{name: value for name, value in options.items() if name != "logits_processor"})
     mode = str(getattr(config.get_generation_mode(), "value", config.get_generation_mode()))
-    unfit = [name for name in UNFIT if getattr(config, name, None) not in (None, 1, 1.0)]
-    if mode not in MODES or unfit:
-        what = f"{unfit[0]}={getattr(config, unfit[0])!r}" if unfit else mode.replace("_", " ")
+    unsupported = [name for name in UNSUPPORTED if getattr(config, name, None) not in (None, 1, 1.0)]
+    if mode not in MODES or unsupported:
+        strategy = f"{unsupported[0]}={getattr(config, unsupported[0])!r}" if unsupported else mode.replace("_", " ")
         raise ValueError(
-            f"model.generation_config asks for {what}, whose passes and tokens are not one to one, or which rows end without a token of end: "
-            "use greedy search, sampling or beams, and set it to None"
+            f"model.generation_config asks for {strategy}, with which passes and tokens do not correspond one to one, or rows end without an "
+            "end token: use greedy search, sampling or beams, and set it to None"
         )
 
 
@@ -198,7 +200,7 @@ def _setting(model: Any, options: dict[str, Any], name: str) -> Any:
 
 # ---- passes
 def _recording(model: Any, steps: list[Tensor]) -> Callable[..., Any]:
-    """A forward for `generate` that keeps what all members say about the next token."""
+    """Return a forward for `generate` that records all members' log-probabilities of the next token in `steps`."""
     state = tuple(dict.fromkeys((*(model._workbench.state or ()), *CACHES)))
 
     @functools.wraps(model.forward)
@@ -210,17 +212,27 @@ def _recording(model: Any, steps: list[Tensor]) -> Callable[..., Any]:
     return forward
 
 
-def _there(tokens: Tensor, beams: Tensor | None, eos: Any) -> Tensor:
-    """Which tokens belong to their sequence: up to its first token of end."""
-    there = torch.ones_like(tokens, dtype=torch.bool) if beams is None else beams[:, : tokens.shape[1]] >= 0
+def _token_mask(tokens: Tensor, beams: Tensor | None, eos: Any) -> Tensor:
+    """Return a mask [n, t] of the tokens that belong to their sequence, up to and including its first end token."""
+    mask = torch.ones_like(tokens, dtype=torch.bool) if beams is None else beams[:, : tokens.shape[1]] >= 0
     if eos is None:
-        return there
+        return mask
     ends = torch.isin(tokens, torch.as_tensor(eos, device=tokens.device).reshape(-1))
-    return there & (ends.cumsum(1) - ends.long() == 0)
+    return mask & (ends.cumsum(1) - ends.long() == 0)
 
 
-def _measured(steps: list[Tensor], rows: Tensor, tokens: Tensor, there: Tensor, n_alternatives: int) -> dict[str, Any]:
-    """Log-probabilities, risks and alternatives of tokens [n, t], which came from these rows of each step [m, rows, vocabulary]."""
+def _token_risks(
+    steps: list[Tensor], rows: Tensor, tokens: Tensor, mask: Tensor, n_alternatives: int
+) -> dict[str, Any]:
+    """Compute log-probabilities, risks and alternatives of tokens.
+
+    Args:
+        steps: log-probabilities of each step [m, rows, vocabulary].
+        rows: row of each step that a token came from [n, t].
+        tokens: token ids [n, t].
+        mask: which tokens belong to their sequence [n, t].
+        n_alternatives: number of alternatives per token.
+    """
     columns: dict[str, list[Tensor]] = {}
     for t, step in enumerate(steps):
         logs = step[:, rows[:, t]]
@@ -242,15 +254,15 @@ def _measured(steps: list[Tensor], rows: Tensor, tokens: Tensor, there: Tensor, 
             columns.setdefault(name, []).append(value)
     table = {name: torch.stack(values, 2 if name.startswith("member_") else 1) for name, values in columns.items()}
     for name in ("log_probs", "member_log_probs", "total", "aleatoric", "epistemic"):
-        table[name] = table[name].masked_fill(~there, torch.nan)
+        table[name] = table[name].masked_fill(~mask, torch.nan)
     risk = Risk(**{name: table.pop(name) for name in ("total", "aleatoric", "epistemic")})
-    return {**table, "risk": risk, "tokens": tokens, "mask": there}
+    return {**table, "risk": risk, "tokens": tokens, "mask": mask}
 
 
-def _texts(tokenizer: Any, tokens: Tensor, there: Tensor) -> dict[str, Any]:
+def _texts(tokenizer: Any, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
     if tokenizer is None:
         return {}
-    texts = [tokenizer.decode(row[mask], skip_special_tokens=True) for row, mask in zip(tokens, there, strict=True)]
+    texts = [tokenizer.decode(row[kept], skip_special_tokens=True) for row, kept in zip(tokens, mask, strict=True)]
     return {"texts": texts, "words": functools.partial(_words, tokenizer)}
 
 

@@ -1,4 +1,4 @@
-"""HTML of a text whose tokens are coloured by their risk."""
+"""HTML of generated text whose tokens are coloured by their risk."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from workbench.plots._common import COLOURS, MODELS, TOTAL_ON_DARK
 from workbench.text.pieces import visible
 
-MOST_HELD = 5000  # tokens whose alternatives a page holds; of more it shows the text alone
+MAX_TOKENS = 5000  # up to which a page includes the alternatives of tokens; with more it shows the text only
 
 
 def page(generation: Any, kind: str) -> str:
-    """One paragraph for each sequence; nothing in it runs, and everything that a model wrote is escaped.
+    """Return HTML with one paragraph per sequence, without scripts, and with all generated text escaped.
 
-    It holds what `widgets.TokenRisks` shows, which reports make of it.
+    It includes the data of `widgets.TokenRisks`, into which reports turn it.
     """
     label, colour, values = kinds(generation)[kind]
     finite = values[values.isfinite()]
@@ -31,7 +31,7 @@ def page(generation: Any, kind: str) -> str:
     ]
     legend = f"<small>{label} of each token, up to {highest:.2f} nats; hover for probabilities and alternatives</small>"
     data = ""
-    if int(generation.lengths.sum()) <= MOST_HELD:
+    if int(generation.lengths.sum()) <= MAX_TOKENS:
         state = json.dumps({"content": content(generation), "kind": kind}, separators=(",", ":"), allow_nan=False)
         # in single quotes, since JSON is full of double ones
         data = f" data-wb-tokens='{escape(state, quote=False).replace(chr(39), '&#x27;')}'"
@@ -39,13 +39,13 @@ def page(generation: Any, kind: str) -> str:
 
 
 def kinds(generation: Any) -> dict[str, tuple[str, str, Tensor]]:
-    """What tokens can be coloured by: its label, its colour and its values [n, t], by name."""
+    """Return the quantities that tokens can be coloured by, name -> (label, colour, values [n, t])."""
     risks = {name: (f"{name} risk", COLOURS[name], generation.risk[name]) for name in generation.risk.names()}
     return {**risks, "-log probability": ("−log probability", MODELS[3][0], -generation.log_probs)}
 
 
 def content(generation: Any) -> dict[str, Any]:
-    """Texts, risks, alternatives and what each member says of them, for JSON; a number that is not finite is None."""
+    """Return texts, risks, alternatives and each member's probabilities for JSON; numbers that are not finite are None."""
     by_name = kinds(generation)
     risks = torch.stack([values for _, _, values in by_name.values()], -1).tolist()
     return {
@@ -70,7 +70,7 @@ def _name(generation: Any, row: int) -> str:
 
 
 def _choices(generation: Any, row: int, i: int) -> dict[str, Any]:
-    """The token, and the alternatives that it is one of; it is the first where it was not among them."""
+    """Return the token and its alternatives, with the token put first if it is not among them."""
     token, choices = int(generation.tokens[row, i]), generation.alternatives[row, i].tolist()
     by_member = generation.member_alternative_probs
     probs = generation.alternative_probs[row, i].tolist()
@@ -103,18 +103,18 @@ def _tokens(generation: Any, row: int, colour: str, values: Tensor, highest: flo
         risk = float(values[row, i])
         opacity = 0.75 * risk / highest if highest > 0 and math.isfinite(risk) else 0.0
         title = escape(_title(generation, row, i), quote=True).replace("\n", "&#10;")
-        ground = f"background: {colour}{round(255 * opacity):02x}"
-        # so that the ground of a line break can be seen
+        background = f"background: {colour}{round(255 * opacity):02x}"
+        # a visible sign, so that the background of a line break can be seen
         shown = escape(_readable(word)).replace("\n", "↵\n")
-        spans.append(f'<span style="{ground}" title="{title}">{shown}</span>')
+        spans.append(f'<span style="{background}" title="{title}">{shown}</span>')
     return spans
 
 
 def _title(generation: Any, row: int, i: int) -> str:
     risks = ", ".join(f"{name} {float(generation.risk[name][row, i]):.3f}" for name in generation.risk.names())
-    others = _words(generation, generation.alternatives[row, i])
-    shares = generation.alternative_probs[row, i].tolist()
-    lines = [f"{share:.3f}  {word!r}" for word, share in zip(others, shares, strict=True)]
+    alternatives = _words(generation, generation.alternatives[row, i])
+    probs = generation.alternative_probs[row, i].tolist()
+    lines = [f"{prob:.3f}  {word!r}" for word, prob in zip(alternatives, probs, strict=True)]
     return "\n".join([f"probability {math.exp(float(generation.log_probs[row, i])):.3f}", risks, *lines])
 
 

@@ -1,4 +1,4 @@
-"""Tokens one by one, as people can read them."""
+"""Readable text of single tokens."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's tokens of single bytes
-# categories of Unicode that show nothing, or steer what stands around them
-UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's tokens for single bytes
+# Unicode categories of characters that are invisible or change the direction of the surrounding text
+INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def words_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Each token by itself, such as " answer"; bytes that are no whole character are written as escapes.
+    """Return the text of each single token, such as " answer"; bytes that are not a complete character become escapes.
 
     Args:
-        tokenizer: of transformers, or whatever has `convert_ids_to_tokens`.
-        ids: of the tokens.
+        tokenizer: tokenizer of transformers, or an object with `convert_ids_to_tokens`.
+        ids: token ids.
     """
     pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(list(ids))]
     join = getattr(tokenizer, "convert_tokens_to_string", None)
-    if join is not None and join(["Ã©"]) == "é":  # every character stands for one byte, as in GPT-2
+    if join is not None and join(["Ã©"]) == "é":  # every character represents one byte, as in GPT-2
         bytes_of = _bytes()
         return [
             bytes(map(bytes_of.__getitem__, piece)).decode("utf-8", "backslashreplace")
@@ -31,28 +31,30 @@ def words_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
             for piece in pieces
         ]
     pieces = [
-        bytes.fromhex(found[1]).decode("utf-8", "backslashreplace") if (found := BYTE.fullmatch(piece)) else piece
+        bytes.fromhex(match[1]).decode("utf-8", "backslashreplace") if (match := BYTE.fullmatch(piece)) else piece
         for piece in pieces
     ]
     return [piece.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n") for piece in pieces]
 
 
 def visible(word: str) -> str:
-    """A text in which what shows nothing, or turns the direction of writing, stands as an escape; line breaks and tabs stay.
+    """Replace invisible characters and those that change the writing direction by escapes; line breaks and tabs stay.
 
     Example:
         >>> visible("a\\x00b\\u202e") == "a" + chr(92) + "x00b" + chr(92) + "u202e"
         True
     """
     return "".join(
-        sign.encode("unicode_escape").decode() if unicodedata.category(sign) in UNSEEN and sign not in "\n\t" else sign
-        for sign in word
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in INVISIBLE and char not in "\n\t"
+        else char
+        for char in word
     )
 
 
 @functools.cache
 def _bytes() -> dict[str, int]:
-    """The byte of each character of GPT-2's alphabet: printable ones stand for themselves, the others follow from 256 on."""
+    """Map each character of GPT-2's alphabet to its byte: printable bytes are their own characters, the others start at 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Prompts of language models: token ids with a mask of padding that changes nothing, or the features that an encoder reads."""
+"""Prompts of language models: padded token ids with their mask, or the features that an encoder takes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch import Tensor
 def padded(
     model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | None, pad: Any, end: Any
 ) -> tuple[Tensor, Tensor]:
-    """Ids and mask [n, t]: padded on the left, behind which a decoder writes on; for an encoder on the right."""
+    """Return token ids and mask [n, t], padded on the left for a decoder, which continues on the right, and on the right for an encoder."""
     encoder = model.config.is_encoder_decoder
     device = next(model.parameters()).device
     prompts = [prompts] if isinstance(prompts, str) else prompts
     if not isinstance(prompts, Tensor):
         if attention_mask is not None:
-            raise ValueError("attention_mask belongs to ids that are one tensor; lists of any lengths are padded here")
+            raise ValueError(
+                "attention_mask is for ids in one tensor; lists of ids are padded here, so leave attention_mask out"
+            )
         prompts = list(prompts)
         if any(isinstance(prompt, str) for prompt in prompts):
             if tokenizer is None:
@@ -43,58 +45,58 @@ def padded(
             edge = padding.flip(1) if encoder else padding
             if len(set(edge.long().cummin(1).values.sum(1).tolist())) > 1:
                 raise ValueError(
-                    f"prompts {'end' if encoder else 'begin'} with different numbers of token {_first(pad)}, which is that of padding and of "
-                    "the end alike, so that nobody can tell which of them count: give attention_mask=, or lists of ids without padding"
+                    f"prompts {'end' if encoder else 'begin'} with different numbers of token {_first(pad)}, which is both the padding and the "
+                    "end token, so that it is unclear which of them count: give attention_mask=, or lists of ids without padding"
                 )
             padding = torch.zeros_like(padding)
         attention_mask = (~padding).long()
     if attention_mask.shape != prompts.shape:
         raise ValueError(
-            f"attention_mask: expected {list(prompts.shape)} as of prompts, found {list(attention_mask.shape)}"
+            f"attention_mask: expected the shape of prompts, {list(prompts.shape)}, found {list(attention_mask.shape)}"
         )
     attention_mask = attention_mask.to(prompts.device, torch.long)
     if bool((attention_mask.sum(1) == 0).any()):
-        raise ValueError("a prompt is padding alone: give one token or more that counts, attention_mask 1")
+        raise ValueError("a prompt is all padding: give at least one token with attention_mask 1")
     if not encoder and (bool((attention_mask.diff(dim=1) < 0).any()) or bool((attention_mask[:, -1] == 0).any())):
         raise ValueError(
-            "prompts have padding behind or within a text, after which a decoder would write on: pad on the left (padding_side='left'), or "
-            "give lists of ids; if an id that is pad_token_id is meant, give attention_mask="
+            "prompts have padding after or within a text, from which a decoder would continue: pad on the left (padding_side='left'), or "
+            "give lists of ids; if pad_token_id is meant as a token of the text, give attention_mask="
         )
     return prompts, attention_mask
 
 
 def check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
-    """Raise where padding changes what the plain model says: learned positions that count it, a recurrence that reads it."""
+    """Raise ValueError if padding changes the plain model's predictions, as with positions that count it or a recurrence that reads it."""
     row = int(mask.sum(1).argmin())
     if bool(mask[row].all()):
         return
     plain = model.unwrap().eval()
-    said = []
-    for there in (torch.ones_like(mask[row], dtype=torch.bool), mask[row].bool()):  # with its padding, and without
+    probabilities = []
+    for kept in (torch.ones_like(mask[row], dtype=torch.bool), mask[row].bool()):  # with padding, and without
         output = plain.generate(
-            input_ids=ids[row : row + 1, there],
-            attention_mask=mask[row : row + 1, there],
+            input_ids=ids[row : row + 1, kept],
+            attention_mask=mask[row : row + 1, kept],
             **{"max_new_tokens": 1, "min_new_tokens": 0},
             **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
             **{"return_dict_in_generate": True, "output_logits": True},
         )
-        said.append(output.logits[0][0].double().softmax(-1))
-    away = float((said[0] - said[1]).abs().sum() / 2)
-    if not away <= (1e-3 if output.logits[0].dtype in (torch.float32, torch.float64) else 0.1):  # NaN as well
+        probabilities.append(output.logits[0][0].double().softmax(-1))
+    difference = float((probabilities[0] - probabilities[1]).abs().sum() / 2)
+    if not difference <= (1e-3 if output.logits[0].dtype in (torch.float32, torch.float64) else 0.1):  # NaN as well
         raise ValueError(
-            f"prompts are of unequal lengths, and {type(plain).__name__} does not ignore padding: with {int((mask[row] == 0).sum())} tokens of "
-            f"padding {'behind' if model.config.is_encoder_decoder else 'in front of'} prompt {row} its probabilities of the next token are "
-            f"others (by {away:.3g} of 1 in all); give prompts of one length at a time"
+            f"prompts have unequal lengths, and {type(plain).__name__} does not ignore padding: with {int((mask[row] == 0).sum())} padding "
+            f"tokens {'after' if model.config.is_encoder_decoder else 'before'} prompt {row}, its probabilities of the next token change (total "
+            f"variation {difference:.3g}); give prompts of one length at a time"
         )
 
 
 def features(model: Any, prompts: Any, attention_mask: Tensor | None) -> dict[str, Tensor]:
-    """What an encoder of images or sounds reads, under the name by which it does."""
+    """Return the inputs of an encoder of images or sounds by name, with the attention mask if there is one."""
     name = model.main_input_name
     if not isinstance(prompts, Tensor) or not prompts.is_floating_point():
-        what = f"{prompts.dtype} of shape {list(prompts.shape)}" if isinstance(prompts, Tensor) else repr(prompts)[:80]
+        given = f"{prompts.dtype} of shape {list(prompts.shape)}" if isinstance(prompts, Tensor) else repr(prompts)[:80]
         raise ValueError(
-            f"prompts: {type(model).__name__} reads {name}, a floating-point tensor with a row for each text, found {what}"
+            f"prompts: {type(model).__name__} takes {name}, a floating-point tensor with one row per text, found {given}"
         )
     return {name: prompts} if attention_mask is None else {name: prompts, "attention_mask": attention_mask}
 

@@ -1,4 +1,4 @@
-"""Scores of several answers that were sampled for one prompt: how far they say the same."""
+"""Scores of agreement between several answers sampled for one prompt."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Equivalence = Callable[[str, str], bool]
 
 
 def self_consistency(answers: Sequence[Hashable]) -> float:
-    """The share of the answers that are the most frequent one (Wang et al. 2023, "Self-consistency improves chain of thought reasoning").
+    """Return the share of the most frequent answer (Wang et al. 2023, "Self-consistency improves chain of thought reasoning").
 
     Args:
-        answers: final answers of one prompt, such as the number at the end of a chain of thought; equal ones are the same answer.
+        answers: final answers to one prompt, such as the number at the end of a chain of thought; answers that compare equal are the same.
 
     Returns:
-        Between 1 / n and 1; higher is to be trusted more. It is the exact match of uqlm between the most frequent answer and all of them; that
-        package takes a given answer, such as the greedy one, in its place.
+        Between 1 / n and 1; higher means more certain. It is uqlm's exact match between the most frequent answer and all answers; that
+        package uses a given answer, such as the greedy one, instead of the most frequent one.
 
     Raises:
         ValueError: if there are no answers.
@@ -34,15 +34,15 @@ def self_consistency(answers: Sequence[Hashable]) -> float:
 
 
 def rouge_l(candidate: Sequence[Hashable] | str, reference: Sequence[Hashable] | str) -> float:
-    """F-measure of the longest common subsequence of two texts (Lin 2004, "ROUGE: a package for automatic evaluation of summaries").
+    """Return the F-measure of the longest common subsequence of two texts (Lin 2004, "ROUGE: a package for automatic evaluation of summaries").
 
-    With l the length of the subsequence, precision l / |candidate| and recall l / |reference|, it is their harmonic mean (beta = 1).
+    With l the length of the subsequence, it is the harmonic mean (beta = 1) of precision l / |candidate| and recall l / |reference|.
 
     Args:
-        candidate, reference: texts, which are split into words at white space as they are (no stemming, case kept), or sequences of tokens.
+        candidate, reference: texts, which are split into words at white space (no stemming, case kept), or sequences of tokens.
 
     Returns:
-        Between 0 and 1; two empty texts are alike, 1.
+        Between 0 and 1; 1 for two empty texts.
 
     Example:
         >>> rouge_l("the cat sat", "the cat was here")
@@ -62,15 +62,15 @@ def rouge_l(candidate: Sequence[Hashable] | str, reference: Sequence[Hashable] |
 
 
 def lexical_similarity(answers: Sequence[str] | Sequence[Sequence[Hashable]]) -> float:
-    """The mean ROUGE-L over all pairs of answers (Fomicheva et al. 2020; with ROUGE-L as in Kuhn et al. 2023, "Semantic uncertainty").
+    """Return the mean ROUGE-L over all pairs of answers (Fomicheva et al. 2020; with ROUGE-L as in Kuhn et al. 2023, "Semantic uncertainty").
 
-    lm-polygraph's `LexicalSimilarity` is its negative, over stemmed words in lower case without punctuation; give such words for the same.
+    lm-polygraph's `LexicalSimilarity` is its negative, over stemmed words in lower case without punctuation; give such words for equal results.
 
     Args:
         answers: two or more answers to one prompt, texts or sequences of tokens.
 
     Returns:
-        Between 0 and 1; higher is to be trusted more.
+        Between 0 and 1; higher means more certain.
 
     Raises:
         ValueError: for fewer than two answers.
@@ -85,16 +85,16 @@ def lexical_similarity(answers: Sequence[str] | Sequence[Sequence[Hashable]]) ->
 
 
 def meaning_clusters(answers: Sequence[str], equivalent: Equivalence) -> list[int]:
-    """The number of the cluster of meaning that each answer falls into (Farquhar et al. 2024, algorithm 1).
+    """Assign each answer to a cluster of equal meaning (Farquhar et al. 2024, algorithm 1).
 
-    Each answer is compared with the first one of every cluster, in order, and joins the first that it is equivalent to.
+    Each answer is compared with the first answer of every cluster, in order, and joins the first cluster that it is equivalent to.
 
     Args:
-        answers: to one prompt.
-        equivalent: `equivalent(first, answer)`, whether two answers mean the same; in the paper, whether each entails the other.
+        answers: answers to one prompt.
+        equivalent: function `equivalent(first, answer)`, whether two answers mean the same; in the paper, whether each entails the other.
 
     Returns:
-        Whole numbers, from 0 in the order in which clusters appear.
+        Cluster number of each answer, counted from 0 in order of appearance.
 
     Example:
         >>> meaning_clusters(["Paris", "PARIS", "Rome"], lambda a, b: a.lower() == b.lower())
@@ -113,22 +113,22 @@ def meaning_clusters(answers: Sequence[str], equivalent: Equivalence) -> list[in
 def semantic_entropy(
     answers: Sequence[str], equivalent: Equivalence, log_probs: Sequence[float] | Tensor | None = None
 ) -> float:
-    """The entropy in nats over meanings (Farquhar et al. 2024, "Detecting hallucinations ... using semantic entropy", Nature).
+    """Return the entropy over meanings in nats (Farquhar et al. 2024, "Detecting hallucinations ... using semantic entropy", Nature).
 
     P(c) is the sum of exp(log p) over the answers of a cluster, normalised over the clusters; the entropy is -sum P(c) log P(c). Without
-    log-probabilities P(c) is the share of the answers, their discrete semantic entropy.
+    log-probabilities, P(c) is the share of the answers, which gives the discrete semantic entropy.
 
     These are the entropies of uqlm, and the discrete one is `SemanticEntropyEmpirical` of lm-polygraph. Its `SemanticEntropy` is another score
-    (Kuhn et al. 2023): minus the mean over the answers of the logarithm of their cluster's sum of likelihoods, which are those of whole answers,
-    not normalised by length, and the sums not over the clusters, so that it is not 0 where all answers mean the same.
+    (Kuhn et al. 2023): minus the mean over the answers of the logarithm of their cluster's sum of likelihoods. It uses likelihoods of whole
+    answers, not normalised by length, and sums not normalised over the clusters, so that it is not 0 if all answers mean the same.
 
     Args:
-        answers: sampled for one prompt.
-        equivalent: `equivalent(a, b)`, whether two answers mean the same; see `meaning_clusters`.
-        log_probs: of the answers [n], length-normalised as in the paper: `Generation.mean_log_prob`.
+        answers: answers sampled for one prompt.
+        equivalent: function `equivalent(a, b)`, whether two answers mean the same; see `meaning_clusters`.
+        log_probs: log-probabilities of the answers [n], length-normalised as in the paper: `Generation.mean_log_prob`.
 
     Returns:
-        Between 0 and log n; lower is to be trusted more.
+        Between 0 and log n; lower means more certain.
 
     Raises:
         ValueError: if there are no answers, another number of log-probabilities, or some above 0 or not finite.
@@ -147,8 +147,8 @@ def semantic_entropy(
     masses: dict[int, float] = {}
     for number, value in zip(meaning_clusters(answers, equivalent), logs, strict=True):
         masses[number] = masses.get(number, 0.0) + math.exp(value - highest)
-    whole = sum(masses.values())
-    return -sum(mass / whole * math.log(mass / whole) for mass in masses.values()) + 0.0
+    total = sum(masses.values())
+    return -sum(mass / total * math.log(mass / total) for mass in masses.values()) + 0.0
 
 
 def _at_least(answers: Sequence[object], n: int) -> None:

@@ -1,7 +1,7 @@
-"""What trainings, sweeps and reports measure, shown by the trackers that people use: TensorBoard, MLflow, Weights & Biases.
+"""Experiment trackers that log the results of trainings, sweeps and reports: TensorBoard, MLflow, Weights & Biases.
 
 `fit`, `experiments.grid`, `experiments.run_cells`, `run_notebook` and `notebook.run_grid` take ``log_to=``: "tensorboard", "mlflow" or "wandb",
-or an object: one of these classes, with settings, or one of your own that follows `Tracker`.
+or an object: an instance of one of these classes, or of any class that follows `Tracker`.
 
 Example:
     >>> import torch

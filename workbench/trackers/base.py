@@ -1,4 +1,4 @@
-"""What a tracker must be able to do."""
+"""Interface of experiment trackers."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from workbench.errors import WorkbenchWarning
 
 
 class Tracker(Protocol):
-    """Where measurements are logged to: runs, one after another, each begun, logged to and ended.
+    """Destination of measurements, in runs that are begun, logged to and ended one after another.
 
-    Whatever is raised here costs no training: it is told once, and what was missed is tried again at the end.
+    An error raised by a method does not stop the training: there is one warning, and the missed calls are tried again at the end.
     """
 
     def begin(self, name: str, settings: Mapping[str, Any], group: str = "", resume: str | None = None) -> str | None:
         """Begin a run.
 
         Args:
-            name: of the run, for people.
-            settings: what is known of it before: numbers, texts, truth values, None, or lists of these.
-            group: the sweep or grid that the run is one of; "" for a run that stands alone, and goes into one that is active already.
-            resume: what was returned when the run was begun, if it is gone on with after a break.
+            name: readable name of the run.
+            settings: settings of the run: numbers, strings, booleans, None, or lists of these.
+            group: the sweep or grid that the run belongs to; "" for a single run, which is logged to a run that is already active, if any.
+            resume: the identifier returned when the run was first begun, to continue it after an interruption.
 
         Returns:
-            By what it can be resumed, None if it can't.
+            An identifier for resuming the run, None if it cannot be resumed.
         """
 
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Log numbers.
 
         Args:
-            values: by their names.
-            step: the epoch, or the row; None: they are said of the whole run.
+            values: numbers by name.
+            step: epoch or row; None: the numbers describe the whole run.
         """
 
     def end(self, status: str) -> None:
-        """End the run; one that was active before it was begun stays open.
+        """End the run; a run that was already active before stays open.
 
         Args:
-            status: "finished", "interrupted", or what went wrong: "failed", "timeout", "died".
+            status: "finished", "interrupted", or the kind of failure: "failed", "timeout", "died".
         """
 
 
 def new_settings(known: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The settings that a run does not have yet; a warning tells which it has with another value, which stays."""
+    """Return the settings that a run does not have yet, and warn about those that it has with another value, which it keeps."""
     differing = [name for name, value in settings.items() if name in known and str(known[name]) != str(value)]
     if differing:
         warnings.warn(
-            f"{where} has other values of {', '.join(differing)} already, and keeps them: log each training to a run of its own",
+            f"{where} already has other values of {', '.join(differing)}, and keeps them: log each training to its own run",
             WorkbenchWarning,
             stacklevel=2,
         )

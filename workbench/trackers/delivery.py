@@ -1,4 +1,4 @@
-"""What is logged reaches the tracker, or costs nothing but a warning."""
+"""Delivery of log calls to a tracker, whose failures only cause a warning."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ METHODS = ("begin", "log", "end")
 
 
 def tracker_of(log_to: str | Tracker) -> Tracker:
-    """The tracker that is meant.
+    """Return the tracker for `log_to`.
 
     Args:
         log_to: "tensorboard", "mlflow", "wandb", or an object with the methods of `Tracker`.
 
     Raises:
-        ValueError: there is none of this name.
-        TypeError: an object lacks a method.
-        ModuleNotFoundError: its package is not installed.
+        ValueError: if there is no tracker of this name.
+        TypeError: if an object lacks a method.
+        ModuleNotFoundError: if the tracker's package is not installed.
 
     Example:
         >>> tracker_of("clearml")
@@ -43,19 +43,19 @@ def tracker_of(log_to: str | Tracker) -> Tracker:
             )
         return NAMED[log_to]()
     if isinstance(log_to, type):
-        raise TypeError(f"log_to: {log_to.__name__} is a class; give an object of it, {log_to.__name__}()")
+        raise TypeError(f"log_to: {log_to.__name__} is a class; give an instance of it, {log_to.__name__}()")
     if missing := [name for name in METHODS if not callable(getattr(log_to, name, None))]:
         raise TypeError(
-            f"log_to: an object of type {type(log_to).__name__} is no tracker, it lacks {', '.join(missing)}; see workbench.trackers.Tracker"
+            f"log_to: an object of type {type(log_to).__name__} is not a tracker, it lacks {', '.join(missing)}; see workbench.trackers.Tracker"
         )
     return log_to
 
 
 class Delivery:
-    """Calls of a tracker, made in order as they come; once one has failed they wait for the end, so that a dead network is not waited for often.
+    """Makes the calls of a tracker in order; after a failure, the rest wait for the end, so that a dead network causes no repeated waits.
 
     Args:
-        tracker: whom they are made to.
+        tracker: tracker to call.
     """
 
     def __init__(self, tracker: Tracker) -> None:
@@ -64,15 +64,15 @@ class Delivery:
         self._failed = False
 
     def __call__(self, call: Callable[[], Any]) -> None:
-        """Make a call of the tracker, now or at the end."""
+        """Make a call, now, or at the end if an earlier one has failed."""
         self._calls.append(call)
         if not self._failed:
-            self._make()
+            self._flush()
 
     def run(
         self, name: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], status: str, group: str = ""
     ) -> None:
-        """Log a run that is over: one row of results are its numbers, several are its steps; what is no number is left out."""
+        """Log a completed run: a single row of results as its numbers, several rows as its steps; values that are not numbers are left out."""
         self(lambda: self.tracker.begin(name, settings, group))
         for number, row in enumerate(rows):
             values = {key: v for key, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
@@ -81,14 +81,14 @@ class Delivery:
         self(lambda: self.tracker.end(status))
 
     def close(self) -> None:
-        """Try again what has failed; whatever happens, no run that was begun stays open."""
-        self._make()
+        """Retry the failed calls, and try to end the run in any case."""
+        self._flush()
         if self._calls:
             with contextlib.suppress(Exception):
                 self._calls[-1]()
             self._calls.clear()
 
-    def _make(self) -> None:
+    def _flush(self) -> None:
         while self._calls:
             try:
                 self._calls[0]()
@@ -96,8 +96,8 @@ class Delivery:
                 if not self._failed:
                     self._failed = True
                     warnings.warn(
-                        f"log_to: {type(self.tracker).__name__} failed ({type(error).__name__}: {error}); all goes on without it, and what it "
-                        "misses is given to it at the end, if it takes it then",
+                        f"log_to: {type(self.tracker).__name__} failed ({type(error).__name__}: {error}); everything else continues, and the "
+                        "missed calls are tried again at the end",
                         WorkbenchWarning,
                         stacklevel=3,
                     )

@@ -1,4 +1,4 @@
-"""MLflow: a run in the store that its tracking URI names."""
+"""Tracker for MLflow."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
 class MLflow:
-    """Logs to MLflow: to the active run, which stays open, or to one of its own in the present experiment.
+    """Logs to MLflow: to the active run, which stays open, or to a new run in the current experiment.
 
-    Where that is, `mlflow.set_tracking_uri` and `mlflow.set_experiment` say, or MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. The runs
-    of a sweep are children of the active run if there is one.
+    Store and experiment are set by `mlflow.set_tracking_uri` and `mlflow.set_experiment`, or by MLFLOW_TRACKING_URI and
+    MLFLOW_EXPERIMENT_NAME. The runs of a sweep are children of the active run if there is one.
 
     Raises:
-        ModuleNotFoundError: mlflow is not installed.
+        ModuleNotFoundError: if mlflow is not installed.
     """
 
     def __init__(self) -> None:
@@ -35,15 +35,17 @@ class MLflow:
         if self._owned:
             tags = {"workbench.group": group} if group else None
             nested = run is not None
-            known = resume is not None and self._has(resume)
+            resumes = resume is not None and self._has(resume)
             run = (
-                mlflow.start_run(run_id=resume) if known else mlflow.start_run(run_name=name, nested=nested, tags=tags)
+                mlflow.start_run(run_id=resume)
+                if resumes
+                else mlflow.start_run(run_name=name, nested=nested, tags=tags)
             )
         self._run = run.info.run_id
         try:
-            there = mlflow.get_run(self._run).data.params
+            existing = mlflow.get_run(self._run).data.params
             mlflow.MlflowClient().log_batch(
-                self._run, params=self._params(new_settings(there, settings, "the mlflow run"))
+                self._run, params=self._params(new_settings(existing, settings, "the mlflow run"))
             )
         except BaseException:
             self.end("failed")
@@ -66,7 +68,7 @@ class MLflow:
                 active = mlflow.active_run()
                 if active is not None and active.info.run_id == run:
                     mlflow.end_run(STATUS.get(status, "FAILED"))
-                else:  # somebody has closed it, or has left one open above it
+                else:  # it was closed elsewhere, or a nested run was left open
                     mlflow.MlflowClient().set_terminated(run, STATUS.get(status, "FAILED"))
 
     def _params(self, settings: Mapping[str, Any]) -> list[Any]:
@@ -74,7 +76,7 @@ class MLflow:
         return [param(_key(name), str(value)) for name, value in settings.items()]
 
     def _has(self, run: str) -> bool:
-        """Whether the store has this run; another store than before may be asked, or somebody may have deleted it."""
+        """Whether the store has this run; the tracking URI may have changed, or the run may have been deleted."""
         try:
             return bool(self._mlflow.get_run(run).info.lifecycle_stage == "active")
         except self._mlflow.MlflowException:
@@ -82,7 +84,7 @@ class MLflow:
 
 
 def _key(name: str) -> str:
-    """A name of which MLflow takes every character."""
+    """Return a name with all characters that MLflow does not allow replaced."""
     return re.sub(r"[^\w\-. :/]", "_", name)[:250]
 
 

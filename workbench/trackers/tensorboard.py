@@ -1,4 +1,4 @@
-"""TensorBoard: a folder of event files for each run."""
+"""Tracker for TensorBoard, with a folder of event files for each run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from workbench.errors import require
 
-LONGEST = 100  # characters of a folder's name
+MAX_LENGTH = 100  # characters of a folder's name
 
 
 class TensorBoard:
     """Logs to event files, which ``tensorboard --logdir FOLDER`` shows.
 
     Args:
-        folder: where each run has a folder, named by its name and the time.
+        folder: parent of the folders of the runs, which are named by the run's name and the time.
 
     Raises:
-        ModuleNotFoundError: tensorboard is not installed.
+        ModuleNotFoundError: if tensorboard is not installed.
     """
 
     def __init__(self, folder: str | Path = "runs") -> None:
@@ -29,11 +29,11 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, name: str, settings: Mapping[str, Any], group: str = "", resume: str | None = None) -> str | None:
-        """Begin a run, see `Tracker`; a resumed one gets another file in its folder."""
-        known = resume is not None and Path(resume).is_dir()
-        folder = Path(str(resume)) if known else _new_folder(self.folder / _file_name(group), _file_name(name))
-        if known:
-            _wait_for_a_later_name(folder)
+        """Begin a run, see `Tracker`; a resumed run gets another file in its folder."""
+        resumes = resume is not None and Path(resume).is_dir()
+        folder = Path(str(resume)) if resumes else _new_folder(self.folder / _file_name(group), _file_name(name))
+        if resumes:
+            _wait_for_later_name(folder)
         writer = require("torch.utils.tensorboard").SummaryWriter(str(folder))
         self._writer, self._settings, self._seen = writer, dict(settings), dict[str, None]()
         self._step = 0
@@ -48,10 +48,10 @@ class TensorBoard:
         for name, value in values.items():
             self._seen[name] = None
             self._writer.add_scalar(name, value, self._step)
-        self._writer.flush()  # so that it is shown while the run goes on
+        self._writer.flush()  # so that values are shown during the run
 
     def end(self, status: str) -> None:
-        """End the run, see `Tracker`; its settings and numbers then are a row of the page HPARAMS."""
+        """End the run, see `Tracker`, and add its settings and numbers as a row of the HPARAMS page."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -66,17 +66,17 @@ class TensorBoard:
 
 
 def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.=+]+", "-", text).strip("-.")[:LONGEST]
+    return re.sub(r"[^\w.=+]+", "-", text).strip("-.")[:MAX_LENGTH]
 
 
-def _wait_for_a_later_name(folder: Path) -> None:
-    """Files of one folder are read in the order of their names, which hold the second; within one, number 10 comes before number 9."""
+def _wait_for_later_name(folder: Path) -> None:
+    """Wait until a new event file sorts last: files are read in the order of their names, which contain the second and then a number."""
     if any(int(file.name.split(".")[3]) == int(time.time()) for file in folder.glob("events.out.tfevents.*")):
         time.sleep(1 - time.time() % 1)
 
 
 def _new_folder(parent: Path, name: str) -> Path:
-    """A folder that nobody else has, also where two runs begin at one moment."""
+    """Create a folder that no other run uses, even if two runs begin in the same second."""
     stem = f"{name}_{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 10**6):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")

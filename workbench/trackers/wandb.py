@@ -1,4 +1,4 @@
-"""Tracker of Weights & Biases."""
+"""Tracker for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from workbench.trackers.base import new_settings
 
 
 class WandB:
-    """Logs to Weights & Biases: to the active run, which stays open, or to one of its own.
+    """Logs to Weights & Biases: to the active run, which stays open, or to a new run.
 
     Args:
-        **options: of `wandb.init` for runs of its own, such as ``project="risk"`` or ``mode="offline"``.
+        **options: options of `wandb.init` for new runs, such as ``project="risk"`` or ``mode="offline"``.
 
     Raises:
-        ModuleNotFoundError: wandb is not installed.
+        ModuleNotFoundError: if wandb is not installed.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -35,7 +35,7 @@ class WandB:
             active.config.update(new_settings(dict(active.config), settings, "the wandb run"))
             return None
         options: dict[str, Any] = {"name": name, "config": dict(settings)}
-        if group:  # beside the active run, and not instead of it
+        if group:  # a separate run, which does not replace the active one
             options |= {"group": group, "reinit": "create_new"}
             if active is not None:
                 options |= {"project": active.project, "entity": active.entity or None}
@@ -45,7 +45,7 @@ class WandB:
         return str(self._run.id)
 
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Log numbers, see `Tracker`; over steps of their own, since those of an active run may be further on."""
+        """Log numbers, see `Tracker`, against their own step metric, since the step of an active run may be ahead."""
         if step is None:
             self._run.summary.update(dict(values))
             return

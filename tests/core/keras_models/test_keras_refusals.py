@@ -28,7 +28,7 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         vote.Wrapper(2)(k.layers.Dense(1))
     with pytest.raises(ValueError, match="torch module Linear"):
         vote.Wrapper(2)(k.Sequential([k.Input((4,)), k.layers.TorchModuleWrapper(torch.nn.Linear(4, 1))]))
-    with pytest.raises(ValueError, match="laplace knows"):
+    with pytest.raises(ValueError, match="laplace needs a last layer"):
         laplace.Wrapper()(sequential())
     with pytest.raises(ValueError, match="statistics of batch_normalization"):
         swag.Wrapper()(sequential(k.layers.BatchNormalization()))

@@ -1,4 +1,4 @@
-"""Density models of the inner features of a network: how unlike the training data is this row?"""
+"""Densities of a network's inner features, which score how unlike the training data a row is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.methods.densities.scores import Energy, GeneralizedEntropy, MaxLo
 from workbench.methods.densities.shaping import ClippedEnergy, PrunedEnergy, ScaledEnergy
 from workbench.methods.densities.signature import Signature
 
-# by what `neo.Wrapper(density=...)` calls them
+# names of the densities in `neo.Wrapper(density=...)`
 DensityName = Literal[
     "signature",
     "gaussian",

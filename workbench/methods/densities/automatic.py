@@ -1,4 +1,4 @@
-"""Class scores, features and made-up outliers at once: what single scores hear, in one."""
+"""Combined density of class scores, features and synthetic outliers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.methods.densities.shaping import ClippedEnergy, ScaledEnergy
 from workbench.methods.densities.signature import Signature
 
 PARTS: dict[str, type[Density]] = {"energy": Energy, "react": ClippedEnergy, "signature": Signature}
-ALONE: dict[str, type[Density]] = {  # where no outliers are made
+PARTS_WITHOUT_OUTLIERS: dict[str, type[Density]] = {  # if no outliers can be made
     **PARTS,
     "knn": Neighbours,
     "relative": RelativeMahalanobis,
@@ -29,26 +29,25 @@ ALONE: dict[str, type[Density]] = {  # where no outliers are made
     "fdbd": BoundaryDistance,
     "scale": ScaledEnergy,
 }
-_REACH = 10.0  # standard deviations up to which a risk counts as it is; beyond, by its logarithm
-_USUAL = 2.5  # standard deviations of the signature that say nothing yet
-_QUIET = 0.9  # share of the held-out rows of which the discriminator says next to nothing
+_LINEAR_RANGE = 10.0  # standard deviations up to which a risk counts about linearly, beyond logarithmically
+_SIGNATURE_THRESHOLD = 2.5  # standard deviations of the signature from which it contributes
+_QUANTILE = 0.9  # of the discriminator's log odds on held-out rows, from which it contributes
 
 
 class Automatic(Density):
-    """Energy, ReAct, the signature and a discriminator between training rows and made-up outliers, added, for classifiers.
+    """Sum of energy, ReAct, the signature and a discriminator between training rows and synthetic outliers, for classifiers.
 
-    score = mean of g(r) over energy and, where the model ends in a linear layer, ReAct, which rank what is near the training data,
-    + softplus(2 (g(r) - 2.5)) / 2 of the signature + softplus(t - q) / 2 of the discriminator (`Discriminator`), two alarms that are silent on
-    most rows and outweigh the rest where they are sure; g(r) = 10 asinh(r / 10) of a risk r in standard deviations, t the log odds that a row
-    is made up, from the reduced features of all layers, and q their 90 % quantile on held-out rows. The outliers are made of training inputs
-    (`made_outliers`): means of two rows, noise, values of other rows and, of pictures, their pieces, smoothed, faded, turned and other changes.
-    Where none are made, as of token numbers, score is the mean of g(r) over these three, neighbours, relative Mahalanobis distance, ViM,
-    fDBD and, after a ReLU, SCALE.
+    score = mean of g(r) over energy and, if the model ends in a linear layer, ReAct, which rank rows near the training data,
+    + softplus(2 (g(r) - 2.5)) / 2 of the signature + softplus(t - q) / 2 of the discriminator (`Discriminator`), two terms that are near zero on
+    most rows and dominate where they are certain; g(r) = 10 asinh(r / 10) of a risk r in standard deviations, t the log odds that a row is
+    synthetic, from the reduced features of all layers, and q their 90 % quantile on held-out rows. The outliers are made of training inputs
+    (`made_outliers`): means of two rows, noise, values of other rows and, for pictures, shuffled pieces, smoothing, fading, rotation and other
+    changes. If none can be made, as for token numbers, score is the mean of g(r) over these three, neighbours, relative Mahalanobis distance,
+    ViM, fDBD and, after a ReLU, SCALE.
 
-    To learn it the model answers some 10,000 made-up rows besides the training rows, and the discriminator is trained twice, for 300 steps.
+    To fit it, the model also runs on some 10,000 synthetic rows, and the discriminator is trained twice, for 300 steps each.
 
-    Which scores, and the constants, were chosen on two networks and all kinds of outliers of `workbench bench ood_pairs`; its page reports
-    others.
+    The scores and constants were chosen on two networks and all kinds of outliers of `workbench bench ood_pairs`; its page reports others.
 
     Example:
         >>> x = torch.rand(1000, 4, generator=torch.Generator().manual_seed(0))
@@ -74,7 +73,7 @@ class Automatic(Density):
         super().__init__()
         self.parts = nn.ModuleDict()
         self.discriminator = Discriminator()
-        self._outliers: list[Rows] = []  # while it is fitted
+        self._outliers: list[Rows] = []  # only during a fit
 
     def fit(
         self,
@@ -87,11 +86,11 @@ class Automatic(Density):
         generator: torch.Generator | None = None,
         seed: int = 0,
     ) -> None:
-        """Learn every part from all rows, and how loud it is from held-out ones.
+        """Learn every part from all rows, and its threshold from held-out rows.
 
         Args:
             features, logits, labels, head, generator, seed: As in `Density.fit`.
-            outliers: Features and class scores of rows that are unlike the training data, by kind.
+            outliers: Features and class scores of rows that are unlike the training data, one pair per kind.
 
         Raises:
             TypeError, ValueError: As in `Density.fit`.
@@ -113,7 +112,7 @@ class Automatic(Density):
 
     def _learn(self, rows: Rows) -> None:
         parts = nn.ModuleDict()
-        for name, kind in (PARTS if self._outliers else ALONE).items():
+        for name, kind in (PARTS if self._outliers else PARTS_WITHOUT_OUTLIERS).items():
             negative = kind is ScaledEnergy and bool((rows.layers[-1] < 0).any())
             if (kind.needs_head and rows.head is None) or negative:
                 continue
@@ -135,22 +134,22 @@ class Automatic(Density):
 
     def _score(self, rows: Rows) -> Tensor:
         with full_precision(rows.layers[-1]):
-            risks = {name: _lifted((part._score(rows) - part.centre) / part.scale) for name, part in self._named()}
+            risks = {name: _compress((part._score(rows) - part.centre) / part.scale) for name, part in self._named()}
             if not self.discriminator.fitted:
                 return torch.stack(list(risks.values())).mean(0)
-            far = F.softplus(2 * (risks.pop("signature") - _USUAL)) / 2
+            far = F.softplus(2 * (risks.pop("signature") - _SIGNATURE_THRESHOLD)) / 2
             made_up = F.softplus(self.discriminator(self._reduced(rows)) - self.quiet) / 2
             return torch.stack(list(risks.values())).mean(0) + far + made_up
 
     def _reduced(self, rows: Rows) -> Tensor:
-        """Features [m, d] of all layers, as the signature has them."""
+        """Return the features [m, d] of all layers, reduced as by the signature."""
         return cast(Signature, self.parts["signature"])._reduced(rows)
 
     @torch.no_grad()
     def _balance(self, held_out: Rows) -> None:
         if self.discriminator.fitted:
             with full_precision(held_out.layers[-1]):
-                self.quiet = self.discriminator(self._reduced(held_out)).quantile(_QUIET)[None].to(self.quiet)
+                self.quiet = self.discriminator(self._reduced(held_out)).quantile(_QUANTILE)[None].to(self.quiet)
 
     def _take_balance(self, trials: list[Any]) -> None:
         self.quiet = torch.stack([trial.quiet for trial in trials]).mean(0)
@@ -163,15 +162,19 @@ class Automatic(Density):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         start = f"{prefix}parts."
         names = {key[len(start) :].split(".")[0] for key in state_dict if key.startswith(start)}
-        if not self.fitted:  # children are loaded after their parent, so they only have to exist by then
+        if not self.fitted:  # children are loaded after their parent, so it is enough to create them here
             self.parts = nn.ModuleDict(
-                {name: kind().to(self.centre).requires_grad_(False) for name, kind in ALONE.items() if name in names}
+                {
+                    name: kind().to(self.centre).requires_grad_(False)
+                    for name, kind in PARTS_WITHOUT_OUTLIERS.items()
+                    if name in names
+                }
             ).train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _lifted(risk: Tensor) -> Tensor:
-    return _REACH * (risk / _REACH).asinh()
+def _compress(risk: Tensor) -> Tensor:
+    return _LINEAR_RANGE * (risk / _LINEAR_RANGE).asinh()
 
 
 __all__ = ["Automatic"]

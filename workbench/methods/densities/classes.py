@@ -1,4 +1,4 @@
-"""Densities of the last layer's features: class by class, and by the distance to neighbours."""
+"""Densities of the last layer's features: per class, and by the distance to neighbours."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from workbench.methods.densities.features import Rows
 from workbench.methods.densities.moments import full_precision, whiten
 from workbench.methods.densities.reduce import Reduce
 
-MOST_NEIGHBOURS = 10_000  # training rows that are kept
+MAX_NEIGHBOURS = 10_000  # training rows that are kept
 
 
 class Classwise(Density):
-    """Mixture of one Gaussian per class over the features before the last layer (DDU: Mukhoti et al. 2023).
+    """Mixture of one Gaussian per class on the features before the last layer (DDU: Mukhoti et al. 2023).
 
     score = -log sum_c p_c N(x; m_c, S_c), with the share p_c, mean and covariance of the training rows of class c: of the
-    given label, else of the predicted class. Covariances are shrunk as Ledoit & Wolf (2004) say, at least by 1e-4;
-    classes of fewer than two rows are left out. Of wide layers the principal scores and the residual are used.
+    given label, otherwise of the predicted class. Covariances are shrunk as in Ledoit & Wolf (2004), at least by 1e-4;
+    classes with fewer than two rows are left out. For wide layers, the principal scores and the residual are used.
 
     Args:
         n_components: Largest number of principal scores.
@@ -52,7 +52,7 @@ class Classwise(Density):
 
     @property
     def wants_logits(self) -> bool:
-        return not self.fitted  # then it knows its classes
+        return not self.fitted  # the fitted density has learned its classes
 
     def _check_sizes(self, rows: Rows) -> None:
         refuse_size(self, rows.layers[-1].shape[1], self.reductions[0].get_buffer("mean").numel(), "last features")
@@ -67,14 +67,14 @@ class Classwise(Density):
             reduce.fit(rows.layers[-1])
             x = reduce(rows.layers[-1])
             locations, whitenings, constants = [], [], []
-            for name in groups.unique():
-                of_class = x[groups == name]
-                if len(of_class) < 2:
+            for number in groups.unique():
+                class_rows = x[groups == number]
+                if len(class_rows) < 2:
                     continue
-                mean, w = whiten(of_class, None)
+                mean, w = whiten(class_rows, None)
                 locations.append(mean)
                 whitenings.append(w)
-                constants.append(w.diagonal().log().sum() + math.log(len(of_class) / len(x)))
+                constants.append(w.diagonal().log().sum() + math.log(len(class_rows) / len(x)))
         if not locations:
             raise ValueError(
                 f"Classwise needs a class with at least 2 rows, got {len(groups.unique())} classes in {len(x)} rows: use more data"
@@ -96,10 +96,10 @@ class Classwise(Density):
 
 
 class Bank(Density):
-    """A density that keeps training rows, and asks which k are nearest.
+    """Density that stores training rows and compares a row with the nearest k.
 
     Args:
-        k: How many rows; never more than are kept.
+        k: Number of neighbours; at most the number of stored rows is used.
     """
 
     learned: ClassVar[tuple[str, ...]] = ("bank",)
@@ -109,7 +109,7 @@ class Bank(Density):
     def __init__(self, *, k: int) -> None:
         super().__init__()
         if k < 1:
-            raise ValueError(f"k counts neighbours from 1, got {k}")
+            raise ValueError(f"k, the number of neighbours, must be at least 1, got {k}")
         self.k = k
 
     def _check_sizes(self, rows: Rows) -> None:
@@ -119,10 +119,10 @@ class Bank(Density):
 class Neighbours(Bank):
     """Distance to the k-th nearest training row in the normalised features before the last layer (Sun et al. 2022).
 
-    score = |x / |x| - x_(k) / |x_(k)||. At most 10,000 training rows, evenly spread, are kept.
+    score = |x / |x| - x_(k) / |x_(k)||. At most 10,000 training rows, evenly spread, are stored.
 
     Args:
-        k: Which neighbour; never more than the rows that are kept.
+        k: Number of the neighbour; at most the number of stored rows is used.
 
     Example:
         >>> x = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([9.0, 0, 0])
@@ -139,7 +139,7 @@ class Neighbours(Bank):
     @torch.no_grad()
     def _learn(self, rows: Rows) -> None:
         x = rows.layers[-1]
-        x = x[:: -(-len(x) // MOST_NEIGHBOURS)]
+        x = x[:: -(-len(x) // MAX_NEIGHBOURS)]
         self.bank = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32))).to(self.bank.dtype)
         self.to(rows.device)
 
@@ -155,4 +155,4 @@ class Neighbours(Bank):
         return (2 - 2 * nearest).clamp_min(0).sqrt().where(x.isfinite().all(1), torch.nan)
 
 
-__all__ = ["MOST_NEIGHBOURS", "Bank", "Classwise", "Neighbours"]
+__all__ = ["MAX_NEIGHBOURS", "Bank", "Classwise", "Neighbours"]

@@ -1,4 +1,4 @@
-"""A small network that tells training rows from made-up outliers."""
+"""Small network that separates training rows from synthetic outliers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from workbench.methods.densities.reduce import Growing
 
 HIDDEN = 64
 _STEPS = 300
-_ROWS = 256  # of each side in a step
-_RATE = 3e-3  # the highest, of one cycle
+_BATCH_ROWS = 256  # of each class per step
+_MAX_RATE = 3e-3  # learning rate at the peak of the one-cycle schedule
 _DECAY = 1e-3
-_REACH = 5.0  # standard deviations up to which a feature counts as it is; beyond, by its logarithm
+_LINEAR_RANGE = 5.0  # standard deviations up to which a feature counts about linearly, beyond logarithmically
 
 
 class Discriminator(Growing):
-    """Log odds that a row x is made up rather than from the training data: w' relu(V g((x - m) / s) + a) + b, g(z) = 5 asinh(z / 5).
+    """Log odds that a row x is synthetic rather than from the training data: w' relu(V g((x - m) / s) + a) + b, g(z) = 5 asinh(z / 5).
 
-    m and s are mean and standard deviation of the training rows; V, a, w and b are found by AdamW on the log loss, both sides weighing the
-    same and all outliers, too: a density by discrimination (Gutmann & Hyvarinen 2010), and outlier exposure (Hendrycks et al. 2019) on
-    outliers that are not real.
+    m and s are mean and standard deviation of the training rows; V, a, w and b are trained by AdamW on the log loss, with equal weight on both
+    classes, and on all outliers: density estimation by discrimination (Gutmann & Hyvarinen 2010), and outlier exposure (Hendrycks et al. 2019)
+    with synthetic outliers.
 
     Example:
         >>> x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
@@ -54,29 +54,29 @@ class Discriminator(Growing):
 
     @torch.enable_grad()
     def fit(self, usual: Tensor, outliers: Sequence[Tensor]) -> None:
-        """Train anew.
+        """Train from a fresh initialisation.
 
         Args:
             usual: Float tensor [n, d] of finite training rows.
-            outliers: Float tensors [m, d] of finite rows, a tensor for each kind.
+            outliers: Float tensors [m, d] of finite rows, one for each kind of outliers.
         """
         usual, strange = usual.detach().float(), torch.cat([*outliers]).detach().float()
         mean, unit, _ = units(usual)
-        usual, strange = _lifted((usual - mean) / unit), _lifted((strange - mean) / unit)
+        usual, strange = _compress((usual - mean) / unit), _compress((strange - mean) / unit)
         generator = torch.Generator().manual_seed(0)
 
-        def start(*shape: int, inputs: int) -> Tensor:
+        def initial(*shape: int, inputs: int) -> Tensor:
             drawn = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(inputs)
             return drawn.to(usual).requires_grad_()
 
         d = usual.shape[1]
-        weights = [start(HIDDEN, d, inputs=d), start(HIDDEN, inputs=d)]
-        weights += [start(1, HIDDEN, inputs=HIDDEN), start(1, inputs=HIDDEN)]
-        optimizer = torch.optim.AdamW(weights, lr=_RATE, weight_decay=_DECAY)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_STEPS)
+        weights = [initial(HIDDEN, d, inputs=d), initial(HIDDEN, inputs=d)]
+        weights += [initial(1, HIDDEN, inputs=HIDDEN), initial(1, inputs=HIDDEN)]
+        optimizer = torch.optim.AdamW(weights, lr=_MAX_RATE, weight_decay=_DECAY)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _MAX_RATE, total_steps=_STEPS)
         for _ in range(_STEPS):
             sides = [
-                rows[torch.randint(len(rows), (_ROWS,), generator=generator).to(rows.device)]
+                rows[torch.randint(len(rows), (_BATCH_ROWS,), generator=generator).to(rows.device)]
                 for rows in (usual, strange)
             ]
             loss = F.softplus(_odds(sides[0], *weights)).mean() + F.softplus(-_odds(sides[1], *weights)).mean()
@@ -91,18 +91,18 @@ class Discriminator(Growing):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Log odds [m] of rows [m, d]."""
+        """Return the log odds [m] of rows [m, d]."""
         x = x.to(torch.promote_types(self.mean.dtype, torch.float32))
         weights = (self.inner_weight, self.inner_bias, self.outer_weight, self.outer_bias)
-        return _odds(_lifted((x - self.mean) / self.unit), *(weight.to(x.dtype) for weight in weights))
+        return _odds(_compress((x - self.mean) / self.unit), *(weight.to(x.dtype) for weight in weights))
 
 
 def _odds(z: Tensor, inner_weight: Tensor, inner_bias: Tensor, outer_weight: Tensor, outer_bias: Tensor) -> Tensor:
     return F.linear(F.linear(z, inner_weight, inner_bias).relu(), outer_weight, outer_bias)[:, 0]
 
 
-def _lifted(z: Tensor) -> Tensor:
-    return _REACH * (z / _REACH).asinh()
+def _compress(z: Tensor) -> Tensor:
+    return _LINEAR_RANGE * (z / _LINEAR_RANGE).asinh()
 
 
 __all__ = ["Discriminator"]

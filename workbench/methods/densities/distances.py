@@ -15,9 +15,9 @@ from workbench.methods.densities.moments import check_shrinkage, double, full_pr
 class Mahalanobis(Density):
     """Distance to the nearest class in the features before the last layer (Lee et al. 2018).
 
-    score = min_c (x - m_c)' S^-1 (x - m_c), with the mean m_c of the training rows of class c (of the given label, else of the predicted
-    class) and one covariance S of all rows about the means of their classes, divided by the number of rows. The paper inverts S as it is;
-    here it is shrunk, so that copied and dead features do no harm.
+    score = min_c (x - m_c)' S^-1 (x - m_c), with the mean m_c of the training rows of class c (of the given label, otherwise of the predicted
+    class) and one covariance S of all rows about their class means, divided by the number of rows. The paper inverts S directly; here it is
+    shrunk, so that duplicate and dead features do no harm.
 
     Args:
         shrinkage: Share in [0, 1] of the identity in the covariance of the standardised features; None: the optimal one of Ledoit & Wolf
@@ -48,7 +48,7 @@ class Mahalanobis(Density):
 
     @property
     def wants_logits(self) -> bool:
-        return not self.fitted  # then it knows its classes
+        return not self.fitted  # the fitted density has learned its classes
 
     def _check_sizes(self, rows: Rows) -> None:
         refuse_size(self, rows.layers[-1].shape[1], self.locations.shape[1], "last features")
@@ -74,12 +74,12 @@ class Mahalanobis(Density):
         with full_precision(x):
             whitening, centre = self.whitening.to(dtype).mT, self.locations.to(dtype).mean(0)
             z, classes = (x - centre) @ whitening, (self.locations.to(dtype) - centre) @ whitening
-            score = torch.stack([(z - each).square().sum(1) for each in classes]).amin(0)
+            score = torch.stack([(z - mean).square().sum(1) for mean in classes]).amin(0)
         return score.where(x.isfinite().all(1), torch.nan)
 
 
 class RelativeMahalanobis(Mahalanobis):
-    """Distance to the nearest class less that to all training rows, before the last layer (Ren et al. 2021).
+    """Distance to the nearest class minus the distance to all training rows, before the last layer (Ren et al. 2021).
 
     score = min_c (x - m_c)' S^-1 (x - m_c) - (x - m)' T^-1 (x - m), with mean m and covariance T of all rows; the rest as in `Mahalanobis`.
 

@@ -1,4 +1,4 @@
-"""Rows that a density learns from or judges: features of several layers, and what the model said about them."""
+"""Rows that a density learns from or scores: features of several layers, class scores and labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ENOUGH = 50  # rows for a single held-out part to tell centre and scale
+MIN_ROWS = 50  # for a single held-out part to estimate centre and scale
 
 Features = Tensor | Sequence[Tensor]
 Head = tuple[Tensor, Tensor]
@@ -16,11 +16,11 @@ Head = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Rows:
-    """Features, and class scores and labels where there are any, all with the same rows.
+    """Features, optional class scores and optional labels of the same rows.
 
     Args:
         layers: Float tensors [n, d_l].
-        reduced: Whether the layers are to be reduced (a list was given), or one matrix is taken as it is.
+        reduced: Whether the layers are to be reduced (a list was given), or a single matrix is used as it is.
         logits: Class scores [n, classes] up to a constant per row, or None.
         labels: Class numbers [n], int64, or None.
         head: Weight [classes, d] and bias [classes] of the last layer, or None.
@@ -37,12 +37,12 @@ class Rows:
         return len(parts[0])
 
     def take(self, rows: Tensor) -> Rows:
-        """Some of the rows, by number or by mask."""
+        """Return some of the rows, by index or by mask."""
         logits, labels = (None if part is None else part[rows] for part in (self.logits, self.labels))
         return Rows([v[rows] for v in self.layers], self.reduced, logits, labels, self.head)
 
     def detached(self, device: torch.device) -> Rows:
-        """The same without gradients, on a device."""
+        """Return the rows detached from autograd, on a device."""
         logits, labels = (None if part is None else part.detach().to(device) for part in (self.logits, self.labels))
         head = None if self.head is None else (self.head[0].detach().to(device), self.head[1].detach().to(device))
         return Rows([v.detach().to(device) for v in self.layers], self.reduced, logits, labels, head)
@@ -53,13 +53,13 @@ class Rows:
 
     @property
     def finite(self) -> Tensor:
-        """Mask [n] of the rows without NaN and infinity."""
+        """Mask [n] of the rows without NaN or infinite values."""
         parts = [*self.layers, *([] if self.logits is None else [self.logits])]
         return torch.stack([v.isfinite().all(1) for v in parts]).all(0)
 
     @property
     def groups(self) -> Tensor | None:
-        """Class number of each row [n]: the label, else the predicted class; None without both."""
+        """Class number of each row [n]: the label, otherwise the predicted class; None without either."""
         if self.labels is not None:
             return self.labels
         return None if self.logits is None else self.logits.argmax(1)
@@ -68,11 +68,11 @@ class Rows:
 def check(
     features: Features, logits: Tensor | None = None, labels: Tensor | None = None, head: Head | None = None
 ) -> Rows:
-    """Rows out of what was given.
+    """Check features, class scores, labels and last layer, and return them as rows.
 
     Raises:
-        TypeError: If features or logits are not floating-point tensors, or labels are not whole numbers.
-        ValueError: If the shapes do not fit together, or a label is no class.
+        TypeError: If features or logits are not floating-point tensors.
+        ValueError: If the shapes do not match, labels are not integers, or a label is not a class number.
     """
     reduced = not isinstance(features, Tensor)
     layers = list(features) if not isinstance(features, Tensor) else [features]
@@ -93,10 +93,10 @@ def check(
         n = len(layers[0]) if layers else len(logits)  # type: ignore[arg-type]
         if labels.is_floating_point() or labels.shape != (n,):
             raise ValueError(f"labels must be whole numbers [{n}], got {labels.dtype} {list(labels.shape)}")
-        most = None if logits is None else logits.shape[1]
-        if len(labels) and (labels.min() < 0 or (most is not None and labels.max() >= most)):
+        n_classes = None if logits is None else logits.shape[1]
+        if len(labels) and (labels.min() < 0 or (n_classes is not None and labels.max() >= n_classes)):
             raise ValueError(
-                f"labels must be class numbers from 0{f' to {most - 1}' if most else ''}, "
+                f"labels must be class numbers from 0{f' to {n_classes - 1}' if n_classes else ''}, "
                 f"got {int(labels.min())} to {int(labels.max())}"
             )
     if head is not None and layers and logits is not None:
@@ -109,18 +109,18 @@ def check(
     return Rows(layers, reduced, logits, labels, head)
 
 
-def deal(rows: Rows, generator: torch.Generator) -> Iterator[tuple[Rows, Rows]]:
-    """Deal out the rows into kept (80 %) and held-out parts: once, or five times where rows are few.
+def split_held_out(rows: Rows, generator: torch.Generator) -> Iterator[tuple[Rows, Rows]]:
+    """Split the rows into kept (80 %) and held-out parts: once, or in five folds if there are few rows.
 
     Args:
         rows: At least 2.
         generator: Shuffles the rows.
 
     Yields:
-        Kept and held-out rows. With fewer than 50 rows every row is held out once.
+        Kept and held-out rows. With fewer than 50 rows, every row is held out once.
     """
     n = len(rows)
     order = torch.randperm(n, generator=generator, device=generator.device).to(rows.device)
     parts = order.chunk(5)
-    for held_out in parts[:1] if n >= ENOUGH else parts:
+    for held_out in parts[:1] if n >= MIN_ROWS else parts:
         yield rows.take(torch.cat([part for part in parts if part is not held_out])), rows.take(held_out)

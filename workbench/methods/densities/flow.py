@@ -1,4 +1,4 @@
-"""Normalising flow over all features."""
+"""Normalising flow on all features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.errors import WorkbenchWarning
-from workbench.methods.densities.features import ENOUGH, Features, Head, deal
+from workbench.methods.densities.features import MIN_ROWS, Features, Head, split_held_out
 from workbench.methods.densities.likelihood import Likelihood
 from workbench.methods.densities.moments import full_precision, robust_moments
 
@@ -18,15 +18,15 @@ _PATIENCE = 10
 
 
 class Flow(Likelihood):
-    """RealNVP on whitened features: starts exactly as the Gaussian and learns what is not Gaussian about them.
+    """RealNVP on whitened features, which starts exactly as the Gaussian and learns how the features deviate from it.
 
-    Affine couplings z -> z exp(s) + t on one half of the features, with s and t a network of the other half
-    (Dinh, Sohl-Dickstein & Bengio, "Density estimation using Real NVP", 2017). The last layer of each network starts at
-    zero; s = 2 tanh(l / 2) is bounded and what the networks see is clamped to +-30, so that neither a feature that
-    never varies nor a far outlier breaks the training, while the distance of an outlier itself still counts in full.
+    Affine couplings z -> z exp(s) + t on one half of the features, where s and t are computed by a network from the other
+    half (Dinh, Sohl-Dickstein & Bengio, "Density estimation using Real NVP", 2017). The last layer of each network starts
+    at zero; s = 2 tanh(l / 2) is bounded and the inputs of the networks are clamped to +-30, so that neither a constant
+    feature nor a far outlier breaks the training, while the distance of an outlier itself still counts in full.
 
     Args:
-        d: Number of features after reduction, if known; else the first features tell.
+        d: Number of features after reduction; None: known from the first features.
         n_layers: Number of couplings.
         hidden: Units of the hidden layer of each network.
         n_components: Largest number of principal scores for each layer, where a list of layers is given.
@@ -77,19 +77,19 @@ class Flow(Likelihood):
         generator: torch.Generator | None = None,
         seed: int = 0,
     ) -> None:
-        """Whiten in closed form, train with Adam, keep what is best on held-out rows, and standardise on these.
+        """Whiten in closed form, train with Adam, keep the weights that are best on held-out rows, and standardise on these rows.
 
-        Unlike the Gaussian, the flow is not refitted on all rows: it belongs to the whitening it was trained with.
-        With fewer than 50 rows it stays the Gaussian, since nothing would tell over-fitting apart.
+        Unlike the Gaussian, the flow is not refitted on all rows, because it depends on the whitening it was trained with.
+        With fewer than 50 rows it stays the Gaussian, since over-fitting could not be detected.
 
         Args:
             features: Matrix [n, d] or list of matrices, as in `Density.fit`.
             logits, labels, head: Not used.
-            epochs: Passes over the kept rows at most; it ends after ten without an improvement.
+            epochs: Maximal number of passes over the kept rows; training stops after ten without an improvement.
             batch_size: Rows per step.
             lr: Learning rate of Adam; gradients are clipped to norm 10.
-            generator: Deals out held-out rows and batches; the global random state is never used.
-            seed: Of a new generator, where none is given.
+            generator: Draws held-out rows and batches; the global random state is never used.
+            seed: Seed of a new generator, if none is given.
 
         Raises:
             TypeError: If the features are not floating-point tensors.
@@ -99,16 +99,16 @@ class Flow(Likelihood):
             raise ValueError(f"epochs must be >= 0 and batch_size >= 1, got epochs={epochs}, batch_size={batch_size}")
         generator = generator or torch.Generator().manual_seed(seed)
         rows = self._training_rows(self._rows(features, None))
-        if len(rows) < ENOUGH:
+        if len(rows) < MIN_ROWS:
             super().fit(rows.layers if rows.reduced else rows.layers[0], generator=generator)
             warnings.warn(
-                f"{len(rows)} rows are too few to train a flow ({ENOUGH} are needed), so it stays the Gaussian "
+                f"{len(rows)} rows are too few to train a flow ({MIN_ROWS} are needed), so it stays the Gaussian "
                 "it starts as; use Gaussian(), or more data",
                 WorkbenchWarning,
                 stacklevel=2,
             )
             return
-        kept, held_out = next(deal(rows, generator))
+        kept, held_out = next(split_held_out(rows, generator))
         self._learn(kept)
         self._grow(self._identity(len(self.location), torch.Generator().manual_seed(0)), kept.device)
         with full_precision(kept.layers[0]), torch.no_grad():
@@ -120,7 +120,7 @@ class Flow(Likelihood):
     def _train(
         self, z: Tensor, z_held: Tensor, epochs: int, batch_size: int, lr: float, generator: torch.Generator
     ) -> None:
-        # copies, so that gradients and requires_grad of the parameters themselves stay as the user has them
+        # train copies, so that gradients and requires_grad of the parameters stay as the user has set them
         weights = [p.detach().to(z.dtype, copy=True).requires_grad_() for p in self.parameters()]
         optimizer = torch.optim.Adam(weights, lr=lr)
         best = [w.detach().clone() for w in weights]
@@ -160,7 +160,7 @@ class Flow(Likelihood):
 def couplings(
     z: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Affine couplings one after the other, each on one half of the features given the other half.
+    """Apply affine couplings in turn, each to one half of the features given the other half.
 
     Args:
         z: Tensor [m, d].
@@ -175,7 +175,8 @@ def couplings(
     d = z.shape[1]
     log_det = z.new_zeros(len(z))
     for k in range(len(weight_in)):
-        block = (d + 1) // 2 if k % 4 > 1 else 1  # halves are dealt out by turns, then cut in the middle
+        # two couplings with alternating features, then two with contiguous halves
+        block = (d + 1) // 2 if k % 4 > 1 else 1
         conditioning = (torch.arange(d, device=z.device) // block + k) % 2
         hidden = torch.tanh((z * conditioning).clamp(-_CLAMP, _CLAMP) @ weight_in[k] + bias_in[k])
         log_scale, shift = (hidden @ weight_out[k] + bias_out[k]).chunk(2, dim=1)

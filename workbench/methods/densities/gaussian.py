@@ -1,4 +1,4 @@
-"""Joint Gaussian over all features."""
+"""Joint Gaussian of all features."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _NOISE = 1e-3  # variance of the assumed noise on whitened features
 
 
 class Gaussian(Likelihood):
-    """Joint Gaussian of all features: closed form by `fit`, or trained by `risk.mean()`.
+    """Joint Gaussian of all features, fitted in closed form by `fit` or trained by `risk.mean()`.
 
-    On whitened features z the trained part is a mean m and a lower-triangular L with positive diagonal:
+    On whitened features z, the trained part is a mean m and a lower-triangular L with positive diagonal:
     -log p = |L (z - m)|^2 / 2 - sum log diag L + const, whose minimum is the maximum-likelihood Gaussian. Without the
-    log determinant L would shrink to 0 and call everything usual. Since a feature that never varies would send it to
-    minus infinity instead, z is taken to carry noise of variance 1e-3, which adds 1e-3 |L|^2 / 2 in expectation
-    (a ridge, counted from L = I so that the closed form is exact). The squared distance is the one of Lee et al., "A
+    log determinant, L would shrink to 0 and every row would look usual. Since a constant feature would send -log p to
+    minus infinity instead, z is assumed to have noise of variance 1e-3, which adds 1e-3 |L|^2 / 2 in expectation
+    (a ridge, relative to L = I so that the closed form is exact). The squared distance is the one of Lee et al., "A
     simple unified framework for detecting out-of-distribution samples" (2018), with one group for all layers.
 
     Args:
-        d: Number of features after reduction, if known; else the first features tell.
+        d: Number of features after reduction; None: known from the first features.
         n_components: Largest number of principal scores for each layer, where a list of layers is given.
         shrinkage: Share in [0, 1] of the identity in the covariance of the standardised features; None: the optimal
             one of Ledoit & Wolf (2004), at least 1e-4.

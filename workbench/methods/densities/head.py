@@ -1,4 +1,4 @@
-"""Scores that know the last layer: what its weights can't see, and the distance to its decision boundaries."""
+"""Scores that use the last layer's weights: the features outside their subspace, and the distance to the decision boundaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.methods.densities.moments import double, full_precision
 
 
 class Headed(Density):
-    """A score of the features before the last layer, whose weights make class scores of them."""
+    """Score of the features before the last layer that uses the weights of that layer."""
 
     needs_logits: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class Headed(Density):
 
     @property
     def wants_logits(self) -> bool:
-        return not self.fitted  # then it makes them itself
+        return not self.fitted  # the fitted density computes them itself
 
     def _check_sizes(self, rows: Rows) -> None:
         refuse_size(self, rows.layers[-1].shape[1], self.head_weight.shape[1], "last features")
@@ -40,7 +40,7 @@ class Headed(Density):
         dtype = self.head_weight.dtype
         with full_precision(rows.layers[-1]):
             self._learn_features(double(rows.layers[-1]), double(rows.head[0]), double(rows.head[1]))
-        # copies: the model's own weights may be trained on
+        # copies, as the model's own weights may be trained further
         self.head_weight, self.head_bias = (part.to(rows.device, dtype, copy=True) for part in rows.head)
         self.to(rows.device)
 
@@ -50,7 +50,7 @@ class Headed(Density):
             return self._strange(x).where(x.isfinite().all(1), torch.nan)
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Class scores [m, classes] of features [m, d]."""
+        """Return class scores [m, classes] of features [m, d]."""
         return x @ self.head_weight.to(x.dtype).mT + self.head_bias.to(x.dtype)
 
     def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
@@ -58,19 +58,19 @@ class Headed(Density):
 
     @abstractmethod
     def _strange(self, x: Tensor) -> Tensor:
-        """From features [m, d] to [m]."""
+        """Return the score [m] of features [m, d], higher for stranger rows."""
 
 
 class VirtualLogit(Headed):
-    """A logit for what lies outside the principal subspace of the features, against the others (ViM: Wang et al. 2022).
+    """Virtual logit of the features outside their principal subspace, against the class logits (ViM: Wang et al. 2022).
 
-    With the last layer's weight W and bias b the features are centred at o = -W^+ b; R are the axes of the training features so centred after
-    the first D, and score = a |R' (x - o)| - log sum_c exp(logit_c), with a = (sum of the largest logits) / (sum of |R' (x - o)|) over the
-    training rows. It is the log odds of the paper's probability. D is the paper's: 1000 of 1500 features and more, 512 of 768 and
-    more, else half of them.
+    With the last layer's weight W and bias b, the features are centred at o = -W^+ b; R are the principal axes of the centred training features
+    after the first D, and score = a |R' (x - o)| - log sum_c exp(logit_c), with a = (sum of the largest logits) / (sum of |R' (x - o)|) over
+    the training rows. It is the log odds of the paper's probability. D is as in the paper: 1000 for 1500 or more features, 512 for 768 or
+    more, otherwise half of them.
 
     Args:
-        n_components: D; None: as said above.
+        n_components: D; None: see above.
 
     Example:
         >>> x = torch.randn(1000, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([5.0, 5.0, 0.1, 0.1])
@@ -90,7 +90,7 @@ class VirtualLogit(Headed):
     def __init__(self, *, n_components: int | None = None) -> None:
         super().__init__()
         if n_components is not None and n_components < 0:
-            raise ValueError(f"n_components counts axes from 0, got {n_components}")
+            raise ValueError(f"n_components must not be negative, got {n_components}")
         self.n_components = n_components
 
     def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
@@ -103,14 +103,14 @@ class VirtualLogit(Headed):
                 f"VirtualLogit keeps {used} principal axes of {d} features, so that none are left; give a smaller n_components"
             )
         origin = -torch.linalg.pinv(weight) @ bias
-        away = x - origin
-        _, axes = torch.linalg.eigh(away.mT @ away / len(away))
-        rest = axes[:, : d - used]  # eigenvalues ascend
-        length = (away @ rest).norm(dim=1).sum()
+        centred = x - origin
+        _, axes = torch.linalg.eigh(centred.mT @ centred / len(centred))
+        residual_axes = axes[:, : d - used]  # eigenvalues are in ascending order
+        length = (centred @ residual_axes).norm(dim=1).sum()
         largest = (x @ weight.mT + bias).amax(1).sum()
-        share = torch.where(length > 0, largest / length, 0)
+        factor = torch.where(length > 0, largest / length, 0)
         dtype, device = self.head_weight.dtype, self.head_weight.device
-        self.origin, self.axes = origin.to(device, dtype), (share * rest).to(device, dtype).contiguous()
+        self.origin, self.axes = origin.to(device, dtype), (factor * residual_axes).to(device, dtype).contiguous()
 
     def _strange(self, x: Tensor) -> Tensor:
         return ((x - self.origin) @ self.axes.to(x.dtype)).norm(dim=1) - self._logits(x).logsumexp(1)
@@ -145,19 +145,22 @@ class BoundaryDistance(Headed):
         largest, predicted = logits.max(1)
         between = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
         others = torch.ones_like(logits).scatter(1, predicted[:, None], 0)
-        # classes with the same weights have no boundary, and their logits differ by nothing that x can change
+        # classes with equal weights have no boundary: their logits differ by a constant
         others = others * (between > 0)[predicted]
         distance = (largest[:, None] - logits) / between[predicted].where(others > 0, 1) * others
         return -distance.sum(1) / others.sum(1).clamp_min(1) / (x - self.location).norm(dim=1)
 
 
 def find_head(pairs: Iterable[tuple[Tensor, Tensor | None]], features: Tensor, logits: Tensor) -> Head | None:
-    """The last layer, as features and class scores show it: weight [classes, d] and bias [classes], None if no pair gives them.
+    """Find the layer that maps the features to the class scores.
 
     Args:
         pairs: Weights [classes, ...] and biases of the layers of a model.
-        features: Tensor [n, d] that enters the last layer, n >= 1.
-        logits: Tensor [n, classes] that comes out of it.
+        features: Inputs of the last layer [n, d], n >= 1.
+        logits: Its outputs [n, classes].
+
+    Returns:
+        Weight [classes, d] and bias [classes]; None if no pair reproduces the class scores.
     """
     shape = (logits.shape[1], features.shape[1])
     coarse = min(logits.dtype.itemsize, features.dtype.itemsize) < 4
@@ -171,13 +174,13 @@ def find_head(pairs: Iterable[tuple[Tensor, Tensor | None]], features: Tensor, l
             continue
         w = weight.detach().reshape(scores, shape[1])
         b = w.new_zeros(scores) if bias is None else bias.detach()
-        if scores < shape[0]:  # yes or no: one score against a score of 0
+        if scores < shape[0]:  # binary: one score, compared with a score of 0
             w, b = torch.cat([torch.zeros_like(w), w]), torch.cat([torch.zeros_like(b), b])
-        # the rounding of sums of d terms, TF32's included
+        # allows for rounding of sums of d terms, also in TF32
         tolerance = 3e-2 if coarse or weight.dtype.itemsize < 4 else 2e-3
         with full_precision(x):
-            away = (x @ w.float().mT + b.float() - y).abs().amax() if len(x) else y.new_zeros(())
-        if away <= tolerance * y.abs().amax().clamp_min(1e-6):
+            error = (x @ w.float().mT + b.float() - y).abs().amax() if len(x) else y.new_zeros(())
+        if error <= tolerance * y.abs().amax().clamp_min(1e-6):
             return w, b
     return None
 

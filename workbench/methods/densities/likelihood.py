@@ -1,4 +1,4 @@
-"""Densities in the narrow sense: whitened features transported to a standard normal."""
+"""Densities with a likelihood: whitened features transported to a standard normal distribution."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from workbench.methods.densities.reduce import Reduce
 class Likelihood(Density):
     """A density whose score is the negative log likelihood of the features, in nats.
 
-    Features x are whitened in closed form, z = W (x - location), and transported to a standard normal u = T(z) by what
-    a subclass learns: nll(x) = |u|^2 / 2 + d/2 log(2 pi) - log |det dT/dz| - log |det W|.
+    Features x are whitened in closed form, z = W (x - location), and transported to a standard normal u = T(z) that a
+    subclass learns: nll(x) = |u|^2 / 2 + d/2 log(2 pi) - log |det dT/dz| - log |det W|.
 
-    Two ways to learn it, and both give a state that `state_dict` keeps: `fit(features)`, see `Density`, and
+    There are two ways to learn it, and `state_dict` holds the result of either: `fit(features)`, see `Density`, and
 
     - `risk.mean()` as a loss in training mode: the first batch sets the whitening, and centre and scale follow the nll
       of the training batches (bias-corrected exponential moving averages). They are constants to autograd: a risk
-      standardised by its own batch would have mean 0 and no gradient. Detach the features: otherwise the network learns
-      to shrink them. After `fit` they stay as they are, in training mode too.
+      standardised by its own batch would have mean 0 and no gradient. Detach the features, otherwise the network learns
+      to shrink them. After `fit`, centre and scale stay fixed, in training mode too.
 
-    The parameters of T are empty for as long as it is the identity and nothing trains it, which costs no time then.
+    The parameters of T are empty, and cost no time, as long as T is the identity and nothing trains it.
 
     Args:
-        d: Number of features after reduction, if known; else the first features tell.
+        d: Number of features after reduction; None: known from the first features.
         n_components: Largest number of principal scores for each layer, where a list of layers is given.
         shrinkage: Share in [0, 1] of the identity in the covariance of the standardised features; None: the optimal
             one of Ledoit & Wolf (2004), at least 1e-4.
@@ -59,7 +59,7 @@ class Likelihood(Density):
 
     @abstractmethod
     def _identity(self, d: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Parameters for d features with which the transport is the identity."""
+        """Return parameters for d features with which the transport is the identity."""
 
     @abstractmethod
     def _transport(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,13 +67,14 @@ class Likelihood(Density):
 
     @property
     def _grown(self) -> bool:
-        return all(getattr(self, name).numel() for name in self._parameter_names)  # no Parameters in a functional call
+        # not get_parameter: in a functional call they are plain tensors
+        return all(getattr(self, name).numel() for name in self._parameter_names)
 
     def nll(self, features: Features) -> Tensor:
-        """Negative log likelihood of each row, in nats.
+        """Return the negative log likelihood of each row, in nats.
 
         Args:
-            features: As in `fit`, with m rows. For a list of layers it is the likelihood of the reduced features.
+            features: As in `fit`, with m rows. For a list of layers, the likelihood is that of the reduced features.
 
         Returns:
             Tensor [m], differentiable, at least float32 (also under autocast).
@@ -100,7 +101,7 @@ class Likelihood(Density):
             return self._nll(self._reduced(rows))
 
     def _reduced(self, rows: Rows) -> Tensor:
-        """Features [m, d] as the whitening takes them."""
+        """Return the features [m, d] that the whitening takes, reduced if there are several layers."""
         dtype = torch.promote_types(self.location.dtype, torch.float32)
         if not self.reductions:
             return rows.layers[0].to(dtype)
@@ -110,7 +111,7 @@ class Likelihood(Density):
         whitening = self.whitening
         z = (x - self.location) @ whitening.to(x.dtype).T
         finite = z.isfinite().all(1)
-        z = z.where(finite[:, None], 0)  # 0 * NaN would reach the gradient of all parameters
+        z = z.where(finite[:, None], 0)  # 0 * NaN would make the gradients of all parameters NaN
         u, log_det = self._transport(z) if self._grown else (z, 0.0)
         log_det = log_det + whitening.diagonal().to(z.dtype).log().sum()
         nll = 0.5 * u.square().sum(1) + 0.5 * u.shape[1] * math.log(2 * math.pi) - log_det
@@ -131,7 +132,7 @@ class Likelihood(Density):
                 else rows.layers[0]
             )
             location, whitening = whiten(x.detach(), self.shrinkage)
-        if self._grown:  # what was trained starts anew, in the sizes that an optimizer may know
+        if self._grown:  # reset the trained parameters, but keep their sizes, which an optimizer may rely on
             start = self._identity(x.shape[1], torch.Generator().manual_seed(0))
             for name, value in start.items():
                 present = self.get_parameter(name).shape
@@ -143,7 +144,7 @@ class Likelihood(Density):
             self._grow(start, device)
         self.reductions = reductions.train(self.training)
         self.location = location.to(device, dtype)
-        # contiguous as a loaded one is, for the same numbers to the last bit
+        # contiguous like a loaded one, so that results are bitwise equal
         self.whitening = whitening.to(device, dtype).contiguous()
         self.centre, self.scale, self.weight = (t.to(device) for t in (self.centre, self.scale, self.weight))
 
@@ -154,7 +155,7 @@ class Likelihood(Density):
             if (parameter.shape, parameter.device) == (value.shape, value.device):
                 parameter.data.copy_(value)
             else:
-                parameter.data = value  # the same object, so that an optimizer made before trains it
+                parameter.data = value  # keep the object, so that an existing optimizer trains it
 
     def _check_sizes(self, rows: Rows) -> None:
         known = [r.get_buffer("mean").numel() for r in self.reductions] or self.location.numel()
@@ -166,7 +167,7 @@ class Likelihood(Density):
         names = [name for name in self._parameter_names if f"{prefix}{name}" in state_dict]
         if location is not None and location.numel() and self._grown:
             identity = self._identity(len(location), torch.Generator().manual_seed(0))
-            for name in names:  # untrained there, and an optimizer may know the sizes here
+            for name in names:  # untrained in the state, but an optimizer may rely on the sizes here
                 if not state_dict[f"{prefix}{name}"].numel():
                     state_dict[f"{prefix}{name}"] = identity[name]
         super()._load_from_state_dict(state_dict, prefix, *args)

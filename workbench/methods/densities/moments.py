@@ -1,4 +1,4 @@
-"""Centres, scales and covariances that a few wild or constant columns or rows do not spoil."""
+"""Centres, scales and covariances that are robust to a few extreme rows and constant columns."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FLOOR = 1e-3  # smallest unit of a column, as a share of the layer's largest: nearly dead features must not explode
-_MIN_SHRINKAGE = 1e-4  # keeps features that are copies of one another from having infinite density
+_FLOOR = (
+    1e-3  # smallest unit of a column relative to the layer's largest, so that nearly constant features do not explode
+)
+_MIN_SHRINKAGE = 1e-4  # keeps duplicate features from having infinite density
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
-    """Context without autocast on the device of a tensor: half precision is too coarse for covariances and sums."""
+    """Return a context without autocast on the device of a tensor: half precision is too coarse for covariances and sums."""
     kind = like.device.type
-    # which torch.compile can't always ask
+    # torch.compile cannot always trace these queries
     on = torch.compiler.is_compiling() or (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))
     return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def double(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU where its device has none."""
+    """Return the tensor in float64, on the CPU if its device does not support it."""
     return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device).double()
 
 
 def units(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and unit of every column, and which columns are constant.
+    """Return mean and unit of every column, and which columns are constant.
 
     Args:
         features: Tensor [n, d] of finite floats, n >= 2.
 
     Returns:
         Mean [d], unit [d] > 0 and a mask [d] of constant columns. The unit is the standard deviation, at least
-        1e-3 of the largest one; constant columns get the largest one, for their own scale was never seen.
+        1e-3 of the largest one; constant columns get the largest one, since their own scale is unknown.
     """
     variance, mean = torch.var_mean(features, dim=0, correction=0)
     sd = variance.sqrt()
@@ -45,13 +47,13 @@ def units(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_shrinkage(shrinkage: float | None) -> None:
-    """Raise ValueError if a shrinkage is no share."""
+    """Raise ValueError if a shrinkage is not between 0 and 1."""
     if shrinkage is not None and not 0 <= shrinkage <= 1:
         raise ValueError(f"shrinkage is a share between 0 and 1, got {shrinkage}")
 
 
 def ledoit_wolf(z: Tensor) -> float:
-    """Shrinkage towards mu I that minimises the expected squared error of the covariance, mu = trace / d.
+    """Return the shrinkage towards mu I that minimises the expected squared error of the covariance, mu = trace / d.
 
     rho = min(b, delta) / delta with delta = |S - mu I|^2 and b = sum_i |z_i z_i' - S|^2 / n^2, in Frobenius norms
     (Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004).
@@ -74,10 +76,10 @@ def ledoit_wolf(z: Tensor) -> float:
 
 
 def whiten(features: Tensor, shrinkage: float | None) -> tuple[Tensor, Tensor]:
-    """Mean m and lower-triangular W with W' W = S^-1, S the shrunk covariance.
+    """Return the mean m and the lower-triangular W with W' W = S^-1, S the shrunk covariance.
 
-    Constant columns have no covariance. They are given the standard deviation that a single row among the n, off by
-    the largest one, would have caused: silent in training, but heard when a dead feature comes to life.
+    Constant columns have no covariance. They get the standard deviation that one of the n rows would cause if it deviated
+    by the largest unit: they add nothing in training, but react when a dead feature becomes active.
 
     Args:
         features: Float tensor [n, d].
@@ -105,7 +107,7 @@ def whiten(features: Tensor, shrinkage: float | None) -> tuple[Tensor, Tensor]:
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if failed:
         raise ValueError(
-            f"the covariance of {d} features is singular on {n} rows and shrinkage={shrinkage} does not mend it: "
+            f"the covariance of {d} features on {n} rows is singular, and shrinkage={shrinkage} does not make it regular: "
             "use shrinkage=None, or more rows"
         )
     inverse = torch.linalg.solve_triangular(factor, torch.eye(d, dtype=x.dtype, device=x.device), upper=False)
@@ -113,13 +115,13 @@ def whiten(features: Tensor, shrinkage: float | None) -> tuple[Tensor, Tensor]:
 
 
 def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation after clipping to median +- 10 robust standard deviations (1.4826 MAD); NaN does not count.
+    """Return mean and standard deviation after clipping to median +- 10 robust standard deviations (1.4826 MAD), ignoring NaN.
 
     Args:
         values: Float tensor [n], n >= 1.
 
     Returns:
-        Two scalars; the standard deviation is 1 where all values are (numerically) equal.
+        Two scalars; the standard deviation is 1 if all values are (numerically) equal.
     """
     median = _nanmedian(values)
     mad = _nanmedian((values - median).abs())
@@ -131,6 +133,6 @@ def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nanmedian(values: Tensor) -> Tensor:
-    """As torch.nanmedian, which on a GPU waits for the number of NaN."""
+    """Return the median like torch.nanmedian, but without synchronising with a GPU for the number of NaN."""
     at = (len(values) - 1 - values.isnan().sum()).div(2, rounding_mode="floor").clamp_min(0)
     return values.sort().values.gather(0, at[None])[0]  # NaN come last

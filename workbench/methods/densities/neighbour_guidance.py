@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.methods.densities.classes import MOST_NEIGHBOURS, Bank
+from workbench.methods.densities.classes import MAX_NEIGHBOURS, Bank
 from workbench.methods.densities.features import Rows
 from workbench.methods.densities.moments import full_precision
 
 
 class GuidedEnergy(Bank):
-    """Energy times the confidence and likeness of the nearest training rows (NNGuide: Park et al. 2023).
+    """Energy times the confidence and similarity of the nearest training rows (NNGuide: Park et al. 2023).
 
     With the confidence s(x) = log sum_c exp(logit_c) and the features u = x / |x| before the last layer, score = -s(x) times the mean of the
-    k largest s(x_i) u_i' u over the training rows x_i, of which at most 10,000, evenly spread, are kept.
+    k largest s(x_i) u_i' u over the training rows x_i, of which at most 10,000, evenly spread, are stored.
 
     Args:
-        k: How many rows; never more than are kept.
+        k: Number of neighbours; at most the number of stored rows is used.
 
     Example:
         >>> x = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0)) + torch.tensor([8.0, 0.0])
@@ -41,7 +41,7 @@ class GuidedEnergy(Bank):
     @torch.no_grad()
     def _learn(self, rows: Rows) -> None:
         assert rows.logits is not None  # `needs_logits`
-        step = -(-len(rows) // MOST_NEIGHBOURS)
+        step = -(-len(rows) // MAX_NEIGHBOURS)
         x, logits = (
             part[::step].to(torch.promote_types(part.dtype, torch.float32)) for part in (rows.layers[-1], rows.logits)
         )

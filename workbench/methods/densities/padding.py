@@ -1,4 +1,4 @@
-"""Which steps of a sequence are padding: what the call itself says, by a mask, by lengths, or by the padding token."""
+"""Padding steps of sequences, known from a mask, from lengths or from the padding token of a call."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 def kept_steps(
     model: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor | None:
-    """Mask [rows, t] of the steps that are no padding, None where nothing says which are.
+    """Return a mask of the steps that are not padding, None if the call does not tell.
 
-    In this order: a bool or integer argument called `...attention_mask` [rows, t] (1 or True: kept) or `...padding_mask`
-    [rows, t] (True: padding, as in torch); `length` or `lengths` [rows] beside a sequence; whole numbers [rows, t] where the model has
-    embeddings that agree on one `padding_idx`. Steps that merely are zero are not taken for padding: zero may be a value.
+    Looks for, in this order: a bool or integer argument named `...attention_mask` [rows, t] (1 or True: kept) or `...padding_mask` [rows, t]
+    (True: padding, as in torch); an argument `length` or `lengths` [rows] next to a sequence; integer tokens [rows, t], if all embeddings of
+    the model that have a `padding_idx` have the same one. Steps that are merely zero do not count as padding, since zero may be a value.
 
     Args:
-        model: Whose embeddings are asked.
-        forward: Whose parameters name the positional arguments.
-        args, kwargs: The call.
+        model: Model whose embeddings may define a padding token.
+        forward: Function whose signature names the positional arguments.
+        args, kwargs: Arguments of the call.
 
     Returns:
         Bool tensor [rows, t], or None.
@@ -33,11 +33,11 @@ def kept_steps(
         [[True, False, False], [True, True, True]]
     """
     if not kwargs and len(args) == 1 and not (isinstance(args[0], Tensor) and not args[0].is_floating_point()):
-        return None  # the common case, at no cost
+        return None  # fast path for the common case
     arguments = _named(forward, args, kwargs)
     for name, value in arguments.items():
         if not isinstance(value, Tensor) or value.dim() != 2 or value.is_floating_point():
-            continue  # numbers to add to attention scores come in several conventions
+            continue  # additive attention masks follow several conventions
         if name.endswith("attention_mask"):
             return value != 0
         if name.endswith("padding_mask"):
@@ -56,7 +56,7 @@ def kept_steps(
 
 
 def _named(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name; those of `*args` and `**kwargs` by theirs or their number."""
+    """Return the arguments of a call by name, or by position if the signature does not name them all."""
     try:
         bound = inspect.signature(forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

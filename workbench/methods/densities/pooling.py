@@ -1,4 +1,4 @@
-"""From the feature maps of a layer to a short vector per row."""
+"""Pooling of a layer's feature maps to one short vector per row."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def pool(
 ) -> Tensor:
     """Average a feature map of any shape over a coarse grid, one vector per row.
 
-    A 2x2 grid keeps the rough place of things, which a global mean throws away.
+    A 2x2 grid keeps rough positions, which a global mean discards.
 
     Args:
-        feature: Real tensor with `rows` entries along `row_dim`: a vector per row [rows, d] is kept as it is, a map
+        feature: Real tensor with `rows` entries along `row_dim`: one vector per row [rows, d] is kept unchanged, a map
             [rows, c, h, w] (or with one or three axes in place of h, w) is averaged over two bins per axis, a
             sequence [rows, t, c] over two bins of t.
         rows: Number of rows of the batch.
         row_dim: Dimension of the rows; 1 for the [t, rows, c] of recurrent layers.
-        channel_dim: Dimension of the channels, counted with the rows first. Default: the last one of three, else 1;
+        channel_dim: Dimension of the channels, counted with the rows first. Default: the last of three dimensions, otherwise 1;
             give 1 for the [rows, c, length] of a 1-D convolution and -1 for [rows, h, w, c].
-        keep: Mask [rows, t] of the steps of a sequence that are no padding. The bins of a row are then the two halves
-            of its own steps, so that neither padding nor its amount counts; a row without any gets zeros.
+        keep: Mask [rows, t] of the steps of a sequence that are not padding. The bins of a row are then the two halves
+            of its kept steps, so that padding has no influence; a row without kept steps gets zeros.
 
     Returns:
         Tensor [rows, d], at least float32. Axes of size 1 are not split, except t of a sequence, so that d does not
@@ -38,7 +38,7 @@ def pool(
 
     Raises:
         TypeError: If the feature is complex.
-        ValueError: If the feature has not `rows` entries along `row_dim`, no entries to average, or other steps than
+        ValueError: If the feature does not have `rows` entries along `row_dim`, has nothing to average, or does not match
             `keep`.
 
     Example:
@@ -51,8 +51,8 @@ def pool(
         raise TypeError(f"cannot pool a complex feature {list(feature.shape)}; choose layers with real outputs")
     if feature.dim() <= row_dim or feature.shape[row_dim] != rows:
         raise ValueError(
-            f"a feature of shape {list(feature.shape)} has not the {rows} rows of the batch in dimension {row_dim}; "
-            "leave its layer out, or say where the rows are with row_dim="
+            f"a feature of shape {list(feature.shape)} does not have the {rows} rows of the batch in dimension {row_dim}; "
+            "leave its layer out, or give the dimension of the rows, row_dim="
         )
     feature = feature.to(torch.promote_types(feature.dtype, torch.float32))
     feature = feature.movedim(row_dim, 0) if row_dim else feature
@@ -62,7 +62,7 @@ def pool(
     if channel_dim is None:
         channel_dim = -1 if is_sequence else 1
     feature = feature.movedim(channel_dim, 1)
-    if feature.dim() > 5:  # three axes are split; the trailing ones become one
+    if feature.dim() > 5:  # at most three axes are split: flatten the trailing ones into the third
         feature = feature.flatten(4)
     axes = tuple(feature.shape[2:])
     if 0 in feature.shape[1:]:
@@ -75,18 +75,18 @@ def pool(
         sizes = tuple(_BINS if is_sequence else min(_BINS, size) for size in axes)
         if len(axes) == 2 and not feature.is_contiguous() and feature.is_contiguous(memory_format=torch.channels_last):
             return F.adaptive_avg_pool2d(feature, (sizes[0], sizes[1])).flatten(1)  # the product would copy it
-        # one product with a few columns, which many a CPU does twice as fast as pooling (and not as `@ weights.T`)
+        # a product with a few columns: on many CPUs twice as fast as pooling (unlike `@ weights.T`)
         return F.linear(feature.flatten(2), _grid(axes, sizes, feature)).flatten(1)
 
 
 def _grid(axes: tuple[int, ...], bins: tuple[int, ...], like: Tensor) -> Tensor:
-    """Weights [bins, steps] of the means over a grid, whose bins overlap where they do not divide the axes."""
-    build = _grid_of.__wrapped__ if values_unavailable() or torch.compiler.is_compiling() else _grid_of
+    """Return weights [bins, steps] of the means over a grid; bins overlap if they do not divide the axes evenly."""
+    build = _cached_grid.__wrapped__ if values_unavailable() or torch.compiler.is_compiling() else _cached_grid
     return build(axes, bins, like.dtype, like.device)
 
 
 @functools.lru_cache(maxsize=64)
-def _grid_of(axes: tuple[int, ...], bins: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _cached_grid(axes: tuple[int, ...], bins: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         weights = torch.ones(1, 1, dtype=dtype, device=device)
         for size, n in zip(axes, bins, strict=True):
@@ -99,10 +99,10 @@ def _grid_of(axes: tuple[int, ...], bins: tuple[int, ...], dtype: torch.dtype, d
 
 
 def _halves(keep: Tensor, like: Tensor) -> Tensor:
-    """Weights [rows, t, 2] of the means over the first and the second half of the steps that are kept."""
+    """Return weights [rows, t, 2] of the means over the first and the second half of the kept steps."""
     kept = keep.to(like.dtype)
     count = kept.sum(1, keepdim=True)
-    before = kept.cumsum(1) - kept  # how many kept steps come before
+    before = kept.cumsum(1) - kept  # number of kept steps before each step
     first = kept * (before < (count / 2).ceil())
     second = kept * (before >= (count / 2).floor())
     both = torch.stack([first, second], 2)

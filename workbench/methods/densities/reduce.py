@@ -1,4 +1,4 @@
-"""From a long vector per row to a short one: principal components, and what they miss."""
+"""Dimension reduction of features: principal components and their residual."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.methods.densities.moments import units
 
 
 def _leading_axes(centred: Tensor, k: int) -> Tensor:
-    """First k principal axes [d, k] by subspace iteration (Halko, Martinsson & Tropp 2011, algorithm 4.4)."""
+    """Return the first k principal axes [d, k] by subspace iteration (Halko, Martinsson & Tropp 2011, algorithm 4.4)."""
     generator = torch.Generator().manual_seed(0)
     shape = (centred.shape[1], min(k + 10, centred.shape[1]))
     axes = torch.randn(shape, generator=generator, device="cpu").to(centred)
@@ -23,14 +23,14 @@ def _leading_axes(centred: Tensor, k: int) -> Tensor:
 
 
 class Growing(nn.Module):
-    """A module whose tensors are empty until the first data, or a state dict, tell their sizes.
+    """Module whose tensors are empty until the first data or a state dict determine their sizes.
 
-    Empty tensors rather than `UninitializedParameter`: counting parameters, deepcopy, state_dict and a weights-only
-    torch.load all work before the first data, and a parameter stays the same object when it grows.
+    Tensors are empty rather than an `UninitializedParameter`, so that counting parameters, deepcopy, state_dict and a
+    weights-only torch.load work before the first data, and a parameter stays the same object when it grows.
     """
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take over the sizes of the state dict, if nothing here has another size already."""
+        """Adopt the sizes of the state dict, if no tensor here has a different size already."""
         current = {**self._parameters, **self._buffers}
         pairs = [(current[name], state_dict[prefix + name]) for name in current if prefix + name in state_dict]
         if all(old is not None and (not old.numel() or old.shape == new.shape) for old, new in pairs):
@@ -41,14 +41,14 @@ class Growing(nn.Module):
 
 
 class Reduce(Growing):
-    """Standardise the features of one layer and, where they are many, keep scores and what the scores miss.
+    """Standardise the features of one layer and reduce many features to principal scores and their residual.
 
-    For more than `n_components` features v (standardised) with principal axes P the reduced features are
-    [v P, log1p(|v|^2 - |v P|^2)]: the residual energy sees what leaves the subspace of the training data, as in the
-    reconstruction error of principal component analysis.
+    For more than `n_components` features v (standardised) with principal axes P, the reduced features are
+    [v P, log1p(|v|^2 - |v P|^2)]: the residual energy measures what leaves the subspace of the training data, as the
+    reconstruction error of principal component analysis does.
 
     Args:
-        n_components: Largest number of scores that is kept.
+        n_components: Largest number of scores to keep.
 
     Example:
         >>> reduce = Reduce(n_components=3)
@@ -70,8 +70,8 @@ class Reduce(Growing):
     def fit(self, features: Tensor) -> None:
         """Set mean, unit and principal axes.
 
-        The axes number min(n_components, d) whatever n is, so that sizes do not depend on the amount of data; when
-        rows are few, at most every second one is used and the others are zero, so that training rows keep a residual.
+        There are min(n_components, d) axes for any n, so that sizes do not depend on the amount of data; with few rows,
+        at most (n - 1) // 2 axes are used and the others are zero, so that training rows keep a residual.
 
         Args:
             features: Tensor [n, d] of finite floats, n >= 2.
@@ -87,13 +87,13 @@ class Reduce(Growing):
         self.mean, self.unit, self.axes = mean.to(dtype), unit.to(dtype), axes.to(dtype)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Reduced features.
+        """Reduce features.
 
         Args:
             features: Tensor [m, d].
 
         Returns:
-            Tensor [m, d], or [m, n_components + 1] where d > n_components; in units of the training rows.
+            Tensor [m, d], or [m, n_components + 1] if d > n_components; in units of the training rows.
         """
         mean, axes = self.mean, self.axes
         dtype = torch.promote_types(mean.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Relative Mahalanobis scores: how far from the nearest class, beyond how far from everything."""
+"""Relative Mahalanobis scores: the distance to the nearest class minus the distance to all training data."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch.nn import functional as F
 from workbench.methods.densities.moments import double, units
 from workbench.methods.densities.reduce import Growing
 
-_RIDGE = 1e-4  # share of its diagonal that is added to the within-class covariance
-_SPREAD = 1e-3  # least variance of a feature within the classes: some never vary there
+_RIDGE = 1e-4  # share of the diagonal that is added to the within-class covariance
+_MIN_VARIANCE = 1e-3  # of a feature within the classes, where some are constant
 _NOISE = 1e-6
-MOST_DIRECTIONS = 64
+MAX_DIRECTIONS = 64
 
 
 class Relative(Growing):
     """Relative Mahalanobis distance of every layer (Ren et al. 2021) in the discriminant directions only.
 
     With within-class covariance S_w = L L', class means M and shares p, and the singular values s and vectors U of
-    L^-1 M diag(sqrt(p)), the projections u = U' L^-1 (v - mean) have covariance I within classes and 1 + s^2 in total
-    (linear discriminant analysis, Fisher 1936), and
+    L^-1 M diag(sqrt(p)), the projections u = U' L^-1 (v - mean) have covariance I within classes and variances 1 + s^2
+    in total (linear discriminant analysis, Fisher 1936), and
 
         min_c |u - u_c|^2 - sum_k u_k^2 / (1 + s_k^2)
 
-    is the Mahalanobis distance to the nearest class minus that to all of the training data. The other d - classes + 1
-    directions have equal covariances in both and cancel exactly, so they are never computed.
+    is the Mahalanobis distance to the nearest class minus that to all training data. The other d - classes + 1
+    directions have equal covariances in both and cancel exactly, so they are not computed.
 
-    One set of buffers holds all layers, so that a batch costs one product a layer and a handful of operations.
+    One set of buffers holds all layers, so that a batch costs one product per layer and a handful of operations.
     """
 
     directions: Tensor
@@ -46,7 +46,7 @@ class Relative(Growing):
 
     @property
     def fitted(self) -> bool:
-        """Whether there were classes to tell apart."""
+        """Whether the training rows had several classes."""
         return self.directions.numel() > 0
 
     def fit(self, layers: list[Tensor], groups: Tensor) -> None:
@@ -54,7 +54,7 @@ class Relative(Growing):
 
         Args:
             layers: Tensors [n, d_l] of finite floats.
-            groups: Class number of every row, int64 [n]; classes without rows do not count.
+            groups: Class number of every row, int64 [n]; classes without rows are ignored.
         """
         names, groups = groups.unique(return_inverse=True)
         if len(names) < 2:
@@ -68,13 +68,13 @@ class Relative(Growing):
         device, dtype = layers[0].device, self.directions.dtype
         self.directions = torch.cat(directions).to(device, dtype)
         self.offset = torch.stack(offset).to(device, dtype)
-        # as a file gives them back, to the last bit
+        # contiguous like loaded ones, so that results are bitwise equal
         self.means = (-2 * torch.stack(means).mT).to(device, dtype).contiguous()
         self.height = torch.stack(means).square().sum(2)[:, None].to(device, dtype)
         self.share = torch.stack(share).to(device, dtype)
 
     def forward(self, layers: list[Tensor]) -> Tensor:
-        """Scores of every layer.
+        """Return the scores of every layer.
 
         Args:
             layers: Tensors [m, d_l], the same sizes as in `fit`.
@@ -91,14 +91,14 @@ class Relative(Growing):
 
 
 def _discriminant(v: Tensor, groups: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Directions [d, k] and offset [k] of raw features, class means [classes, k], and s^2 / (1 + s^2) [k], float64."""
+    """Return directions [d, k] and offset [k] for raw features, class means [classes, k], and s^2 / (1 + s^2) [k], in float64."""
     mean, unit, _ = units(v)
     z = (v - mean) / unit
     share = torch.bincount(groups, minlength=classes).to(z) / len(z)
     means = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
     means = means / (share * len(z))[:, None]
     within = z - means[groups]
-    k = min(classes - 1, z.shape[1], MOST_DIRECTIONS)
+    k = min(classes - 1, z.shape[1], MAX_DIRECTIONS)
     solve = _by_rows if len(z) < z.shape[1] else _by_features
     directions, values = solve(within, (means * share.sqrt()[:, None]).T, k)
     raw = directions / unit[:, None]
@@ -107,15 +107,15 @@ def _discriminant(v: Tensor, groups: Tensor, classes: int) -> tuple[Tensor, Tens
 
 
 def _by_features(within: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Directions L'^-1 U [d, k] and singular values [k] of L^-1 C = U s V', with the within-class covariance S = L L'.
+    """Return directions L'^-1 U [d, k] and singular values [k] of L^-1 C = U s V', with the within-class covariance S = L L'.
 
     Args:
-        within: Rows [n, d] less the mean of their class.
-        centres: C [d, classes], class means times the root of their share.
-        k: How many.
+        within: Rows [n, d] minus their class mean.
+        centres: C [d, classes], class means times the square root of their share.
+        k: Number of directions.
     """
     covariance = within.T @ within / len(within)
-    spread = covariance.diagonal().clamp_min(_SPREAD)
+    spread = covariance.diagonal().clamp_min(_MIN_VARIANCE)
     covariance = (1 - _RIDGE) * covariance + _RIDGE * spread.diag() + _NOISE * torch.eye(len(spread)).to(within)
     factor = torch.linalg.cholesky(covariance)
     axes, values, _ = torch.linalg.svd(torch.linalg.solve_triangular(factor, centres, upper=False), full_matrices=False)
@@ -123,18 +123,18 @@ def _by_features(within: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tenso
 
 
 def _by_rows(within: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The same at a cost of n^2 d, for fewer rows than features: S^-1 C V / s, where C' S^-1 C = V s^2 V'.
+    """Return the same as `_by_features` at a cost of n^2 d, for fewer rows than features: S^-1 C V / s, where C' S^-1 C = V s^2 V'.
 
-    S is a diagonal and the products of n rows, whose inverse takes one of size n (Woodbury 1950).
+    S is a diagonal plus a product of n rows, so that its inverse needs only one of size n (Woodbury 1950).
     """
-    ridge = _RIDGE * within.square().mean(0).clamp_min(_SPREAD) + _NOISE
+    ridge = _RIDGE * within.square().mean(0).clamp_min(_MIN_VARIANCE) + _NOISE
     rows = within * math.sqrt((1 - _RIDGE) / len(within))
     scaled = rows / ridge
     factor = torch.linalg.cholesky(torch.eye(len(rows)).to(rows) + scaled @ rows.T)
     solved = centres / ridge[:, None] - scaled.T @ torch.cholesky_solve(scaled @ centres, factor)
     power, vectors = torch.linalg.eigh(centres.T @ solved)
     values = power.flip(0)[:k].clamp_min(0).sqrt()
-    # in a direction in which the classes do not differ both distances are the same: it is left out
+    # leave out directions in which the classes do not differ: both distances are equal there
     inverse = torch.where(values > 1e-6 * values[0], 1 / values, 0)
     return solved @ vectors.flip(1)[:, :k] * inverse, values
 

@@ -1,4 +1,4 @@
-"""Baselines that look at the class scores only."""
+"""Baselines that use the class scores only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from workbench.methods.densities.base import Density, refuse_size
 from workbench.methods.densities.features import Rows
 
-_MOST_CLASSES = 100  # of the largest probabilities that the generalised entropy looks at
+_MAX_CLASSES = 100  # number of largest probabilities that the generalised entropy uses
 
 
 class Output(Density):
-    """A score of the model's own class scores; `fit` only standardises it."""
+    """Score of the model's own class scores; `fit` only standardises it."""
 
     needs_features: ClassVar[bool] = False
     needs_logits: ClassVar[bool] = True
@@ -38,13 +38,13 @@ class Output(Density):
 
     @abstractmethod
     def _strange(self, logits: Tensor) -> Tensor:
-        """From [m, classes] to [m]."""
+        """Return the score [m] of logits [m, classes], higher for stranger rows."""
 
 
 class MaxSoftmax(Output):
-    """The largest probability p (MSP: Hendrycks & Gimpel 2017), as the log odds against it, log (1 - p) / p.
+    """The largest probability p (MSP: Hendrycks & Gimpel 2017), as the log odds against it, log((1 - p) / p).
 
-    They rank rows as -p does, and tell apart those whose p is rounded to 1.
+    They rank rows as -p does, and also distinguish rows whose p is rounded to 1.
 
     Example:
         >>> density = MaxSoftmax()
@@ -76,17 +76,17 @@ class GeneralizedEntropy(Output):
     def __init__(self, *, gamma: float = 0.1) -> None:
         super().__init__()
         if not 0 < gamma < 1:
-            raise ValueError(f"gamma is a power between 0 and 1, got {gamma}")
+            raise ValueError(f"gamma must lie strictly between 0 and 1, got {gamma}")
         self.gamma = gamma
 
     def _strange(self, logits: Tensor) -> Tensor:
         ordered = logits.sort(1, descending=True).values
         log_p = ordered.log_softmax(1)
-        # of the largest, whose p may be rounded to 1, from the others
+        # log(1 - p) of the largest, whose p may be rounded to 1, is computed from the others
         log_rest = torch.cat(
             [ordered[:, 1:].logsumexp(1, True) - ordered.logsumexp(1, True), (-log_p[:, 1:].exp()).log1p()], 1
         )
-        return (self.gamma * (log_p + log_rest))[:, :_MOST_CLASSES].exp().sum(1)
+        return (self.gamma * (log_p + log_rest))[:, :_MAX_CLASSES].exp().sum(1)
 
 
 class Energy(Output):

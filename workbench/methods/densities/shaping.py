@@ -1,4 +1,4 @@
-"""Energy of class scores made of features that were clipped, pruned or scaled before the last layer."""
+"""Energy of class scores computed from features that are clipped, pruned or scaled before the last layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.methods.densities.head import Headed
 
-_MOST_VALUES = 1_000_000  # of the training features that the percentile is taken of
+_MAX_VALUES = 1_000_000  # number of training activations that the percentile is computed from
 
 
 class Shaped(Headed):
@@ -21,7 +21,7 @@ class Shaped(Headed):
 
     @abstractmethod
     def _shape(self, x: Tensor) -> Tensor:
-        """From features [m, d] to features."""
+        """Transform features [m, d]."""
 
 
 class ClippedEnergy(Shaped):
@@ -30,7 +30,7 @@ class ClippedEnergy(Shaped):
     f(x) = min(x, t), with the `percentile` t of all values of the training features (1,000,000 of them, evenly spread).
 
     Args:
-        percentile: In (0, 100].
+        percentile: Percentile of the activations to clip at, in [0, 100].
 
     Example:
         >>> x = torch.rand(1000, 2, generator=torch.Generator().manual_seed(0))
@@ -51,7 +51,7 @@ class ClippedEnergy(Shaped):
 
     def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
         values = x.flatten()
-        values = values[:: -(-len(values) // _MOST_VALUES)]
+        values = values[:: -(-len(values) // _MAX_VALUES)]
         self.limit = torch.quantile(values, self.percentile / 100)[None].to(self.head_weight)
 
     def _shape(self, x: Tensor) -> Tensor:
@@ -61,11 +61,11 @@ class ClippedEnergy(Shaped):
 class PrunedEnergy(Shaped):
     """Energy with each row's small features set to 0 and the others scaled up (ASH-S: Djurisic et al. 2023).
 
-    Of d features the d - round(percentile / 100 d) largest are kept and multiplied by exp(sum of all / sum of those kept). The features are
-    taken not to be negative, as they are after a ReLU.
+    Of d features, the d - round(percentile / 100 d) largest are kept and multiplied by exp(sum of all / sum of those kept). The features must
+    not be negative, as after a ReLU.
 
     Args:
-        percentile: How many percent of the features are pruned, in [0, 100).
+        percentile: Percentage of the features to prune, in [0, 100].
 
     Example:
         >>> x = torch.rand(1000, 10, generator=torch.Generator().manual_seed(0))
@@ -84,15 +84,15 @@ class PrunedEnergy(Shaped):
         if (x < 0).any():
             raise ValueError(
                 f"{type(self).__name__} divides by sums of the features before the last layer, which must not be negative, as after a ReLU; "
-                f"the least of them is {x.min().item():.3g}. Choose another density, react or energy for example"
+                f"the smallest is {x.min().item():.3g}. Choose another density, such as react or energy"
             )
 
     def _shape(self, x: Tensor) -> Tensor:
-        kept, factor = self._kept(x)
+        kept, factor = self._largest(x)
         return torch.zeros_like(x).scatter(1, kept.indices, kept.values * factor)
 
-    def _kept(self, x: Tensor) -> tuple[torch.return_types.topk, Tensor]:
-        """The largest features of each row, and the factor [m, 1]."""
+    def _largest(self, x: Tensor) -> tuple[torch.return_types.topk, Tensor]:
+        """Return the largest features of each row, and the factor [m, 1]."""
         d = x.shape[1]
         kept = x.topk(max(1, d - round(self.percentile / 100 * d)), 1)
         share = kept.values.sum(1, keepdim=True)
@@ -101,12 +101,12 @@ class PrunedEnergy(Shaped):
 
 
 class ScaledEnergy(PrunedEnergy):
-    """Energy with each row scaled by how little of it its large features hold (SCALE: Xu et al. 2024).
+    """Energy with each row scaled up, more so the smaller the share of its largest features (SCALE: Xu et al. 2024).
 
     f(x) = x exp(sum of all / sum of the d - round(percentile / 100 d) largest): ASH-S without the pruning.
 
     Args:
-        percentile: How many percent of the features the second sum leaves out, in [0, 100).
+        percentile: Percentage of the features that the second sum leaves out, in [0, 100].
 
     Example:
         >>> x = torch.rand(1000, 10, generator=torch.Generator().manual_seed(0))
@@ -121,12 +121,12 @@ class ScaledEnergy(PrunedEnergy):
         super().__init__(percentile=percentile)
 
     def _shape(self, x: Tensor) -> Tensor:
-        return x * self._kept(x)[1]
+        return x * self._largest(x)[1]
 
 
 def _checked(percentile: float) -> float:
     if not 0 <= percentile <= 100:
-        raise ValueError(f"percentile is a number from 0 to 100, got {percentile}")
+        raise ValueError(f"percentile must be a number from 0 to 100, got {percentile}")
     return float(percentile)
 
 

@@ -1,4 +1,4 @@
-"""The default density: how far from the training data, and how far from every class."""
+"""The default density: a joint Gaussian of the training data plus relative distances to the classes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from workbench.methods.densities.relative import Relative
 
 
 class Signature(Gaussian):
-    """Sum of a joint Gaussian over all layers and, for classifiers, of the relative Mahalanobis score of every layer.
+    """Sum of a joint Gaussian over all layers and, for classifiers, the relative Mahalanobis score of every layer.
 
-    The Gaussian (Lee et al. 2018, with one group) hears what leaves the training data in any direction; the relative
-    score (Ren et al. 2021; `Relative`) what lies between or beyond the classes in the directions that tell them apart.
-    Each finds what the other misses. Classes are those that the model predicts, so no labels are needed; without class
-    scores (regression), or where one class only is predicted, it is the Gaussian alone. Every part is divided by its
-    robust standard deviation on held-out rows before they are added, and so is their sum.
+    The Gaussian (Lee et al. 2018, with one group) reacts to inputs that leave the training data in any direction; the
+    relative score (Ren et al. 2021; `Relative`) to inputs between or beyond the classes in the directions that separate
+    them. Each detects what the other misses. Classes are those that the model predicts, so no labels are needed; without
+    class scores (regression), or if only one class is predicted, it is the Gaussian alone. Every part is divided by its
+    robust standard deviation on held-out rows before they are added, and so is the sum of the relative scores.
 
     Measured on Fashion-MNIST against MNIST (AUROC, false positives at 95 %): LeNet-5 .997, .009; a ResNet of 308,000
     parameters .998, .006; the Gaussian alone .991 to .995 and .982, the relative scores alone .978 and .998. Scales by
     clipped standard deviations and by MAD differ by .0001 in AUROC, logarithms of the distances by up to .002 either way.
 
-    Trained by `risk.mean()`, the Gaussian learns; the relative scores are found by `fit` only.
+    Training by `risk.mean()` trains the Gaussian only; the relative scores are fitted by `fit` only.
 
     Args:
-        d: Number of features after reduction, if known; else the first features tell.
+        d: Number of features after reduction; None: known from the first features.
         n_components: Largest number of principal scores for each layer, where a list of layers is given.
         shrinkage: Share in [0, 1] of the identity in the covariance of the standardised features; None: the optimal
             one of Ledoit & Wolf (2004), at least 1e-4.
@@ -73,8 +73,11 @@ class Signature(Gaussian):
             return
         with full_precision(held_out.layers[0]):
             scores = self.relative(held_out.layers)
-            each = torch.stack([1 / robust_moments(score)[1] for score in scores])
-            both = 1 / robust_moments(super()._score(held_out))[1], each / robust_moments(each @ scores)[1]
+            layer_weights = torch.stack([1 / robust_moments(score)[1] for score in scores])
+            both = (
+                1 / robust_moments(super()._score(held_out))[1],
+                layer_weights / robust_moments(layer_weights @ scores)[1],
+            )
         self.weights = torch.cat([both[0][None], both[1]]).to(self.weights)
 
     def _take_balance(self, trials: list[Any]) -> None:
