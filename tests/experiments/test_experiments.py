@@ -357,7 +357,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kept in a \.csv or \.parquet file"):
         run_cells(local, [], tmp_path / "a.xlsx")
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(ValueError, match="is no file of results"):
+    with pytest.raises(ValueError, match="is not a results file"):
         run_cells(local, [{"n": 1}], tmp_path / "a.csv", progress=False)
     assert (tmp_path / "a.csv").read_text() == "x,y\n1,2\n"
     with pytest.raises(OSError, match=r"a\.csv"):

@@ -169,7 +169,7 @@ def test_the_command_names_files_of_others_without_a_traceback(
     path = tmp_path / "m3.csv"
     path.with_suffix(suffix).write_bytes(FOREIGN[suffix][0])
     assert main(["compare", "-g", "data=cubic", "-g", "seed=0", "-g", "wrapper=plain", "--smoke", "-o", str(path)]) == 2
-    assert f"m3{suffix} is no file of results" in capsys.readouterr().err
+    assert f"m3{suffix} is not a results file of workbench" in capsys.readouterr().err
     assert path.with_suffix(suffix).read_bytes() == FOREIGN[suffix][0]
 
 
@@ -231,7 +231,7 @@ def test_a_store_that_was_cut_off_says_so(tmp_path: Path) -> None:
     filled(path, [[{"score": number}] for number in range(3)])
     whole = path.with_suffix(".jsonl").read_bytes()
     path.with_suffix(".jsonl").write_bytes(whole[: whole.index(b"score") + 2])
-    with pytest.warns(WorkbenchWarning, match=r"a\.jsonl was cut off: the cells that are missing"):
+    with pytest.warns(WorkbenchWarning, match=r"a\.jsonl was truncated: the cells that are missing"):
         assert Store(path).keys() == set()
     path.with_suffix(".jsonl").write_bytes(whole[:30])
     with pytest.warns(WorkbenchWarning, match=r"results are taken from a\.csv"):

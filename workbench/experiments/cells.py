@@ -71,7 +71,7 @@ def run_cells(
             Cluster; jobs is then ignored.
         files: further .py files that the function loads by `worker.load_file` under these paths, to be sent to the workers of a cluster.
         log_to: "tensorboard", "mlflow", "wandb" or a `workbench.trackers.Tracker`. Each cell that ends is logged from this process as a
-            separate run: its arguments, the numbers of its row (several rows as steps) and its status. Cells with existing results are not logged.
+            separate run: its arguments, the numbers of its row (several rows as steps) and its status. Earlier results are not logged.
 
     Returns:
         The rows of these cells, in the order of the cells, each value with its type; a value that a row lacks is NaN.
@@ -234,8 +234,8 @@ def _warn_of_versions(store: Store, done: set[str], version: str) -> None:
     if others:
         versions = ", ".join(sorted(set(others.values())))
         warnings.warn(
-            f"{len(others)} of the {len(done)} cells that {store.path.name} already has were computed by other versions of the code ({versions}; "
-            f"now {version}), see its column version; resume=False (--fresh) runs them again",
+            f"{len(others)} of the {len(done)} cells that {store.path.name} already has were computed by other versions of the code "
+            f"({versions}; now {version}), see its column version; resume=False (--fresh) runs them again",
             WorkbenchWarning,
             stacklevel=4,
         )

@@ -254,7 +254,7 @@ class Store:
                 entry = json.loads(body.decode("utf-8", "surrogatepass"))
             except ValueError as error:
                 remedy = (
-                    "restore the file from a backup, or move it away to start over"
+                    f"restore the file from a backup, or move it away to continue from {self.path.name}"
                     if number == 1
                     else "restore the file from a backup, or delete this line, so that its cell runs again"
                 )
