@@ -172,7 +172,7 @@ def test_the_page_is_made_of_the_files_alone(small: Path, tmp_path: Path) -> Non
     results.write_text(rows[0] + "\n")
     assert "## small" not in bench.page(small.parent, tmp_path / "docs").read_text()  # a run has only begun
     results.write_text("\n".join(rows[:2]) + "\n")
-    with pytest.raises(ValueError, match=r"small\.py can't sum up the 1 rows of small\.csv .*workbench bench small"):
+    with pytest.raises(ValueError, match=r"small\.py can't summarize the 1 rows of small\.csv .*workbench bench small"):
         bench.page(small.parent, tmp_path / "docs")
 
 

@@ -176,7 +176,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, given: 
 
 
 def test_functions_that_no_process_finds_are_refused(own: Callable[[str], str]) -> None:
-    with pytest.raises(TypeError, match=r"at the top of a module or a \.py file"):
+    with pytest.raises(TypeError, match=r"at the top level of a module or a \.py file"):
         experiments.grid(lambda data: nn.Linear(1, 1), progress=False)
     with pytest.raises(TypeError, match="not a function"):
         experiments.grid(own("word"), progress=False)

@@ -273,5 +273,5 @@ def _integer(name: str, value: Any, minimum: int) -> int:
     except TypeError:
         number = minimum - 1
     if isinstance(value, bool) or number < minimum:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
     return number

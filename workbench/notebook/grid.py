@@ -211,7 +211,7 @@ class _Grid:
     def run(self, jobs: int, timeout: float | None, resume: bool) -> list[Run]:
         import nbformat
 
-        from ..experiments.cells import _terminated_like_interrupted, _uninterrupted
+        from ..experiments.cells import _sigterm_as_interrupt, _uninterrupted
         from ..experiments.pool import outcomes
 
         new, again = self._sorted_out(resume)
@@ -240,7 +240,7 @@ class _Grid:
             grace=GRACE,
         )
         try:
-            with _terminated_like_interrupted(), contextlib.closing(ended):
+            with _sigterm_as_interrupt(), contextlib.closing(ended):
                 for outcome in ended:
                     with _uninterrupted():
                         name, problem = self._take(outcome)
