@@ -313,7 +313,7 @@ def test_results_of_other_versions_are_told(work: Callable[[str], str], tmp_path
     path.with_suffix(".jsonl").unlink()  # as versions without a store left it
     path.write_text(path.read_text().replace(version, "v0.0.1"))
     with pytest.warns(
-        WorkbenchWarning, match=r"1 of the 1 cells that a\.csv has already are of other versions .*v0\.0\.1"
+        WorkbenchWarning, match=r"1 of the 1 cells that a\.csv already has were computed by other versions .*v0\.0\.1"
     ):
         frame = run_cells(work("third"), [{"n": 0}, {"n": 1}], path, progress=False)
     assert frame["version"].tolist() == ["v0.0.1", version]
