@@ -163,7 +163,8 @@ def test_a_cell_of_maps_is_trained_and_scored(tmp_path: Path) -> None:
         assert 0 < row["mean_iou"] <= 1
         assert row["task"] == "classification"
     with pytest.raises(
-        ValueError, match=r"Sequential gives \[2, 2\].*needed is \[2, 2, 4, 6\] \(maps\) or \[2, 4, 6, 2\] \(tokens\)"
+        ValueError,
+        match=r"Sequential returns \[2, 2\].*must return \[2, 2, 4, 6\] \(maps\) or \[2, 4, 6, 2\] \(tokens\)",
     ):
         sweep.run("linear", "plain", f"{own}:maps", seed=0, epochs=10**9)
 

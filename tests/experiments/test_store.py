@@ -181,7 +181,9 @@ def test_links_are_not_followed(tmp_path: Path, suffix: str, there: bool) -> Non
     if there:
         target.touch()
     (tmp_path / "out" / f"a{suffix}").symlink_to(target)
-    with pytest.raises(ValueError, match=rf"a\{suffix} is a link to .*elsewhere\.txt: give the path of the file itself"):
+    with pytest.raises(
+        ValueError, match=rf"a\{suffix} is a link to .*elsewhere\.txt: give the path of the file itself"
+    ):
         run_cells(odd, [{"n": 1}], tmp_path / "out" / "a.csv", progress=False)
     assert target.exists() == there
 
@@ -284,6 +286,7 @@ def test_what_a_killed_run_was_writing_is_removed_and_nothing_else(tmp_path: Pat
 def test_two_tables_do_not_share_a_store(tmp_path: Path) -> None:
     filled(tmp_path / "a.csv", [[{"score": 1}]])
     with pytest.raises(
-        ValueError, match=r"a\.jsonl keeps the results of a\.csv: continue with a\.csv, or choose another name than a\.parquet"
+        ValueError,
+        match=r"a\.jsonl keeps the results of a\.csv: continue with a\.csv, or choose another name than a\.parquet",
     ):
         Store(tmp_path / "a.parquet")
