@@ -252,7 +252,7 @@ def test_notebooks_that_cannot_be_run_are_refused(tmp_path: Path) -> None:
         run_notebook(notebook, notebook)
     with pytest.raises(ValueError, match="timeout must be a positive number"):
         run_notebook(notebook, tmp_path / "out.ipynb", timeout=0)
-    with pytest.raises(ValueError, match="holds no outcome of a run"):
+    with pytest.raises(ValueError, match="has no record of a run"):
         read_run(notebook)
     assert not (tmp_path / "out.ipynb").exists()
 
