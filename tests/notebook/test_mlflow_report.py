@@ -128,7 +128,7 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path, capsys: p
         ("--from", "mlruns", "-g", "n=1"): "give no notebook",
         ("small.ipynb", "--from", "mlruns"): "give no notebook",
         ("--from", "mlruns", "--experiment", "Default"): "mlruns has no runs",
-        (): "which notebook?",
+        (): "no notebook given",
         ("small.ipynb", "--experiment", "rates"): "--experiment",
     }.items():
         assert main(["report", *command]) == 2, command

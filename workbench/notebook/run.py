@@ -303,7 +303,7 @@ def _same_data(data: Mapping[str, str]) -> bool:
     from ..data.provenance import checksum
 
     try:
-        return all(checksum(name) == literal_values for name, literal_values in data.items())
+        return all(checksum(name) == digest for name, digest in data.items())
     except ValueError:  # a data set that this version does not have
         return False
 
