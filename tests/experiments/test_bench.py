@@ -146,7 +146,7 @@ def test_without_the_repository(
     monkeypatch.setattr(bench, "__file__", str(tmp_path / "site-packages" / "workbench" / "experiments" / "bench.py"))
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "toy"]) == 2
-    assert "run this in a clone of it" in capsys.readouterr().err
+    assert "run this in a clone of the repository" in capsys.readouterr().err
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "benchmarks").mkdir()
     assert bench.benchmarks_folder() == tmp_path / "benchmarks"  # now it is one
