@@ -121,7 +121,7 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path, capsys: p
     before = (tmp_path / "other.db").read_bytes()
     for command, message in {
         ("--from", "nowhere"): "there is no folder or file nowhere",
-        ("--from", "empty"): "is no store of MLflow",
+        ("--from", "empty"): "is not an MLflow store",
         ("--from", "other.db"): "it has no tables of experiments, runs and metrics",
         ("--from", "text.db"): "file is not a database",
         ("--from", "ftp://somewhere"): "MLflow can't read the store",
