@@ -113,7 +113,7 @@ def test_sixteen_bits_are_scaled_in_images_and_ask_for_a_task_in_masks(tmp_path:
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         Data.from_folder(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="neither images nor folders; wanted is a folder for each class"):
+    with pytest.raises(FileNotFoundError, match="neither images nor folders; expected a folder for each class"):
         Data.from_folder(tmp_path)
     for i in range(3):
         draw(tmp_path / "images" / f"{i}.png")
@@ -144,5 +144,5 @@ def test_images_of_another_size_and_damaged_ones_are_named(animals: tuple[Path, 
     with pytest.raises(ValueError, match=r"large\.png can't be read as an image"):
         Data.from_folder(root)
     (root / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="empty holds no image, and is to be a class"):
+    with pytest.raises(FileNotFoundError, match="empty should be the folder of a class"):
         Data.from_folder(root)

@@ -153,10 +153,10 @@ def _frame_targets(frame: Any, names: list[Any], options: Parts) -> Any:
                 f"target: {name!r} holds whole numbers from {series.min()} to {series.max()}: are they classes (task='classification'), values "
                 "(task='regression') or counts (task='counts')?"
             )
-        distinct_values = set(series.unique()) if types.is_float_dtype(series) else set()
-        if task is None and distinct_values in ({0, 1}, {-1, 1}):
+        distinct = set(series.unique()) if types.is_float_dtype(series) else set()
+        if task is None and distinct in ({0, 1}, {-1, 1}):
             raise ValueError(
-                f"target: {name!r} holds {min(distinct_values):g} and {max(distinct_values):g} alone: are they classes, frame[{name!r}].astype(int) with "
+                f"target: {name!r} holds {min(distinct):g} and {max(distinct):g} alone: are they classes, frame[{name!r}].astype(int) with "
                 "task='classification', or values (task='regression')?"
             )
         if types.is_bool_dtype(series):

@@ -1,4 +1,4 @@
-"""Load data sets by name."""
+"""Loading of data sets by name."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from workbench.errors import require
 
 
 def names(available: bool = False) -> list[str]:
-    """Every name that `load` takes.
+    """Return the names of all data sets, for `load`.
 
     Args:
-        available: True for only those that load without a network now.
+        available: whether to return only those that can be loaded without network access.
 
     Example:
         >>> from workbench import data
@@ -42,17 +42,17 @@ def names(available: bool = False) -> list[str]:
 def load(name: str, split: int = 0, **options: Any) -> Data:
     """Load a data set by name, in original units.
 
-    Looks into the folder in the environment variable WORKBENCH_DATA, in a checkout of the repository into its `datasets`,
-    then into the user cache, and downloads what is in none of them. Every file is checked against its sha256.
+    Files are searched in the folder given by the environment variable WORKBENCH_DATA, in `datasets` of a checkout of the repository,
+    and in the user cache; missing files are downloaded. Every file is verified by its sha256.
 
     Args:
         name: one of `names()`.
-        split: which of the fixed splits into training and test rows: 0 to 19 for the UCI regression sets (protein
-            0 to 4), the seed of an 80/20 split for the sets that come with scikit-learn, the seed of the draw for the
-            toys, the seed of a 90/10 split for "mcycle" and "engel" (80/20 for "cifar10h"), and 0, the only one, for those with a published one.
+        split: number of the split into training and test rows: 0 to 19 for the UCI regression sets (protein
+            0 to 4); the seed of an 80/20 split for the sets that come with scikit-learn; the seed of the draw for the
+            toys; the seed of a 90/10 split for "mcycle" and "engel" (80/20 for "cifar10h"); only 0 for sets with a single published split.
         **options: for the toys the arguments of `toy.cubic`, `toy.sine_gap` or `toy.moons`; for "mnist", "fashion-mnist", the
-            kinds of "cifar10" and "camvid" n_train, n_test and seed, which take a random subset that keeps the shares of the
-            classes; for "cifar10n" labels ("aggregate", "worst", "random1", "random2", "random3" or "clean"); for "ett-h1" and
+            variants of "cifar10" and "camvid" n_train, n_test and seed, for a random subset (stratified by
+            class); for "cifar10n" labels ("aggregate", "worst", "random1", "random2", "random3" or "clean"); for "ett-h1" and
             "ett-h2" input_length and horizon in hours; for "nab" series and window; for "co2" until, the first year of the
             test rows.
 
@@ -61,9 +61,9 @@ def load(name: str, split: int = 0, **options: Any) -> Data:
         int64 [n] or [n, height, width].
 
     Raises:
-        ValueError: no such name, no such split, or a file is damaged.
-        TypeError: an option that this data set does not have.
-        FileNotFoundError: a file is neither on this machine nor to be downloaded.
+        ValueError: there is no such name or split, or a file is damaged.
+        TypeError: the data set has no such option.
+        FileNotFoundError: a file is missing and can't be downloaded.
 
     Example:
         >>> from workbench import data
@@ -78,7 +78,7 @@ def load(name: str, split: int = 0, **options: Any) -> Data:
 
 
 def build(name: str, split: int, **options: Any) -> Data:
-    """Make what `load` gives for a registered name."""
+    """Build the data set of a registered name; see `load`."""
     kind = entries()[name]["kind"]
     if kind == "toy":
         make = getattr(toy, name.replace("-", "_"))
