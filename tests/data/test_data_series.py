@@ -64,7 +64,9 @@ def test_what_is_no_series_is_refused() -> None:
 
 def test_windows_follow_the_times_of_pandas_or_are_refused() -> None:
     days = pd.Series(np.arange(40.0), index=pd.date_range("2024-01-01", periods=40))
-    with pytest.raises(ValueError, match=r"are not increasing; sort them by series\.sort_index\(\).*series\.to_numpy\(\)"):
+    with pytest.raises(
+        ValueError, match=r"are not increasing; sort them by series\.sort_index\(\).*series\.to_numpy\(\)"
+    ):
         windows(days.sample(frac=1, random_state=0), 3)
     with pytest.raises(ValueError, match="are repeated in 1 rows"):
         windows(pd.concat([days[:3], days[2:]]), 3)

@@ -98,7 +98,7 @@ def test_a_run_that_was_ended_goes_on(result: Backtest, tmp_path: Path, monkeypa
     from workbench.experiments import backtests
 
     settings = {**SETTINGS, **TRAINING, "checkpoint": tmp_path / "run.pt"}
-    said, calls = backtests._said, []
+    said, calls = backtests._forecast, []
 
     def ended(*args: Any) -> Any:
         calls.append(args)
@@ -106,7 +106,7 @@ def test_a_run_that_was_ended_goes_on(result: Backtest, tmp_path: Path, monkeypa
             raise KeyboardInterrupt
         return said(*args)
 
-    monkeypatch.setattr(backtests, "_said", ended)
+    monkeypatch.setattr(backtests, "_forecast", ended)
     with pytest.raises(KeyboardInterrupt):
         backtest(made, SERIES, **settings)
     resumed = backtest(made, SERIES, **settings)

@@ -312,7 +312,7 @@ def test_names_of_runs() -> None:
     assert all("/" not in name and len(name) <= 120 for name, _ in odd)
     with pytest.raises(ValueError, match="give each value once"):
         combinations("a", {}, {"n": [1, 1]})
-    with pytest.raises(ValueError, match="given twice"):
+    with pytest.raises(ValueError, match="both for all runs and in the grid"):
         combinations("a", {"n": 1}, {"n": [1]})
     for wrong in ([], "abc"):
         with pytest.raises(ValueError, match="has no values for n"):
