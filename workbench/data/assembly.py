@@ -81,9 +81,8 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     if not isinstance(frame, pandas.DataFrame):
         raise TypeError(f"frame: found {type(frame).__name__}; give a pandas.DataFrame")
     is_single = isinstance(target, str) or not isinstance(target, Sequence | pandas.Index)
-    if (
-        isinstance(target, tuple) and target in frame.columns
-    ):  # a tuple is one column name if the columns have several levels
+    # a tuple is one column name if the columns have several levels
+    if isinstance(target, tuple) and target in frame.columns:
         is_single = True
     names = [target] if is_single else list(target)
     if not frame.columns.is_unique:

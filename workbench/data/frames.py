@@ -186,9 +186,8 @@ def rows_by_index(test: Any, index: Any) -> Any:
     if isinstance(test, pandas.Series) and pandas.api.types.is_bool_dtype(test) and len(test) == len(index):
         labels, what = test.index, "a mask"
         is_default_index = labels.nlevels == 1 and np.array_equal(labels.to_numpy(), np.arange(len(labels)))
-        if labels.equals(index) or (
-            is_default_index and not labels.isin(index).all()
-        ):  # a mask with the default index is matched by position
+        # a mask with the default index is matched by position
+        if labels.equals(index) or (is_default_index and not labels.isin(index).all()):
             return np.array(test, dtype=bool)
     elif isinstance(test, pandas.Index) and test.dtype != bool:
         labels, what = test, "an index"

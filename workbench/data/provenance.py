@@ -84,9 +84,8 @@ def facts(data: Any, train: Source, valid: Source | None) -> Facts:
         if data.name != UNNAMED:
             result["name"] = f"{data.name}, split {data.split}"
         result["columns"] = [str(column) for column in data.features]
-        if not isinstance(data.train, LazySplit) and not isinstance(
-            data.test, LazySplit
-        ):  # lazy rows are not read for a checksum
+        # lazy rows are not read for a checksum
+        if not isinstance(data.train, LazySplit) and not isinstance(data.test, LazySplit):
             result["checksum"] = f"sha256 {data.checksum}"
     for what, rows in (("rows", train), ("validation rows", valid)):
         if isinstance(rows, DataLoader):

@@ -210,9 +210,8 @@ class _Rows:
 
 def row_index(rows: Any) -> Tensor:
     """Convert row numbers or a bool mask to a tensor."""
-    if (
-        isinstance(rows, np.ndarray) and not rows.flags.writeable
-    ):  # torch warns of read-only arrays, such as those of pandas
+    # torch warns of read-only arrays, such as those of pandas
+    if isinstance(rows, np.ndarray) and not rows.flags.writeable:
         rows = rows.copy()
     # an empty list would become a float tensor
     return torch.as_tensor(rows) if len(rows) else torch.empty(0, dtype=torch.int64)

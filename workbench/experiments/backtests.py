@@ -29,13 +29,8 @@ from workbench.training.checkpoint import Checkpoint, describe
 if TYPE_CHECKING:
     import pandas as pd
 
-RESERVED_OPTIONS = (
-    "wrapped",
-    "data",
-    "checkpoint",
-    "progress",
-    "strategy",
-)  # arguments of `fit` that users can't set here
+# arguments of `fit` that users can't set here
+RESERVED_OPTIONS = ("wrapped", "data", "checkpoint", "progress", "strategy")
 
 
 @dataclass(frozen=True, eq=False)

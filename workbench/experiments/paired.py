@@ -120,9 +120,8 @@ def _difference(comparison: Comparison, model: str, metric: str) -> Difference:
     deviation, scale = statistics.stdev(pairs), max(map(abs, (*values, *reference_values)))
     if max(map(abs, pairs)) <= _ROUNDING * scale:
         return Difference(mean, mean, mean, 1.0, None)
-    special = require(
-        "scipy.special", "lab"
-    )  # Student's t distribution without scipy.stats, which takes half a second to import
+    # Student's t distribution without scipy.stats, which takes half a second to import
+    special = require("scipy.special", "lab")
     error = max(deviation, _ROUNDING * scale) * math.sqrt(1 / count + comparison.test_share)
     half_width = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
     return Difference(

@@ -64,9 +64,8 @@ def work(
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)))
         if (torch := sys.modules.get("torch")) is not None:  # imported already by the user's script
             torch.set_num_threads(threads)
-    tqdm.set_lock(
-        threading.RLock()
-    )  # tqdm's default lock is shared between processes, and stays locked when one is killed
+    # tqdm's default lock is shared between processes, and stays locked when one is killed
+    tqdm.set_lock(threading.RLock())
     while (cell := connection.recv()) is not None:
         # the cell before may have closed the streams or changed the working directory
         _redirect(descriptor)
@@ -166,9 +165,8 @@ def _redirect(descriptor: int) -> None:
     """Redirect stdout and stderr to the log, both the Python streams and the file descriptors that native code uses."""
     for standard, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, f"__{name}__")
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the stream may be closed; its buffer belongs to the cell before
+        # the stream may be closed; its buffer belongs to the cell before
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
         os.dup2(descriptor, standard)
         if stream is None or stream.closed:

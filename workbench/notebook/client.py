@@ -79,11 +79,8 @@ def _engine() -> Any:
 
     class Client(PapermillNotebookClient):
         watch: Watch
-        output_sizes: tuple[int, int, int] = (
-            -1,
-            0,
-            0,
-        )  # index of the cell, and characters that it has printed and shown so far
+        # index of the cell, and characters that it has printed and shown so far
+        output_sizes: tuple[int, int, int] = (-1, 0, 0)
 
         def start_new_kernel(self, **options: Any) -> None:
             self._start_options = options
@@ -110,9 +107,8 @@ def _engine() -> Any:
 
         def _request_usage(self) -> None:
             usage = "__import__('workbench.experiments.environment', fromlist=['usage']).usage()"
-            with contextlib.suppress(
-                KeyError, ValueError, SyntaxError, TypeError
-            ):  # the notebook may have changed its kernel
+            # the notebook may have changed its kernel
+            with contextlib.suppress(KeyError, ValueError, SyntaxError, TypeError):
                 message = self.kc.execute("", silent=True, store_history=False, user_expressions={"usage": usage})
                 reply = self.wait_for_reply(message)
                 usage_reply = ast.literal_eval(reply["content"]["user_expressions"]["usage"]["data"]["text/plain"])

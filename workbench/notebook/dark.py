@@ -25,9 +25,8 @@ def darkened(figure: Figure) -> Iterator[None]:
     try:
         unchanged = {id(artist) for ax in figure.axes if ax.images or _is_map(ax) for artist in _on_top(ax)}
         for artist in figure.findobj():
-            if id(artist) not in unchanged and not hasattr(
-                artist, "patch"
-            ):  # the patches of axes and figures are visited as their children
+            # the patches of axes and figures are visited as their children
+            if id(artist) not in unchanged and not hasattr(artist, "patch"):
                 _swap(artist, restore)
                 box = artist.get_bbox_patch() if hasattr(artist, "get_bbox_patch") else None
                 if box is not None:

@@ -271,9 +271,8 @@ class _Grid:
             else:
                 new.append(name)
             self.index.add(run if earlier is None else replace(earlier, output=run.output))
-            if self.runs[
-                name
-            ].cached:  # reading it into the index may have found an error, such as a name recorded twice
+            # reading it into the index may have found an error, such as a name recorded twice
+            if self.runs[name].cached:
                 self.runs[name].error = self.index.entries[name].run.error
         self.index.first(self.runs)
         return new, failed_before

@@ -15,12 +15,8 @@ from ..errors import require
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-PARSE_ERRORS = (
-    SyntaxError,
-    ValueError,
-    RecursionError,
-    MemoryError,
-)  # the latter three for null bytes and deep nesting
+# the latter three for null bytes and deep nesting
+PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 # the default of a parameter such as `x = some_call()`, whose value is known only after running the cell
 COMPUTED: Any = type("Computed", (), {"__repr__": lambda self: "<computed by the notebook>"})()
 

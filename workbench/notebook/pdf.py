@@ -67,9 +67,8 @@ def print_pdf(page: Path, chromium: str) -> Path:
     ):
         options = ["--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
         options += ["--no-pdf-header-footer", f"--user-data-dir={profile}", f"--print-to-pdf={unfinished.resolve()}"]
-        if (
-            hasattr(os, "geteuid") and os.geteuid() == 0
-        ):  # Chromium's sandbox does not run as root (in containers); our pages contain no foreign scripts
+        # Chromium's sandbox does not run as root (in containers); our pages contain no foreign scripts
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
             options.append("--no-sandbox")
         try:
             done = subprocess.run(

@@ -160,9 +160,8 @@ def plan(
         ValueError, TypeError: the notebook or the parameters can't be run.
     """
     output = Path(output)
-    output = (
-        output.parent.resolve() / output.name
-    )  # the name is not resolved: a link is replaced, and its target is kept
+    # the name is not resolved: a link is replaced, and its target is kept
+    output = output.parent.resolve() / output.name
     declared = declared_parameters(nb)
     checked = check_parameters(declared, parameters or {}, notebook.name)
     check_syntax(nb, notebook.name)
@@ -330,7 +329,6 @@ def write(nb: NotebookNode, run: Run) -> None:
     if "papermill" in nb.metadata:  # papermill ran the output in place; restore the paths that people expect
         nb.metadata["papermill"] |= {"input_path": run.notebook, "output_path": run.output}
     atomic.write(Path(run.output), nbformat.writes(nb) + "\n")
-    with contextlib.suppress(
-        OSError
-    ):  # without a home directory for signatures, JupyterLab asks before it trusts the file
+    # without a home directory for signatures, JupyterLab asks before it trusts the file
+    with contextlib.suppress(OSError):
         NotebookNotary().sign(nb)
