@@ -32,9 +32,9 @@ Parts = dict[str, Any]
 def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: Any = None) -> Parts:
     """Return the arguments of a `Data` from inputs and targets in memory; see `Data.from_arrays`."""
     settings = (options["task"], options["classes"], options["void"])
-    whole, task, classes = _rows(x, y, *settings, lengths)
+    all_rows, task, classes = _rows(x, y, *settings, lengths)
     if not isinstance(test, tuple):
-        (train, test_part), notes = cut(whole, test, split)
+        (train, test_part), notes = cut(all_rows, test, split)
         return _parts(train, test_part, task, classes, split, options, notes)
     if len(test) != 2:
         raise ValueError(f"test: found a tuple of {len(test)}; give a pair (x, y) of test rows")
@@ -43,7 +43,7 @@ def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: An
     # without class names, test rows may have higher class numbers than training rows
     test_part, _, test_classes = _rows(*test, task, classes if _has_names(y, classes) else settings[1], settings[2])
     return _parts(
-        whole,
+        all_rows,
         test_part,
         task,
         _longer_classes(classes, test_classes),
@@ -56,12 +56,12 @@ def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: An
 def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts) -> Parts:
     """Return the arguments of a `Data` from a map-style Dataset; see `Data.from_dataset`."""
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        others = test.tensors if isinstance(test, TensorDataset) else test
-        return of_arrays(*dataset.tensors, others, split, options)
+        other_parts = test.tensors if isinstance(test, TensorDataset) else test
+        return of_arrays(*dataset.tensors, other_parts, split, options)
     if isinstance(workers, bool) or whole_number("workers", workers) < 0:
         raise ValueError(f"workers must be a number of processes, 0 or more; found {workers!r}")
     labels = options.pop("labels", None)
-    whole, task, classes = lazily(dataset, options["task"], options["classes"], options["void"], workers, labels)
+    all_rows, task, classes = lazily(dataset, options["task"], options["classes"], options["void"], workers, labels)
     if (
         hasattr(test, "__getitem__")
         and hasattr(test, "__len__")
@@ -69,9 +69,9 @@ def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts
     ):
         known_classes = classes if options["classes"] is None else options["classes"]
         test_part, _, _ = lazily(test, task, known_classes, options["void"], workers)
-        test_part.convert = replace(test_part.convert, first=whole.convert.first)
-        return _parts(whole, test_part, task, classes, split, options, ["test rows: those that were given"])
-    (train, test_part), notes = cut(whole, test, split)
+        test_part.convert = replace(test_part.convert, first=all_rows.convert.first)
+        return _parts(all_rows, test_part, task, classes, split, options, ["test rows: those that were given"])
+    (train, test_part), notes = cut(all_rows, test, split)
     return _parts(train, test_part, task, classes, split, options, notes)
 
 
@@ -95,22 +95,22 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
         raise ValueError(f"target: there is no column {missing[0]!r}; there are {', '.join(map(str, frame.columns))}")
     test_is_frame = isinstance(test, pandas.DataFrame)
     test = test if test_is_frame else rows_by_index(test, frame.index)
-    whole = pandas.concat([frame, test], ignore_index=True) if test_is_frame else frame
+    all_rows = pandas.concat([frame, test], ignore_index=True) if test_is_frame else frame
     if test_is_frame and set(frame.columns) != set(test.columns):
         raise ValueError(
             f"test: its columns are {list(test.columns)}, those of the training rows {list(frame.columns)}"
         )
     if options["classes"] is None and len(names) == 1:
-        options = {**options, "classes": category_names(whole[names[0]])}
+        options = {**options, "classes": category_names(all_rows[names[0]])}
     for name in names:
-        if gaps := int(whole[name].isna().sum()):
+        if gaps := int(all_rows[name].isna().sum()):
             raise ValueError(
-                f"target: {name!r} is missing in {gaps} of {len(whole)} rows; frame.dropna(subset=[{name!r}]) drops them"
+                f"target: {name!r} is missing in {gaps} of {len(all_rows)} rows; frame.dropna(subset=[{name!r}]) drops them"
             )
     y, task, classes = targets(
-        _frame_targets(whole, names, options), *(options[key] for key in ("task", "classes", "void"))
+        _frame_targets(all_rows, names, options), *(options[key] for key in ("task", "classes", "void"))
     )
-    numbers = torch.arange(len(whole))
+    numbers = torch.arange(len(all_rows))
     # split before encoding, since medians and categories come from the training rows only
     rows = Split(numbers[:, None].float(), y)
     if test_is_frame:
@@ -118,7 +118,7 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     else:
         (first, second), notes = cut(rows, test, split, with_numbers=True)
         train, test_part = row_index(first), row_index(second)
-    features = whole.drop(columns=names)
+    features = all_rows.drop(columns=names)
     frames = features.iloc[train.numpy()], features.iloc[test_part.numpy()]
     encoding = FrameEncoding.of(frames[0])
     notes += encoding.notes(*frames)
@@ -218,18 +218,18 @@ def _mask_task(files: Any) -> str:
     return "regression" if mode == "F" else "classification"
 
 
-def cut(whole: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[tuple[Any, Any], list[str]]:
+def cut(all_rows: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[tuple[Any, Any], list[str]]:
     """Split rows into training and test rows by a share (stratified if rows have one class each), a mask [n] or row numbers.
 
     Returns:
         (training rows, test rows), as splits or row numbers, and notes on how they were chosen.
     """
-    n = len(whole)
+    n = len(all_rows)
     if isinstance(test, bool) or (isinstance(test, int | float | np.floating) and not 0 < test < 1):
         raise ValueError(f"test: a share of the rows must lie above 0 and below 1; found {test!r}")
     if isinstance(test, float | np.floating):
         try:
-            train, test_part = map(torch.from_numpy, partition(n, float(test), split, whole.labels))
+            train, test_part = map(torch.from_numpy, partition(n, float(test), split, all_rows.labels))
         except ValueError as error:
             raise ValueError(f"data: the rows can't be cut into training and test rows: {error}") from error
         notes = [f"test rows: {len(test_part):,}, drawn at random"]
@@ -248,7 +248,7 @@ def cut(whole: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[
         notes = [f"test rows: {len(test_part):,}, as given"]
     if not len(train) or not len(test_part):
         raise ValueError(f"test: {len(test_part)} of {n} rows leave {len(train)} to train on; both need at least one")
-    return ((train, test_part) if with_numbers else (whole.take(train), whole.take(test_part))), notes
+    return ((train, test_part) if with_numbers else (all_rows.take(train), all_rows.take(test_part))), notes
 
 
 def _rows(x: Any, y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> tuple[Split, Any, Any]:
@@ -268,10 +268,10 @@ def _has_names(y: Any, classes: Any) -> bool:
     return not isinstance(y, Mapping) and classes is not None and any(not name.isdigit() for name in classes)
 
 
-def _longer_classes(classes: Any, others: Any) -> Any:
+def _longer_classes(classes: Any, other_classes: Any) -> Any:
     if isinstance(classes, Mapping):
-        return {name: _longer_classes(names, others[name]) for name, names in classes.items()}
-    return classes if classes is None or len(classes) >= len(others) else others
+        return {name: _longer_classes(names, other_classes[name]) for name, names in classes.items()}
+    return classes if classes is None or len(classes) >= len(other_classes) else other_classes
 
 
 def _parts(train: Any, test: Any, task: Any, classes: Any, split: int, options: Parts, notes: Sequence[str]) -> Parts:
@@ -313,8 +313,8 @@ def _target_notes(train: Any, task: Any, classes: Any) -> list[str]:
     if task == "classification" and train.y.dim() == 1:
         seen_classes = set(train.y.unique().tolist())
         missing = [name for number, name in enumerate(classes) if number not in seen_classes]
-        more = ", ..." if len(missing) > 10 else ""
-        return [f"no training row is of class {', '.join(missing[:10])}{more}"] if missing else []
+        ellipsis = ", ..." if len(missing) > 10 else ""
+        return [f"no training row is of class {', '.join(missing[:10])}{ellipsis}"] if missing else []
     if task == "regression" and train.y.shape[1:] == (1,):
         values = train.y.unique()
         if 1 < len(values) <= 10 and bool((values == values.round()).all()):
@@ -339,18 +339,18 @@ def _feature_columns(x: Any, rows: bool) -> tuple[Column, ...]:
 
 def of_huggingface(dataset: Any, x: Any, y: Any, test: Any, split: int, workers: int, options: Parts) -> Parts:
     """Return the arguments of a `Data` from a dataset of dicts; see `Data.from_huggingface`."""
-    whole = dataset
+    all_rows = dataset
     if isinstance(dataset, Mapping):
         test_part = next((name for name in ("test", "validation") if name in dataset), None)
         if "train" not in dataset or test_part is None:
             raise ValueError(
                 f"dataset: it has the parts {', '.join(dataset)}; give one of them, or one with train and test"
             )
-        whole, test = dataset["train"], dataset[test_part]
-    names = list(getattr(whole, "column_names", ()))
+        all_rows, test = dataset["train"], dataset[test_part]
+    names = list(getattr(all_rows, "column_names", ()))
     if not names:
         raise TypeError(
-            f"dataset: {type(whole).__name__} has no column_names; for a torch Dataset of pairs use Data.from_dataset"
+            f"dataset: {type(all_rows).__name__} has no column_names; for a torch Dataset of pairs use Data.from_dataset"
         )
     default_targets = [name for name in ("label", "labels", "target") if name in names]
     y = y if y is not None else default_targets[0] if default_targets else None
@@ -362,14 +362,14 @@ def of_huggingface(dataset: Any, x: Any, y: Any, test: Any, split: int, workers:
             raise ValueError(
                 f"{setting}: found {columns!r}; give one of the columns {', '.join(map(str, names))}, or several in a list"
             )
-    column_types = getattr(whole, "features", None) or {}
+    column_types = getattr(all_rows, "features", None) or {}
     label_names = getattr(column_types.get(y), "names", None) if isinstance(y, str) else None
     options = {**options, "classes": options["classes"] or (tuple(label_names) if label_names else None)}
-    whole, test = (PickedColumns(part, x, y) if hasattr(part, "column_names") else part for part in (whole, test))
-    arguments = of_dataset(whole, test, split, workers, options)
+    all_rows, test = (PickedColumns(part, x, y) if hasattr(part, "column_names") else part for part in (all_rows, test))
+    arguments = of_dataset(all_rows, test, split, workers, options)
     if isinstance(dataset, Mapping):
         note = f"training rows are those of train, test rows those of {test_part}"
-        others = [name for name in dataset if name not in ("train", test_part)]
-        note += f"; {', '.join(others)} is left out" if others else ""
+        other_parts = [name for name in dataset if name not in ("train", test_part)]
+        note += f"; {', '.join(other_parts)} is left out" if other_parts else ""
         arguments["card"] = _card(arguments["card"], [note, *arguments["card"].notes[1:]])
     return arguments

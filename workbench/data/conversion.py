@@ -59,12 +59,17 @@ def targets(y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> 
     if not y:
         raise ValueError("y is an empty dict; give at least one target")
 
-    def of(setting: Any, name: Any) -> Any:
+    def setting_of(setting: Any, name: Any) -> Any:
         return setting.get(name) if isinstance(setting, Mapping) else setting
 
     checked = {
         str(name): as_target(
-            value, of(task, name), (classes or {}).get(name), of(void, name), lengths, name=f"y[{name!r}]"
+            value,
+            setting_of(task, name),
+            (classes or {}).get(name),
+            setting_of(void, name),
+            lengths,
+            name=f"y[{name!r}]",
         )
         for name, value in y.items()
     }

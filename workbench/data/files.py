@@ -159,9 +159,9 @@ def _download(name: str, file: str) -> Path:
     entry = entries()[name]
     remote = entry.get("remote", {}).get(file, Path(file).name)
     if not entry["addresses"] or remote is None:
-        places = " and ".join(str(root / file) for root in roots())
+        searched_paths = " and ".join(str(root / file) for root in roots())
         raise FileNotFoundError(
-            f"{file}, which data set {name!r} needs, is not at {places}, and there is no address that it can be downloaded from: "
+            f"{file}, which data set {name!r} needs, is not at {searched_paths}, and there is no address that it can be downloaded from: "
             f"{entry['card']['source']}. Set WORKBENCH_DATA to a folder that holds it"
         )
     pooch, requests = require("pooch"), require("requests")  # requests is a dependency of pooch
@@ -198,9 +198,9 @@ def _download(name: str, file: str) -> Path:
             except (ValueError, IndexError) as error:
                 is_damaged = True
                 failures.append(f"{address} gave something unreadable ({error})")
-    places = " and ".join(str(root / file) for root in roots())
+    searched_paths = " and ".join(str(root / file) for root in roots())
     message = (
-        f"{file}, which data set {name!r} needs, is neither at {places}, nor could it be downloaded: "
+        f"{file}, which data set {name!r} needs, is neither at {searched_paths}, nor could it be downloaded: "
         f"{'; '.join(failures)}. Set WORKBENCH_DATA to a folder that holds {file}, "
         f"or run `workbench data fetch {name}` online."
     )
@@ -210,8 +210,8 @@ def _download(name: str, file: str) -> Path:
 def _packed(file: Path) -> Path:
     """Compress a file by gzip, and return the path of the new file beside it."""
     packed = file.with_name(f"{file.name}.gz")
-    with file.open("rb") as whole, gzip.open(packed, "wb") as target:
-        shutil.copyfileobj(whole, target)
+    with file.open("rb") as source_file, gzip.open(packed, "wb") as target:
+        shutil.copyfileobj(source_file, target)
     return packed
 
 

@@ -15,9 +15,8 @@ from workbench.data.targets import check_finite, finite_float
 from workbench.errors import require
 
 MAX_CATEGORIES = 100  # distinct texts in a column; a column with more holds names or sentences rather than categories
-MIN_DISTINCT = (
-    10  # number of rows from which on a column of texts that are all different counts as names, not categories
-)
+# number of rows from which on a column of texts that are all different counts as names, not categories
+MIN_DISTINCT = 10
 
 
 @dataclass(frozen=True)
@@ -184,24 +183,24 @@ def rows_by_index(test: Any, index: Any) -> Any:
     """
     pandas = require("pandas")
     if isinstance(test, pandas.Series) and pandas.api.types.is_bool_dtype(test) and len(test) == len(index):
-        labels, what = test.index, "a mask"
+        labels, form = test.index, "a mask"
         is_default_index = labels.nlevels == 1 and np.array_equal(labels.to_numpy(), np.arange(len(labels)))
         # a mask with the default index is matched by position
         if labels.equals(index) or (is_default_index and not labels.isin(index).all()):
             return np.array(test, dtype=bool)
     elif isinstance(test, pandas.Index) and test.dtype != bool:
-        labels, what = test, "an index"
+        labels, form = test, "an index"
     else:
         return np.array(test) if isinstance(test, pandas.Series | pandas.Index) else test
     if not index.is_unique or not labels.is_unique or not labels.isin(index).all():
-        why = "has some labels twice" if not index.is_unique or not labels.is_unique else "has others"
+        reason = "has some labels twice" if not index.is_unique or not labels.is_unique else "has others"
         raise ValueError(
-            f"test: {what} names rows by their labels, such as {labels[0]!r}, and the frame {why}; give a mask as an array, test.to_numpy(), or "
-            "row numbers, from 0"
+            f"test: {form} names rows by their labels, such as {labels[0]!r}, and the frame {reason}; give a mask as an array, "
+            "test.to_numpy(), or row numbers, from 0"
             if len(labels)
-            else f"test: {what} names no row"
+            else f"test: {form} names no row"
         )
-    if what == "a mask":
+    if form == "a mask":
         return np.array(test.reindex(index), dtype=bool)
     return index.get_indexer(labels)
 
@@ -219,13 +218,13 @@ def _column(name: str, series: Any) -> FrameColumn:
         is_categorical = hasattr(series, "cat")
         numbers = [category for category in categories if _is_number(category)]
         if not is_categorical and 2 * len(numbers) > len(categories) > MIN_DISTINCT:
-            others = [category for category in categories if not _is_number(category)]
-            exceptions = f" besides {', '.join(map(repr, others[:3]))}" if others else ""
-            gaps = ", errors='coerce'" if others else ""
+            texts = [category for category in categories if not _is_number(category)]
+            exceptions = f" besides {', '.join(map(repr, texts[:3]))}" if texts else ""
+            gaps = ", errors='coerce'" if texts else ""
             raise ValueError(
                 f"frame: {name!r} holds numbers as texts, such as {numbers[0]!r}{exceptions}: "
                 f"pandas.to_numeric(frame[{name!r}]{gaps}) makes numbers of them"
-                f"{' and gaps of the others' if others else ''}; if they are categories, frame[{name!r}].astype('category')"
+                f"{' and gaps of the others' if texts else ''}; if they are categories, frame[{name!r}].astype('category')"
             )
         if len(categories) > MAX_CATEGORIES and not is_categorical:
             raise ValueError(

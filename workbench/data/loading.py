@@ -98,8 +98,8 @@ def build(name: str, split: int, **options: Any) -> Data:
 def _check_split(name: str, split: int) -> None:
     n_splits = entries()[name].get("splits")
     if operator.index(split) < 0 or (n_splits is not None and split >= n_splits):
-        known = "0 only" if n_splits == 1 else f"0 to {n_splits - 1}" if n_splits else "0 or more (a seed)"
-        raise ValueError(f"{name} takes split={known}; found split={split}")
+        valid_splits = "0 only" if n_splits == 1 else f"0 to {n_splits - 1}" if n_splits else "0 or more (a seed)"
+        raise ValueError(f"{name} takes split={valid_splits}; found split={split}")
 
 
 def _uci(name: str, split: int) -> Data:
@@ -136,14 +136,16 @@ def _bundled(name: str, split: int) -> Data:
     )
     target = Column(*entry["target"])
     if entry["task"] == "regression":
-        whole, classes = Split(x, torch.from_numpy(bunch.target.astype(np.float32))[:, None]), None
+        all_rows, classes = Split(x, torch.from_numpy(bunch.target.astype(np.float32))[:, None]), None
     else:
         if hasattr(bunch, "images"):
             x = x.reshape(-1, 1, *bunch.images.shape[1:]) / 16
         classes = tuple(map(str, entry.get("classes", bunch.target_names)))
-        whole = Split(x, torch.from_numpy(bunch.target.astype(np.int64)))
-    train, test = partition(len(whole), 0.2, split, None if classes is None else whole.y)
-    return Data(name, entry["task"], whole.take(train), whole.take(test), features, target, card(name), classes, split)
+        all_rows = Split(x, torch.from_numpy(bunch.target.astype(np.int64)))
+    train, test = partition(len(all_rows), 0.2, split, None if classes is None else all_rows.y)
+    return Data(
+        name, entry["task"], all_rows.take(train), all_rows.take(test), features, target, card(name), classes, split
+    )
 
 
 def _columns(name: str) -> tuple[Column, ...]:

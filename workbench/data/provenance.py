@@ -87,11 +87,11 @@ def facts(data: Any, train: Source, valid: Source | None) -> Facts:
         # lazy rows are not read for a checksum
         if not isinstance(data.train, LazySplit) and not isinstance(data.test, LazySplit):
             result["checksum"] = f"sha256 {data.checksum}"
-    for what, rows in (("rows", train), ("validation rows", valid)):
+    for key, rows in (("rows", train), ("validation rows", valid)):
         if isinstance(rows, DataLoader):
-            result |= {what: number} if (number := facts_of(rows).get("rows")) is not None else {}
+            result |= {key: number} if (number := facts_of(rows).get("rows")) is not None else {}
         elif rows is not None:
-            result[what] = len(cast(Sized, rows))
+            result[key] = len(cast(Sized, rows))
     return result
 
 

@@ -80,9 +80,9 @@ def cifar10h(name: str, split: int, n_train: int | None = None, n_test: int | No
     parts = []
     drawn = partition(len(labels), 0.2, split, torch.from_numpy(labels))
     for option, n, rows in zip(("n_train", "n_test"), (n_train, n_test), drawn, strict=True):
-        kept = rows[subset(name, option, n, len(rows), torch.from_numpy(labels[rows]), 10, seed)]
-        regions = {"unanimous": unanimous[kept], "disputed": ~unanimous[kept]}
-        parts.append(Split(_pixels(pixels, kept), shares[kept], regions=regions))
+        selected = rows[subset(name, option, n, len(rows), torch.from_numpy(labels[rows]), 10, seed)]
+        regions = {"unanimous": unanimous[selected], "disputed": ~unanimous[selected]}
+        parts.append(Split(_pixels(pixels, selected), shares[selected], regions=regions))
     data = _classification(name, split, parts[0], parts[1], task="probabilities")
     return replace(data, target=Column("share of people", "0 to 1"))
 

@@ -126,7 +126,7 @@ def clinc(name: str, split: int) -> Data:
         texts, labels = zip(*sentences[key], strict=True)
         return Split(vocabulary(texts), torch.tensor([numbers[label] for label in labels]))
 
-    others = {
+    other_parts = {
         "validation": "val",
         "out of scope": "oos_test",
         "out of scope, validation": "oos_val",
@@ -136,7 +136,7 @@ def clinc(name: str, split: int) -> Data:
     data = Data(
         name, "classification", part("train"), part("test"), features, _target(name), card(name), tuple(intents), split
     )
-    return replace(data, parts={label: part(key) for label, key in others.items()}, encoding=vocabulary)
+    return replace(data, parts={label: part(key) for label, key in other_parts.items()}, encoding=vocabulary)
 
 
 def _target(name: str) -> Column:

@@ -45,12 +45,12 @@ def resolve(name: str) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a data set must be a string; found {type(name).__name__}")
-    known = name.strip().lower().replace("_", "-")
-    if known not in entries():
-        near = difflib.get_close_matches(known, entries(), n=1)
+    normalized = name.strip().lower().replace("_", "-")
+    if normalized not in entries():
+        near = difflib.get_close_matches(normalized, entries(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"there is no data set {name!r}{hint} Known names: {', '.join(entries())}")
-    return known
+    return normalized
 
 
 def card(name: str) -> Card:

@@ -44,8 +44,8 @@ class Vocabulary:
         numbers = {word: number for number, word in enumerate(self.words, 2)}
         rows = torch.full((len(sentences), self.length), PADDING)
         for row, sentence in zip(rows, sentences, strict=True):
-            known = [numbers.get(word, UNKNOWN) for word in _words(sentence)][: self.length]
-            row[: len(known)] = torch.tensor(known, dtype=torch.int64)
+            word_numbers = [numbers.get(word, UNKNOWN) for word in _words(sentence)][: self.length]
+            row[: len(word_numbers)] = torch.tensor(word_numbers, dtype=torch.int64)
         return rows
 
 

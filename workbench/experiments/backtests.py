@@ -200,8 +200,8 @@ def backtest(
     rows = _stored(checkpoint_file)
 
     def train_at(origin: int) -> nn.Module:
-        known = slice(0 if history is None else max(0, origin - history), origin)
-        x, y, _ = windows(values[known], window, horizon, target=target)
+        known_range = slice(0 if history is None else max(0, origin - history), origin)
+        x, y, _ = windows(values[known_range], window, horizon, target=target)
         return _fitted(copy.deepcopy(model), x, y, values.dim() == 2, horizon, validation, seed, options)
 
     try:

@@ -220,9 +220,9 @@ def _frame(store: Store, cells: list[dict[str, Any]], failed: list[CellOutcome])
 
     if store.cells:
         frame = store.frame()
-        places = {key(cell): place for place, cell in enumerate(cells)}
-        frame = frame[frame["cell"].isin(places)]
-        frame = frame.sort_values("cell", key=lambda column: column.map(places), kind="stable", ignore_index=True)
+        positions = {key(cell): position for position, cell in enumerate(cells)}
+        frame = frame[frame["cell"].isin(positions)]
+        frame = frame.sort_values("cell", key=lambda column: column.map(positions), kind="stable", ignore_index=True)
     else:
         frame = pd.DataFrame(columns=[*RESERVED])
     frame.attrs["failed"] = [{"cell": o.cell, "status": o.status, "error": o.error} for o in failed]
@@ -230,11 +230,11 @@ def _frame(store: Store, cells: list[dict[str, Any]], failed: list[CellOutcome])
 
 
 def _warn_of_versions(store: Store, done: set[str], version: str) -> None:
-    others = {cell_key: other for cell_key, other in store.versions(done).items() if other != version}
-    if others:
-        versions = ", ".join(sorted(set(others.values())))
+    other_versions = {cell_key: other for cell_key, other in store.versions(done).items() if other != version}
+    if other_versions:
+        versions = ", ".join(sorted(set(other_versions.values())))
         warnings.warn(
-            f"{len(others)} of the {len(done)} cells that {store.path.name} already has were computed by other versions of the code "
+            f"{len(other_versions)} of the {len(done)} cells that {store.path.name} already has were computed by other versions of the code "
             f"({versions}; now {version}), see its column version; resume=False (--fresh) runs them again",
             WorkbenchWarning,
             stacklevel=4,

@@ -163,9 +163,9 @@ def summary(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> str:
         columns = _metric_columns(metrics or DEFAULT_METRICS[group["task"].iloc[0]], group)
         names = [name for name in columns if group[name].notna().any()]
         tables.append("\n".join([_title(values_by_name, group), _table(group, names)]))
-    several = frame.groupby([*setting, "wrapper"], dropna=False).size().max() > 1
-    legend = "mean ± standard error over seeds; " if several else ""
-    return "\n\n".join([*tables, f"{legend}* the best {'mean ' if several else ''}of its column"])
+    repeated = frame.groupby([*setting, "wrapper"], dropna=False).size().max() > 1
+    legend = "mean ± standard error over seeds; " if repeated else ""
+    return "\n\n".join([*tables, f"{legend}* the best {'mean ' if repeated else ''}of its column"])
 
 
 def _metric_columns(metrics: Sequence[str], group: pd.DataFrame) -> list[str]:

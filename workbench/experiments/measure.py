@@ -210,9 +210,9 @@ def _positions(probs: Tensor, risk: Risk, labels: Tensor, of_rows: dict[str, Ten
         "brier": metrics.brier(probs, labels),
         "ece": metrics.ece(probs, labels),
     }
-    by = risk.total if risk.total is not None else risk.vacuitic
-    if by is not None and 0 < wrong.mean() < 1:
-        scores["error_auroc"] = metrics.error_auroc(by, wrong)
+    ranking_risk = risk.total if risk.total is not None else risk.vacuitic
+    if ranking_risk is not None and 0 < wrong.mean() < 1:
+        scores["error_auroc"] = metrics.error_auroc(ranking_risk, wrong)
     return scores | _ranked(risk, wrong) | _levels(risk, squared=False) | _levels(Risk(**of_rows), squared=False)
 
 
@@ -240,14 +240,17 @@ def _says_a_distribution(wrapped: Any) -> bool:
 
 def _ranked(risk: Risk, error: Tensor) -> dict[str, Tensor]:
     """Return scores of how well the risk ranks rows by error; the correlation only if risks and errors vary."""
-    by = risk.total if risk.total is not None else risk.vacuitic
-    if by is None or by.numel() != error.numel():  # a risk with one number per row can't rank pixels
+    ranking_risk = risk.total if risk.total is not None else risk.vacuitic
+    # a risk with one number per row can't rank pixels
+    if ranking_risk is None or ranking_risk.numel() != error.numel():
         return {}
-    by, error = by.flatten(), error.flatten()
-    scores = {"aurc": metrics.aurc(by, error)}
-    if by.unique().numel() > 1 and error.unique().numel() > 1:
+    ranking_risk, error = ranking_risk.flatten(), error.flatten()
+    scores = {"aurc": metrics.aurc(ranking_risk, error)}
+    if ranking_risk.unique().numel() > 1 and error.unique().numel() > 1:
         # shifted, since a vacuitic risk may be negative; the correlation depends only on the order
-        scores["risk_error_correlation"] = metrics.risk_error_correlation(error, by - by.min(), torch.zeros_like(error))
+        scores["risk_error_correlation"] = metrics.risk_error_correlation(
+            error, ranking_risk - ranking_risk.min(), torch.zeros_like(error)
+        )
     return scores
 
 

@@ -129,8 +129,8 @@ def _difference(comparison: Comparison, model: str, metric: str) -> Difference:
     )
 
 
-def _unjudged(why: str, mean: float = math.nan) -> Difference:
-    return Difference(mean, math.nan, math.nan, math.nan, None, why)
+def _unjudged(reason: str, mean: float = math.nan) -> Difference:
+    return Difference(mean, math.nan, math.nan, math.nan, None, reason)
 
 
 def stated_test(comparison: Comparison) -> str:

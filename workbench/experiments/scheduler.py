@@ -254,7 +254,7 @@ class _Processes:
             self.stopped.add(token)
             waiting = [entry for entry in self.idle if entry[0] == token]
             self.idle = [entry for entry in self.idle if entry[0] != token]
-            running = [worker for known, worker in self.busy if known == token]
+            running = [worker for owner, worker in self.busy if owner == token]
         for _, worker, timer in waiting:
             timer.cancel()
             worker.end()
@@ -338,15 +338,15 @@ def _source() -> str:
     return environment.source_digest()[:12]
 
 
-def _differing(wanted: dict[str, str]) -> dict[str, tuple[str, str]]:
+def _differing(required: dict[str, str]) -> dict[str, tuple[str, str]]:
     """Return the versions that differ in this process: name -> (here, wanted)."""
-    here = _versions()
-    return {name: (here[name], value) for name, value in wanted.items() if here[name] != value}
+    installed_here = _versions()
+    return {name: (installed_here[name], value) for name, value in required.items() if installed_here[name] != value}
 
 
 def _mismatch(worker: str, differing: dict[str, tuple[str, str]]) -> str:
     versions = ", ".join(
-        f"{'code of workbench' if name == 'source' else name} {here} (here {ours})"
-        for name, (here, ours) in differing.items()
+        f"{'code of workbench' if name == 'source' else name} {installed} (here {required})"
+        for name, (installed, required) in differing.items()
     )
     return f"{worker} has {versions}: results would depend on where a cell ran; install the same versions there as here"

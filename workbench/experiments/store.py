@@ -171,8 +171,8 @@ class Store:
             tail = {"cell": cell_key, "seconds": round(outcome.seconds, 3), **stamp}
             tail |= {"device": outcome.device} if outcome.device else {}
             self.cells[cell_key] = _CellRows([{**outcome.cell, **row, **tail} for row in outcome.rows])
-            places = {name: place for place, name in enumerate(order)}
-            self.cells = dict(sorted(self.cells.items(), key=lambda item: places.get(item[0], -1)))
+            positions = {name: position for position, name in enumerate(order)}
+            self.cells = dict(sorted(self.cells.items(), key=lambda item: positions.get(item[0], -1)))
             self.failures.pop(cell_key, None)
         self.write()
 
@@ -239,12 +239,12 @@ class Store:
             return False
         if not (data.startswith(HEAD) or HEAD.startswith(data)):
             raise ValueError(_foreign(file, "it does not begin as a store of results does"))
-        *lines, rest = data.split(b"\n")
+        *lines, remainder = data.split(b"\n")
         if not lines:
             _warn(
                 f"{file} was truncated in its first line: results are read from {self.path.name}, with types inferred from their texts"
             )
-        elif rest.strip(b"\0"):
+        elif remainder.strip(b"\0"):
             _warn(f"{file} was truncated: the cells that are missing at its end run again")
         for number, line in enumerate(lines, 1):
             body, checksum = line[:-CHECKSUM_LENGTH] + b"}", line[-CHECKSUM_LENGTH:]
@@ -303,7 +303,7 @@ class Store:
             if not _is_failure_log(failed):
                 raise ValueError(_foreign(self._file(".failed.txt"), "it does not begin with the traceback of a cell"))
             _, *pieces = FAILURE.split(failed.decode("utf-8", "backslashreplace"))
-            self.failures = {name: f"=== {name} {rest}" for name, rest in zip(pieces[::2], pieces[1::2], strict=True)}
+            self.failures = {name: f"=== {name} {text}" for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
         if table:
             rows, truncated = read_table(self.path)
             if truncated:
@@ -314,8 +314,8 @@ class Store:
             self.cells = {cell_key: _CellRows(cell_rows) for cell_key, cell_rows in cells.items()}
 
 
-def _foreign(file: Path, why: str) -> str:
-    return f"{file} is not a results file of workbench: {why}; move it away, or choose another file"
+def _foreign(file: Path, reason: str) -> str:
+    return f"{file} is not a results file of workbench: {reason}; move it away, or choose another file"
 
 
 def _warn(message: str) -> None:

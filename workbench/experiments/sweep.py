@@ -200,10 +200,10 @@ def run(
         measured: dict[str, Any] = measure(wrapped, plain.to(device_used), loaded, validation)
         for metric in metrics:
             scores = _function(metric)(wrapped, loaded)
-            if not isinstance(scores, dict) or (taken := set(scores) & {*measured, *RESERVED, *AXES, *OPTIONS}):
+            if not isinstance(scores, dict) or (duplicates := set(scores) & {*measured, *RESERVED, *AXES, *OPTIONS}):
                 raise TypeError(
                     f"metric {metric} must return a dict of numbers with new names, found "
-                    f"{type(scores).__name__ if not isinstance(scores, dict) else f'{sorted(taken)}, which are there already'}"
+                    f"{type(scores).__name__ if not isinstance(scores, dict) else f'{sorted(duplicates)}, which are there already'}"
                 )
             measured |= scores
     return {

@@ -94,8 +94,8 @@ def load_file(path: Path) -> ModuleType:
     """Return the module of a Python file, importing it on the first call. It can import the modules beside it."""
     path = Path(SENT.get(str(path), path)).resolve()
     name = f"workbench_bench_{path.stem}"  # a prefix, so that a benchmark does not hide a module of the same name
-    if (known := sys.modules.get(name)) is not None and known.__file__ == str(path):
-        return known
+    if (loaded := sys.modules.get(name)) is not None and loaded.__file__ == str(path):
+        return loaded
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)

@@ -151,8 +151,8 @@ def _checked(
     if len(splits) != count or len(set(map(repr, splits))) != count:
         raise ValueError(f"{function}: splits={splits} does not name the {count} splits of the scores, each once")
     metrics = list(dict.fromkeys(m for by_metric in numbers.values() for m in by_metric))
-    if taken := {"model", "split"} & set(metrics):
-        raise ValueError(f"{function}: a metric cannot be called {', '.join(sorted(taken))}: rename it")
+    if reserved := {"model", "split"} & set(metrics):
+        raise ValueError(f"{function}: a metric cannot be called {', '.join(sorted(reserved))}: rename it")
     reference = next(iter(numbers)) if reference is None else reference
     headline = metrics[0] if headline is None else headline
     named = [("reference", [reference], numbers), ("passes", passes or {}, numbers), ("headline", [headline], metrics)]

@@ -160,8 +160,8 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         for key, item in value.items():
             yield from _flat(item, f"{name}[{key}]" if name else key)
     elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _flat(item, f"{name}[{place}]")
+        for index, item in enumerate(value):
+            yield from _flat(item, f"{name}[{index}]")
     else:
         yield name, value
 

@@ -54,10 +54,10 @@ def formula(tex: str, *, block: bool = False) -> str:
     assert view is not None
     inside = svg[svg.index(">", view.end()) + 1 : svg.rindex("</svg>")]
     inside = re.sub(r"<metadata>.*?</metadata>|\s*\n\s*", " ", inside, flags=re.DOTALL)
-    place = "" if block else f";vertical-align:{-depth / _FONT_SIZE:.3f}em"
+    alignment = "" if block else f";vertical-align:{-depth / _FONT_SIZE:.3f}em"
     return (
         f'<svg class="formula{" block" if block else ""}" role="img" aria-label="{html.escape(tex)}" '
-        f'style="width:{width / _FONT_SIZE:.3f}em;height:{height / _FONT_SIZE:.3f}em{place}" '
+        f'style="width:{width / _FONT_SIZE:.3f}em;height:{height / _FONT_SIZE:.3f}em{alignment}" '
         f'viewBox="{view.group(1)}">{inside}</svg>'
     )
 

@@ -338,12 +338,12 @@ class _Grid:
         if problem:
             run.error = f"{f'{run.error}; ' if run.error else ''}no page: {problem}"
         if self.progress:
-            place = sum(other in self.ended for other in self.runs) if count else "-"
+            n_ended = sum(other in self.ended for other in self.runs) if count else "-"
             failed = self.index.entries[name].failed_checks
             problems = [run.error] if run.error else [f"does not hold: {'; '.join(failed)}"] if failed else []
             line = "  ".join([run.name, *(" ".join(text.split()) for text in problems)])
             seconds = "   cached" if run.cached else f"{run.seconds:7.1f} s"
-            self.bar.write(f"[{place}/{len(self.runs)}] {run.status:<11} {seconds}  {line}", file=sys.stdout)
+            self.bar.write(f"[{n_ended}/{len(self.runs)}] {run.status:<11} {seconds}  {line}", file=sys.stdout)
             sys.stdout.flush()
         self.bar.update(count)
 

@@ -72,15 +72,15 @@ def _row(kind: str, who: str, track: str, text: str) -> str:
 
 
 def _track(values: Sequence[float], mean: float, error: float, low: float, span: float) -> str:
-    def place(value: Any) -> float:
+    def percent(value: Any) -> float:
         return 2 + 96 * min(1.0, max(0.0, (value - low) / span))
 
-    dots = "".join(f'<i style="left:{place(v):.2f}%"></i>' for v in values)
+    dots = "".join(f'<i style="left:{percent(v):.2f}%"></i>' for v in values)
     bar = ""
     if math.isfinite(error):
-        start, end = place(mean - error), place(mean + error)
+        start, end = percent(mean - error), percent(mean + error)
         bar = f'<u style="left:{start:.2f}%;width:{end - start:.2f}%"></u>'
-    return f'{dots}{bar}<b style="left:{place(mean):.2f}%"></b>'
+    return f'{dots}{bar}<b style="left:{percent(mean):.2f}%"></b>'
 
 
 def _cost(comparison: Comparison, model: str) -> str:

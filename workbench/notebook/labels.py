@@ -29,12 +29,12 @@ def spoken(name: str) -> str:
     """
     from ..experiments.directions import metric_of
 
-    of, metric = metric_of(name) or ("", "")
+    model, metric = metric_of(name) or ("", "")
     label = _metric(metric)
     if label is None:
         return name.replace("_", " ")
-    parts = of.split("_")
-    subject = "+".join(parts) if all(part in _WRAPPERS for part in parts) else of.replace("_", " ")
+    parts = model.split("_")
+    subject = "+".join(parts) if all(part in _WRAPPERS for part in parts) else model.replace("_", " ")
     return f"{label}, {subject}" if subject else label
 
 

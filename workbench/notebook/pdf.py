@@ -38,7 +38,7 @@ def find_chromium() -> str:
         FileNotFoundError: none is installed; the message says what to install.
     """
     browser = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    browser = browser or next((place for place in _PLACES if Path(place).is_file()), None)
+    browser = browser or next((path for path in _PLACES if Path(path).is_file()), None)
     if browser is None:
         raise FileNotFoundError(
             "PDF files are printed by Chromium, Chrome or Edge, and none of them is installed: install one (Debian, "

@@ -45,8 +45,8 @@ def grid_plot(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> 
     data = [name for name in data_parameters([parameters for parameters, _ in runs]) if name in differing]
     main = [*(name for name in main if name not in data), *(name for name in main if name in data)]
     axis = (main or differing)[0]
-    others = [name for name in data if name != axis] or main[1:2]
-    panels = _panels(runs, axis, others)
+    extra_parameters = [name for name in data if name != axis] or main[1:2]
+    panels = _panels(runs, axis, extra_parameters)
     pooled = len({series for panel in panels.values() for series in panel}) > MAX_SERIES
     if pooled:
         panels = _panels(runs, axis, [])
@@ -64,7 +64,7 @@ def _picture(
     if not panels:
         return None
     distinct = dict.fromkeys(x for panel in panels.values() for points in panel.values() for x, _ in points)
-    places = {text: place for place, text in enumerate(order or distinct)}
+    positions = {text: position for position, text in enumerate(order or distinct)}
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     series = list(dict.fromkeys(name for panel in panels.values() for name in panel))[:MAX_SERIES]
@@ -74,7 +74,7 @@ def _picture(
     )
     axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for ax, (metric, panel) in zip(axes, panels.items(), strict=False):
-        _draw(ax, metric, panel, places, colours, axis, mean_style)
+        _draw(ax, metric, panel, positions, colours, axis, mean_style)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     if len(series) > 1:
@@ -82,7 +82,7 @@ def _picture(
         figure.legend(handles, labels, loc="outside upper center", ncols=min(len(series), 6), frameon=False, fontsize=9)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
-    words = f"{', '.join(panels)} over {axis or ', '.join(places)}{f', for {chr(44).join(series)}' if len(series) > 1 else ''}"
+    words = f"{', '.join(panels)} over {axis or ', '.join(positions)}{f', for {chr(44).join(series)}' if len(series) > 1 else ''}"
     return embedded(base64.b64encode(buffer.getvalue()).decode()), words
 
 
@@ -100,25 +100,27 @@ def _panels(
     runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], axis: str, groups: Sequence[str]
 ) -> dict[str, Panel]:
     """Return metric -> series -> points: known metrics first, constant numbers left out."""
-    known: dict[str, Panel] = {}
-    others: dict[str, Panel] = {}
+    metric_panels: dict[str, Panel] = {}
+    other_panels: dict[str, Panel] = {}
     for parameters, numbers in runs:
         for name, value in numbers.items():
             parts = metric_of(name)
-            of, metric = parts or ("", name)
-            series = ", ".join(filter(None, [of, *(f"{group} {as_text(parameters.get(group))}" for group in groups)]))
-            panel = (known if parts else others).setdefault(metric, {})
+            subject, metric = parts or ("", name)
+            series = ", ".join(
+                filter(None, [subject, *(f"{group} {as_text(parameters.get(group))}" for group in groups)])
+            )
+            panel = (metric_panels if parts else other_panels).setdefault(metric, {})
             panel.setdefault(series, []).append((as_text(parameters.get(axis)), value))
     changing = {
         metric: panel
-        for metric, panel in {**known, **others}.items()
+        for metric, panel in {**metric_panels, **other_panels}.items()
         if len({value for points in panel.values() for _, value in points}) > 1
     }
     return dict(list(changing.items())[:MAX_PANELS])
 
 
 def _draw(
-    ax: Axes, metric: str, panel: Panel, places: dict[str, int], colours: dict[str, str], axis: str, mean_style: str
+    ax: Axes, metric: str, panel: Panel, positions: dict[str, int], colours: dict[str, str], axis: str, mean_style: str
 ) -> None:
     drawn_series = [series for series in colours if series in panel]
     for series, colour in colours.items():
@@ -130,7 +132,7 @@ def _draw(
             else 0.0
         )
         ax.plot(
-            [places[x] + shift for x, _ in points],
+            [positions[x] + shift for x, _ in points],
             [y for _, y in points],
             "o",
             color=colour,
@@ -139,8 +141,8 @@ def _draw(
             label=series,
         )
         means = [
-            (place + shift, statistics.fmean(values_here))
-            for text, place in places.items()
+            (position + shift, statistics.fmean(values_here))
+            for text, position in positions.items()
             if (values_here := [y for x, y in points if x == text])
         ]
         half_width = 0.2 / max(len(drawn_series), 1) if axis else 0.25
@@ -153,11 +155,13 @@ def _draw(
                 [x + half_width for x, _ in means],
                 color=colour,
             )
-    ax.set_xticks(list(places.values()), [text if len(text) <= 14 else f"{text[:13]}…" for text in places], fontsize=8)
-    if sum(map(len, places)) > 30:
+    ax.set_xticks(
+        list(positions.values()), [text if len(text) <= 14 else f"{text[:13]}…" for text in positions], fontsize=8
+    )
+    if sum(map(len, positions)) > 30:
         ax.tick_params(axis="x", rotation=45)
     ax.set_xlabel(axis, fontsize=9)
-    ax.set_xlim(-0.5, len(places) - 0.5)
+    ax.set_xlim(-0.5, len(positions) - 0.5)
     values = [value for points in panel.values() for _, value in points]
     if min(values) > 0 and max(values) > 50 * min(values):
         ax.set_yscale("log")

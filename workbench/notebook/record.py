@@ -82,16 +82,16 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
         >>> _ = figure.subplots().plot([1, 2, 4])
         >>> record_figure("growth", figure, alt="a curve that rises ever faster")
     """
-    whole: Any = figure.get_figure() if hasattr(figure, "get_figure") else None
-    if not hasattr(whole, "savefig"):
+    figure_object: Any = figure.get_figure() if hasattr(figure, "get_figure") else None
+    if not hasattr(figure_object, "savefig"):
         raise TypeError(f"record_figure({name!r}, ...) takes a matplotlib Figure or Axes, not {type(figure).__name__}")
     if _execution() is None:
         return
     from .dark import darkened
 
-    png = _drawn(whole, dpi)
-    with darkened(whole):
-        dark = embedded(base64.b64encode(_drawn(whole, dpi)).decode())
+    png = _drawn(figure_object, dpi)
+    with darkened(figure_object):
+        dark = embedded(base64.b64encode(_drawn(figure_object, dpi)).decode())
     width, height = (int.from_bytes(png[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG header
     _display(
         "record_figure",
@@ -102,7 +102,7 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
     )
     import matplotlib.pyplot as plt
 
-    plt.close(whole)
+    plt.close(figure_object)
 
 
 def _drawn(figure: Any, dpi: int) -> bytes:
@@ -113,9 +113,9 @@ def _drawn(figure: Any, dpi: int) -> bytes:
 
 def _row(name: str, text: str) -> str:
     """Return a table row: the name in words, the value, and the name in code if it differs from the words."""
-    said, raw, value = html.escape(spoken(name)), html.escape(name), html.escape(text)
-    code = "" if said == raw else f"<td><code>{raw}</code></td>"
-    return f'<tr><th title="{raw}">{said}</th><td>{value}</td>{code}</tr>'
+    label, raw, value = html.escape(spoken(name)), html.escape(name), html.escape(text)
+    code = "" if label == raw else f"<td><code>{raw}</code></td>"
+    return f'<tr><th title="{raw}">{label}</th><td>{value}</td>{code}</tr>'
 
 
 def record_check(claim: str, holds: Any, **found: Any) -> None:
@@ -190,8 +190,8 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
         for i, title in enumerate(titles)
     ]
     text = [c for c, dtype in zip(table.columns, table.dtypes, strict=True) if not pd.api.types.is_numeric_dtype(dtype)]
-    left: Any = {column: [{"selector": "", "props": [("text-align", "left")]}] for column in text}
-    style = style.set_table_styles(left, overwrite=False)
+    left_aligned: Any = {column: [{"selector": "", "props": [("text-align", "left")]}] for column in text}
+    style = style.set_table_styles(left_aligned, overwrite=False)
     data = {
         "text/html": style.to_html(table_uuid=re.sub(r"\W", "_", name)),
         "text/plain": table.to_string(index=False),
@@ -320,13 +320,13 @@ def _display(
     function: str, names: list[str], data: dict[str, str], stamp: dict[str, Any], metadata: Any = None
 ) -> None:
     json.dumps(stamp, allow_nan=False)
-    here = _execution()
-    if here is None:
+    execution = _execution()
+    if execution is None:
         return
     for name in names:
-        before = _recorded.get((function, name))
+        previous = _recorded.get((function, name))
         # a cell that runs again replaces its own records; anything else would store two values under one name
-        if before is not None and (before[0] != here[0] or before[1] == here[1]):
+        if previous is not None and (previous[0] != execution[0] or previous[1] == execution[1]):
             raise ValueError(
                 f"{function}: {name!r} is recorded already. Use another name; if you deleted the cell that recorded it, "
                 "restart the kernel"
@@ -336,4 +336,4 @@ def _display(
     if "text/html" in data:
         data = {**data, "text/html": f'<div class="{UNTYPESET}">{data["text/html"]}</div>'}
     display(data, raw=True, metadata={"workbench": {"schema": SCHEMA, **stamp}, **(metadata or {})})
-    _recorded.update({(function, name): here for name in names})
+    _recorded.update({(function, name): execution for name in names})

@@ -69,9 +69,9 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
         records = read_records(nb)
         report["checks"] = records.checks
         report["failed_checks"] = failed_checks(report["checks"])
-        several = len(records.comparisons) > 1
+        has_several = len(records.comparisons) > 1
         report["first_screen"] = "".join(
-            first_screen(comparison, name.replace("_", " ") if several else "")
+            first_screen(comparison, name.replace("_", " ") if has_several else "")
             for name, comparison in records.comparisons.items()
         )
     hidden = {"no-report", "papermill-error-cell-tag"}  # the banner replaces papermill's own error cells
@@ -100,11 +100,11 @@ def _finished(page: str, title: str) -> str:
     sections = [heading for heading in soup.select("main h2") if heading.get_text(strip=True)]
     if len(sections) > 2:
         contents = soup.new_tag("nav", attrs={"class": "contents", "aria-label": "contents"})
-        taken = {element["id"] for element in soup.select("[id]")}
+        used_ids = {element["id"] for element in soup.select("[id]")}
         for place, section in enumerate(sections):
             if not section.get("id"):
-                section["id"] = next(n for k in range(1000) if (n := f"section-{place + k}") not in taken)
-                taken.add(section["id"])
+                section["id"] = next(n for k in range(1000) if (n := f"section-{place + k}") not in used_ids)
+                used_ids.add(section["id"])
             link = soup.new_tag("a", href=f"#{section['id']}")
             link.string = section.get_text(" ", strip=True)
             contents.append(link)

@@ -275,8 +275,8 @@ def _execute(
         return "timeout", f"the run took longer than {watch.timeout:g} s; it was in cell {_last_cell(output)}"
     except DeadKernelError:
         peak = f"; its peak memory was {watch.peak_memory:,.0f} MiB" if watch.peak_memory else ""
-        how = cause(watch.exits[-1] if watch.exits else 0)
-        return "died", f"the kernel died in cell {_last_cell(output)}, {how}{peak}"
+        reason = cause(watch.exits[-1] if watch.exits else 0)
+        return "died", f"the kernel died in cell {_last_cell(output)}, {reason}{peak}"
     except RuntimeError as error:
         return "died", f"the kernel does not respond: {error}"
     return "ok", None

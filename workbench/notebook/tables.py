@@ -120,14 +120,14 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
                 repeat = repr([entry.run.parameters.get(name) for name in REPEATS])
                 repeats_of.setdefault(row, {}).setdefault(parts[1], []).append(repeat)
                 data_of.setdefault(row, set()).add(data_key(entry.run, data))
-    has_subjects = len({of for _, of in values_of}) > 1
+    has_subjects = len({subject for _, subject in values_of}) > 1
     if len(values_of) < 2 or not (has_subjects or len(settings) < len(differing)):
         return None
     rows = list(values_of)
     names = [*settings, "of"]
     columns = [
-        _plain_column(name, [head_of[row][place] for row in rows])
-        for place, name in enumerate(names)
+        _plain_column(name, [head_of[row][i] for row in rows])
+        for i, name in enumerate(names)
         if name != "of" or has_subjects
     ]
     noise, labels = _within_noise(entries), _labels(entries)

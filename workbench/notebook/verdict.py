@@ -28,8 +28,8 @@ def from_stamp(table: Mapping[str, Sequence[Any]], stamp: Mapping[str, Any]) -> 
 def verdict(comparison: Comparison) -> str:
     """Return two sentences: the significant differences in the headline metric with their costs, and those in the other metrics."""
     metric, plain = comparison.headline, comparison.reference
-    name, several = comparison.label(metric), len(comparison.splits) > 1
-    if not several:
+    name, has_several = comparison.label(metric), len(comparison.splits) > 1
+    if not has_several:
         ranked = _ranked(comparison, metric)
         first = f", where {ranked[0]} has the {_best(comparison, metric)} {name}" if len(ranked) > 1 else ""
         return f"One split: no statement about noise{first}. Which differences are more than noise takes several splits, best five or more."
@@ -63,14 +63,17 @@ def verdict(comparison: Comparison) -> str:
 def _second(comparison: Comparison, compared: Mapping[tuple[str, str], Difference], worse: Sequence[str]) -> str:
     """Return the second sentence: gains in other metrics, losses, and what was not tested."""
     metric, clauses = comparison.headline, []
-    others = [key for key in comparison.metrics if key in comparison.higher and key != metric]
-    gains = {key: [m for m in _ranked(comparison, key) if (d := compared.get((m, key))) and d.better] for key in others}
+    other_metrics = [key for key in comparison.metrics if key in comparison.higher and key != metric]
+    gains = {
+        key: [m for m in _ranked(comparison, key) if (d := compared.get((m, key))) and d.better]
+        for key in other_metrics
+    }
     gained = [f"{comparison.label(key)} ({_and(models)})" for key, models in gains.items() if models]
     if gained:
         clauses.append(f"Better beyond noise in other metrics: {_and(gained)}")
-    elif others:
+    elif other_metrics:
         clauses.append("In none of the other metrics is any model better beyond noise")
-    losses = {key: [m for (m, k), d in compared.items() if k == key and d.better is False] for key in others}
+    losses = {key: [m for (m, k), d in compared.items() if k == key and d.better is False] for key in other_metrics}
     lost = [f"{comparison.label(key)} ({_and(models)})" for key, models in losses.items() if models]
     lost = [*([f"{comparison.label(metric)} ({_and(worse)})"] if worse else []), *lost]
     if lost:
@@ -104,9 +107,9 @@ def _gain(comparison: Comparison, model: str, d: Difference) -> str:
     return f"{model} (by {number(abs(d.mean), half_width)}{interval}{unit}{_passes(comparison, model, ', ')})"
 
 
-def _passes(comparison: Comparison, model: str, before: str = "") -> str:
+def _passes(comparison: Comparison, model: str, separator: str = "") -> str:
     count = comparison.passes.get(model)
-    return "" if count is None else f"{before}{count:g} pass{'' if count == 1 else 'es'}"
+    return "" if count is None else f"{separator}{count:g} pass{'' if count == 1 else 'es'}"
 
 
 def _cost(comparison: Comparison, model: str) -> str:
