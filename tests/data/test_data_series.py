@@ -50,7 +50,7 @@ def test_what_is_no_series_is_refused() -> None:
         (lambda: windows(series[None], 2), r"found torch.float32 \[1, 9, 2\]"),
         (lambda: windows(series, 2, target=2), "have 2 columns"),
         (lambda: windows(series[:, 0], 2, target=0), "have 0 columns"),
-        (lambda: Data.from_series(series, window=2, test=3), "give a share"),
+        (lambda: Data.from_series(series, window=2, test=3), "give the share"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -86,7 +86,7 @@ def test_windows_follow_the_times_of_pandas_or_are_refused() -> None:
             days.reset_index(drop=True),
         ):
             assert torch.equal(windows(series, 3).x, expected.x)
-    with pytest.warns(WorkbenchWarning, match="1 steps between its times differ from all others"):
+    with pytest.warns(WorkbenchWarning, match="1 steps between its times differ from the others"):
         windows(days.drop(days.index[10]), 3)
 
 
