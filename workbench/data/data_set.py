@@ -254,7 +254,7 @@ class Data:
             void: mask value of pixels without a class, such as 255.
             lazy: whether to read images only when needed; None: if they need more than half a GiB.
             workers: number of processes that read images.
-            name: name of the data; None: the path of the folder.
+            name: name of the data; None: that of the folder.
 
         Raises:
             FileNotFoundError: there is no such folder, or no image in it.

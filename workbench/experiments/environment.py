@@ -62,7 +62,7 @@ def processor() -> str:
 
 
 def version(file: Path) -> str:
-    """Return the version of the code that computes a result: ``git describe``, with a digest of the sources if there are uncommitted changes.
+    """Return the version of the code that computes a result: ``git describe``, plus a digest of the sources if that does not identify it.
 
     Args:
         file: module that computes the results. Its repository is described, and the digest covers the module and this package.
