@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     data = commands.add_parser("data", help="list, show or download the data sets")
     actions = data.add_subparsers(metavar="ACTION")
     data.set_defaults(command=_data_list)
-    actions.add_parser("list", help="list all data sets (the default)").set_defaults(command=_data_list)
+    actions.add_parser("list", help="names of all data sets (the default)").set_defaults(command=_data_list)
     for action, text, command in (
         ("show", "describe a data set and its source", _data_show),
         ("fetch", "download a data set, unless it is already on this machine", _data_fetch),
@@ -113,7 +113,7 @@ def _bench_cells(arguments: argparse.Namespace) -> int:
     path = bench.find(arguments.name)
     cells, reasons = bench.possible(path, bench.cells_of(path, arguments.smoke, _axes(arguments.grid)))
     for reason, number in reasons.items():
-        print(f"{number} cell{'s' if number > 1 else ''} skipped: {reason}")
+        print(f"{number} cell{'s' if number > 1 else ''} left out: {reason}")
     if not cells:
         return OK
     output = arguments.output or path.parent / "results" / ("smoke" if arguments.smoke else "")

@@ -93,13 +93,13 @@ def test_cells_that_cannot_run_here_are_left_out_with_a_word(small: Path, capsys
     small.write_text(f"{SMALL}\n\n{possible}")
     assert main(["bench", str(small)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[:2] == ["2 cells skipped: there is no 1", "1 cell skipped: there is no 2"]
+    assert printed[:2] == ["2 cells left out: there is no 1", "1 cell left out: there is no 2"]
     assert printed[2].startswith("[1/1] ok")
     results = small.parent / "results" / "small.csv"
     assert printed[3:] == [f"1 of 1 cells: {results}"]
     assert read(results)["half"].tolist() == [1.0]
     assert main(["bench", str(small), "-g", "n=1"]) == 0
-    assert capsys.readouterr().out == "2 cells skipped: there is no 1\n"
+    assert capsys.readouterr().out == "2 cells left out: there is no 1\n"
     assert read(results)["half"].tolist() == [1.0]
 
 

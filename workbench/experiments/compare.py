@@ -73,7 +73,7 @@ def add_parser(commands: Any) -> None:
         "-j", "--jobs", type=int, default=1, metavar="N", help="number of cells run in parallel (default: 1)"
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads per cell (default: 1)")
-    parser.add_argument("--timeout", type=float, metavar="S", help="time limit per cell in seconds (default: no limit)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="time limit per cell in seconds (default: none)")
     parser.add_argument(
         "--scheduler",
         metavar="ADDRESS",
@@ -81,7 +81,7 @@ def add_parser(commands: Any) -> None:
     )
     add_log_to(parser, "each cell")
     parser.add_argument(
-        "--fresh", action="store_true", help="delete existing results of these cells and run them again"
+        "--fresh", action="store_true", help="discard existing results of these cells and rerun them"
     )
     parser.add_argument(
         "--smoke", action="store_true", help="run 2 epochs on 200 rows with one seed, to check that it works"

@@ -47,7 +47,7 @@ def add_report(commands: Any) -> None:
         "--timeout",
         type=float,
         metavar="S",
-        help="time limit per run in seconds, for all its cells together (default: no limit)",
+        help="time limit per run in seconds, for all its cells together (default: none)",
     )
     repetition = report.add_mutually_exclusive_group()
     repetition.add_argument("--resume", action="store_true", help="reuse finished runs (the default)")
