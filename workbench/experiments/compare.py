@@ -80,9 +80,7 @@ def add_parser(commands: Any) -> None:
         help="address of a dask.distributed scheduler whose workers run the cells, such as tcp://host:8786",
     )
     add_log_to(parser, "each cell")
-    parser.add_argument(
-        "--fresh", action="store_true", help="discard existing results of these cells and rerun them"
-    )
+    parser.add_argument("--fresh", action="store_true", help="discard existing results of these cells and rerun them")
     parser.add_argument(
         "--smoke", action="store_true", help="run 2 epochs on 200 rows with one seed, to check that it works"
     )
