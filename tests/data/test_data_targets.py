@@ -133,7 +133,7 @@ NAN = X.masked_fill(torch.arange(50)[:, None] == 7, math.nan)
         (X, LABELS, {"test": [50]}, "row numbers go from 0 to 49; found 50 to 50"),
         (X, LABELS, {"test": range(50)}, "50 of 50 rows leave 0"),
         (X, LABELS, {"test": torch.ones(49, dtype=torch.bool)}, r"a mask must be bool \[50\]"),
-        (IMAGES, MAPS.masked_fill(MAPS == 1, 255), {}, r"is 255 what has no class \(void=255\)"),
+        (IMAGES, MAPS.masked_fill(MAPS == 1, 255), {}, r"does 255 mean no class \(void=255\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(x: Any, y: Any, options: dict[str, Any], says: str) -> None:

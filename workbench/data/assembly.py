@@ -39,7 +39,7 @@ def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: An
     if len(test) != 2:
         raise ValueError(f"test: found a tuple of {len(test)}; give a pair (x, y) of test rows")
     if lengths is not None:
-        raise ValueError("test: with lengths give test as a share, a mask or row numbers of the same tokens")
+        raise ValueError("test: with lengths, test must be a share, a mask or row numbers, not other rows")
     # without class names, test rows may have higher class numbers than training rows
     test_part, _, test_classes = _rows(*test, task, classes if _has_names(y, classes) else settings[1], settings[2])
     return _parts(
@@ -88,7 +88,7 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     if not frame.columns.is_unique:
         duplicates = frame.columns[frame.columns.duplicated()].unique()
         raise ValueError(
-            f"frame: several columns have one name: {', '.join(map(str, duplicates))}; "
+            f"frame: several columns have the same name: {', '.join(map(str, duplicates))}; "
             "frame.loc[:, ~frame.columns.duplicated()] keeps the first of each"
         )
     if missing := [name for name in names if name not in frame.columns]:
@@ -127,7 +127,7 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
             "rows have dates, and test rows are drawn from between them: to test forecasts, give the latest rows as test"
         )
     if not isinstance(frame.index, pandas.RangeIndex):
-        notes.append("the index of the frame is no feature; frame.reset_index() makes it a column")
+        notes.append("the index of the frame is not used as a feature; frame.reset_index() makes it a column")
     parts = [Split(encoding(part), rows.take(index).y) for part, index in zip(frames, (train, test_part), strict=True)]
     columns = {str(name): Column(str(name)) for name in names}
     options = {
@@ -190,7 +190,7 @@ def of_folder(
     grey = all(is_grey(file) for file in train.images[:20])
     train, test_part = replace(train, size=size, grey=grey), test_part and replace(test_part, size=size, grey=grey)
     left_out = train.left_out + (test_part.left_out if test_part is not None else 0)
-    notes = [note, *([f"{left_out} files that are no images are left out"] if left_out else [])]
+    notes = [note, *([f"{left_out} files that are not images are left out"] if left_out else [])]
     if train.classes is not None:
         labels = torch.tensor(train.targets)
         options = {**options, "task": "classification", "classes": train.classes, "labels": labels}

@@ -46,8 +46,8 @@ class RowConversion:
         described = kind(inputs), kind(target)
         if self.first is not None and described != self.first:
             raise ValueError(
-                f"row {number}: x is {described[0]} and y is {described[1]}; the first row has {self.first[0]} and {self.first[1]}; a "
-                "batch needs one shape: bring them to one size, or pad them"
+                f"row {number}: x is {described[0]} and y is {described[1]}; the first row has {self.first[0]} and {self.first[1]}; all "
+                "rows of a batch need the same shape: resize or pad them"
             )
         return inputs, target
 
@@ -97,7 +97,9 @@ def one_row(value: Any, mask: bool = False) -> Any:
     if is_image(value):
         return (to_numbers(value) if mask else to_tensor(value))[None]
     if isinstance(value, tuple) and any(isinstance(item, Tensor | np.ndarray) for item in value):
-        raise TypeError(f"a tuple of {len(value)}; give a dict, by the names of the arguments or of the outputs")
+        raise TypeError(
+            f"a tuple of {len(value)}; give a dict with the names of the arguments or of the outputs as keys"
+        )
     return value[None] if isinstance(value, Tensor) else np.asarray(value)[None]
 
 

@@ -58,7 +58,7 @@ class FrameColumn:
                 category = texts[str(value)]
                 raise ValueError(
                     f"frame: {self.name!r} holds {value!r} ({type(value).__name__}) here, and {category!r} ({type(category).__name__}) in the "
-                    f"training rows, which are two categories: frame[{self.name!r}].astype({type(category).__name__}) makes one of them"
+                    f"training rows, which are different categories: convert one, frame[{self.name!r}].astype({type(category).__name__})"
                 )
 
     def encode(self, series: Any) -> np.ndarray:
@@ -101,7 +101,7 @@ class FrameEncoding:
         if not len(frame.columns):
             raise ValueError("frame: there is no column besides the target")
         if len(set(map(str, frame.columns))) < len(frame.columns):
-            raise ValueError(f"frame: several columns have one name; found {', '.join(map(str, frame.columns))}")
+            raise ValueError(f"frame: several columns have the same name; found {', '.join(map(str, frame.columns))}")
         return cls(tuple(_column(name, series) for name, series in _by_name(frame).items()))
 
     @property
@@ -223,8 +223,8 @@ def _column(name: str, series: Any) -> FrameColumn:
             gaps = ", errors='coerce'" if texts else ""
             raise ValueError(
                 f"frame: {name!r} holds numbers as texts, such as {numbers[0]!r}{exceptions}: "
-                f"pandas.to_numeric(frame[{name!r}]{gaps}) makes numbers of them"
-                f"{' and gaps of the others' if texts else ''}; if they are categories, frame[{name!r}].astype('category')"
+                f"pandas.to_numeric(frame[{name!r}]{gaps}) converts them to numbers"
+                f"{' and the others to missing values' if texts else ''}; if they are categories, frame[{name!r}].astype('category')"
             )
         if len(categories) > MAX_CATEGORIES and not is_categorical:
             raise ValueError(
@@ -234,8 +234,8 @@ def _column(name: str, series: Any) -> FrameColumn:
             )
         if len(categories) == len(present) >= MIN_DISTINCT and not is_categorical:
             raise ValueError(
-                f"frame: {name!r} has another text in each of the {len(present)} training rows, such as {categories[0]!r}, which says nothing "
-                f"about other rows; leave it out, frame.drop(columns={name!r}). Of files make a torch Dataset that opens them, for "
+                f"frame: {name!r} has a different text in each of the {len(present)} training rows, such as {categories[0]!r}, from which "
+                f"nothing can be learned; leave it out, frame.drop(columns={name!r}). For files write a torch Dataset that opens them, and use "
                 "Data.from_dataset"
             )
         return FrameColumn(name, "category", categories=categories, missing=missing)
@@ -254,7 +254,7 @@ def _kind(name: str, series: Any) -> Literal["number", "date", "category"]:
         return "number"
     if types.is_timedelta64_dtype(series):
         raise TypeError(
-            f"frame: {name!r} holds spans of time; give a number of a unit: frame[{name!r}].dt.total_seconds()"
+            f"frame: {name!r} holds time spans; convert them to numbers: frame[{name!r}].dt.total_seconds()"
         )
     if types.is_datetime64_any_dtype(series):
         return "date"

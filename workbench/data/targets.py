@@ -107,7 +107,8 @@ def as_target(
     task = task or _inferred_task(tensor, void, lengths, name)
     if task != "classification" and (void is not None or lengths is not None):
         raise ValueError(
-            f"{name}: void and lengths leave out class numbers, and this is {task}; values can't be left out: drop the rows, or fill them in"
+            f"{name}: void and lengths leave out class numbers, but the task is {task}, where values can't be ignored: "
+            "drop the rows, or fill in values"
         )
     if task == "probabilities":
         tensor = finite_float(tensor, name)
@@ -120,8 +121,8 @@ def as_target(
     if task == "labels":
         if tensor.dim() != 2 or tensor.shape[1] == 1:
             raise ValueError(
-                f"{name}: labels are [n, labels] with at least two of them; found {kind(tensor)}. One yes or no a row is a class: [n], "
-                "task='classification'"
+                f"{name}: labels are [n, labels] with at least two of them; found {kind(tensor)}. For a single yes or no per row "
+                "give classes [n], task='classification'"
             )
         return tensor, task, class_names(classes, tensor.shape[1])
     if tensor.dim() == 2 and tensor.shape[1] == 1 and lengths is None:
@@ -134,8 +135,8 @@ def as_target(
     if classes is None and tensor.dim() > 1 and max_class == 255 and not bool((valid == 254).any()):
         numbers = valid.unique().tolist()
         raise ValueError(
-            f"{name}: the numbers are {', '.join(map(str, numbers[:12]))}{', ...' if len(numbers) > 12 else ''}: is 255 what has no class "
-            "(void=255), or the number of a class (classes={0: 'background', 255: 'object'})?"
+            f"{name}: the numbers are {', '.join(map(str, numbers[:12]))}{', ...' if len(numbers) > 12 else ''}: does 255 mean no class "
+            "(void=255), or is it the number of a class (classes={0: 'background', 255: 'object'})?"
         )
     return tensor, task, class_names(classes, max_class + 1)
 
