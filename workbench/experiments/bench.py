@@ -212,9 +212,11 @@ def _made_by(frame: pd.DataFrame, record: Path) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Example:
-    >>> _duration(42.4), _duration(600), _duration(7300)
-    ('42 s', '10 min', '2.0 h')
+    """Format a duration.
+
+    Example:
+        >>> _duration(42.4), _duration(600), _duration(7300)
+        ('42 s', '10 min', '2.0 h')
     """
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -339,9 +339,9 @@ def _source() -> str:
 
 
 def _differing(required: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the versions that differ in this process: name -> (here, wanted)."""
-    installed_here = _versions()
-    return {name: (installed_here[name], value) for name, value in required.items() if installed_here[name] != value}
+    """Return the versions that differ in this process: name -> (installed, required)."""
+    installed = _versions()
+    return {name: (installed[name], value) for name, value in required.items() if installed[name] != value}
 
 
 def _mismatch(worker: str, differing: dict[str, tuple[str, str]]) -> str:

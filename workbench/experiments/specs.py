@@ -182,7 +182,7 @@ def sources(path: Path) -> dict[str, str]:
 
 
 def digest(*files: Path) -> str:
-    """Return a digest of the user's files and of the files beside them that they import, as "sha256:" and 12 hexadecimal digits."""
+    """Return a digest of the user's files and of the sibling files that they import, as "sha256:" and 12 hexadecimal digits."""
     hasher = hashlib.sha256()
     for file in files:
         for name, text in sorted(sources(file).items()):
