@@ -120,7 +120,7 @@ NAN = X.masked_fill(torch.arange(50)[:, None] == 7, math.nan)
         (X, (X > 0).long(), {}, r"task='classification', or lengths=\[n\].*task='labels'.*task='counts'"),
         (X, LABELS, {"task": "clasification"}, "task must be one of 'regression'"),
         (X, X, {"task": "classification"}, "classification needs whole numbers; found float32"),
-        (X, X, {"void": 255}, "values can't be left out"),
+        (X, X, {"void": 255}, "values can't be ignored"),
         (X, X, {"classes": 3}, "regression has no classes"),
         (X, -LABELS, {"task": "counts"}, "counts are 0, 1, 2, ...; found -2 to 0"),
         (X, LABELS, {"classes": 2}, "between 0 and 1, as there are 2 classes; found 0 to 2"),
