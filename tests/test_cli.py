@@ -74,8 +74,8 @@ def test_a_grid_goes_on_after_a_failed_run_and_tells(
     ("arguments", "message"),
     [
         (["-p", "nmae", "y"], "did you mean name"),
-        (["-p", "n", "many"], "'many' is no int"),
-        (["-g", "n=1,two"], "'two' is no int"),
+        (["-p", "n", "many"], "'many' can't be read as int"),
+        (["-g", "n=1,two"], "'two' can't be read as int"),
         (["-g", "n"], "-g takes NAME=A,B, not 'n'"),
         (["-g", "n="], "names no values"),
         (["-p", "n", "1", "-g", "n=2,3"], "parameter n is given twice"),

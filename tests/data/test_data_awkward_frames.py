@@ -66,7 +66,7 @@ def test_targets_may_be_an_index_of_columns() -> None:
 
 @pytest.mark.parametrize("twice", ["a", "y"])
 def test_a_name_that_stands_twice_is_refused(twice: str) -> None:
-    with pytest.raises(ValueError, match=f"several columns have one name: {twice}; frame.loc"):
+    with pytest.raises(ValueError, match=f"several columns have the same name: {twice}; frame.loc"):
         Data.from_dataframe(pd.concat([FRAME, FRAME[[twice]]], axis=1), "y")
 
 

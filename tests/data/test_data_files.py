@@ -384,7 +384,7 @@ def test_the_registry_says_what_its_entries_hold():
 
 
 def test_files_that_unpack_to_more_than_any_data_set_are_not_unpacked(monkeypatch, tmp_path):
-    monkeypatch.setattr(files, "LARGEST", 1_000_000)
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1_000_000)
     # claims to be empty
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"\0\0\x08\1" + bytes(100_000_000))[:-4] + bytes(4))
     np.savez_compressed(tmp_path / "a.npz", X=np.zeros(1_000_000))

@@ -42,7 +42,7 @@ def test_a_folder_is_a_class(animals: tuple[Path, dict[str, list[np.ndarray]]]) 
     expected = torch.from_numpy(np.stack([*pixels["cat"][1:], *pixels["dog"][1:]])).permute(0, 3, 1, 2) / 255
     torch.testing.assert_close(data.train.x, expected)
     assert data.train.y.tolist() == [0] * 9 + [1] * 9
-    assert any("1 files that are no images" in note for note in data.card.notes)
+    assert any("1 files that are not images" in note for note in data.card.notes)
     lazy = Data.from_folder(str(root), lazy=True, classes=["dog", "cat"], size=4)
     assert isinstance(lazy.train, LazySplit)
     assert lazy.input_shape == (3, 4, 4)
@@ -75,7 +75,7 @@ def test_images_stand_beside_masks(tmp_path: Path, layout: str) -> None:
     expected = torch.from_numpy(np.stack(numbers[1:])).long()
     assert torch.equal(data.train.y, expected.masked_fill(expected == 255, -100))
     assert data.n_outputs == 3
-    with pytest.raises(ValueError, match=r"is 255 what has no class \(void=255\)"):
+    with pytest.raises(ValueError, match=r"does 255 mean no class \(void=255\)"):
         Data.from_folder(root, masks=masks)
 
 
@@ -113,7 +113,7 @@ def test_sixteen_bits_are_scaled_in_images_and_ask_for_a_task_in_masks(tmp_path:
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         Data.from_folder(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="neither images nor folders; wanted is a folder for each class"):
+    with pytest.raises(FileNotFoundError, match="neither images nor folders; expected a folder for each class"):
         Data.from_folder(tmp_path)
     for i in range(3):
         draw(tmp_path / "images" / f"{i}.png")
@@ -137,12 +137,12 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 def test_images_of_another_size_and_damaged_ones_are_named(animals: tuple[Path, dict]) -> None:
     root, _ = animals
     draw(root / "dog" / "large.png", (9, 9))
-    with pytest.raises(ValueError, match=r"row \d+: x is float32 \[3, 9, 9\].*bring them to one size"):
+    with pytest.raises(ValueError, match=r"row \d+: x is float32 \[3, 9, 9\].*resize or pad them"):
         Data.from_folder(root)
     assert Data.from_folder(root, size=6).input_shape == (3, 6, 6)
     (root / "dog" / "large.png").write_bytes(b"\x89PNG damaged")
     with pytest.raises(ValueError, match=r"large\.png can't be read as an image"):
         Data.from_folder(root)
     (root / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="empty holds no image, and is to be a class"):
+    with pytest.raises(FileNotFoundError, match="empty should be the folder of a class"):
         Data.from_folder(root)

@@ -50,7 +50,7 @@ def test_what_is_no_series_is_refused() -> None:
         (lambda: windows(series[None], 2), r"found torch.float32 \[1, 9, 2\]"),
         (lambda: windows(series, 2, target=2), "have 2 columns"),
         (lambda: windows(series[:, 0], 2, target=0), "have 0 columns"),
-        (lambda: Data.from_series(series, window=2, test=3), "give a share"),
+        (lambda: Data.from_series(series, window=2, test=3), "give the share"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -64,9 +64,11 @@ def test_what_is_no_series_is_refused() -> None:
 
 def test_windows_follow_the_times_of_pandas_or_are_refused() -> None:
     days = pd.Series(np.arange(40.0), index=pd.date_range("2024-01-01", periods=40))
-    with pytest.raises(ValueError, match=r"do not ascend; give series\.sort_index\(\).*series\.to_numpy\(\)"):
+    with pytest.raises(
+        ValueError, match=r"are not increasing; sort them by series\.sort_index\(\).*series\.to_numpy\(\)"
+    ):
         windows(days.sample(frac=1, random_state=0), 3)
-    with pytest.raises(ValueError, match="stand there twice in 1 rows"):
+    with pytest.raises(ValueError, match="are repeated in 1 rows"):
         windows(pd.concat([days[:3], days[2:]]), 3)
     expected = windows(torch.arange(40.0, dtype=torch.float64), 3)
     months = pd.Series(np.arange(40.0), index=pd.date_range("2020-01-01", periods=40, freq="MS"))
@@ -84,7 +86,7 @@ def test_windows_follow_the_times_of_pandas_or_are_refused() -> None:
             days.reset_index(drop=True),
         ):
             assert torch.equal(windows(series, 3).x, expected.x)
-    with pytest.warns(WorkbenchWarning, match="1 steps between its times differ from all others"):
+    with pytest.warns(WorkbenchWarning, match="1 steps between its times differ from the others"):
         windows(days.drop(days.index[10]), 3)
 
 

@@ -120,7 +120,7 @@ NAN = X.masked_fill(torch.arange(50)[:, None] == 7, math.nan)
         (X, (X > 0).long(), {}, r"task='classification', or lengths=\[n\].*task='labels'.*task='counts'"),
         (X, LABELS, {"task": "clasification"}, "task must be one of 'regression'"),
         (X, X, {"task": "classification"}, "classification needs whole numbers; found float32"),
-        (X, X, {"void": 255}, "values can't be left out"),
+        (X, X, {"void": 255}, "values can't be ignored"),
         (X, X, {"classes": 3}, "regression has no classes"),
         (X, -LABELS, {"task": "counts"}, "counts are 0, 1, 2, ...; found -2 to 0"),
         (X, LABELS, {"classes": 2}, "between 0 and 1, as there are 2 classes; found 0 to 2"),
@@ -133,7 +133,7 @@ NAN = X.masked_fill(torch.arange(50)[:, None] == 7, math.nan)
         (X, LABELS, {"test": [50]}, "row numbers go from 0 to 49; found 50 to 50"),
         (X, LABELS, {"test": range(50)}, "50 of 50 rows leave 0"),
         (X, LABELS, {"test": torch.ones(49, dtype=torch.bool)}, r"a mask must be bool \[50\]"),
-        (IMAGES, MAPS.masked_fill(MAPS == 1, 255), {}, r"is 255 what has no class \(void=255\)"),
+        (IMAGES, MAPS.masked_fill(MAPS == 1, 255), {}, r"does 255 mean no class \(void=255\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(x: Any, y: Any, options: dict[str, Any], says: str) -> None:

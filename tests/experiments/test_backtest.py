@@ -98,7 +98,7 @@ def test_a_run_that_was_ended_goes_on(result: Backtest, tmp_path: Path, monkeypa
     from workbench.experiments import backtests
 
     settings = {**SETTINGS, **TRAINING, "checkpoint": tmp_path / "run.pt"}
-    said, calls = backtests._said, []
+    said, calls = backtests._forecast, []
 
     def ended(*args: Any) -> Any:
         calls.append(args)
@@ -106,7 +106,7 @@ def test_a_run_that_was_ended_goes_on(result: Backtest, tmp_path: Path, monkeypa
             raise KeyboardInterrupt
         return said(*args)
 
-    monkeypatch.setattr(backtests, "_said", ended)
+    monkeypatch.setattr(backtests, "_forecast", ended)
     with pytest.raises(KeyboardInterrupt):
         backtest(made, SERIES, **settings)
     resumed = backtest(made, SERIES, **settings)
@@ -195,10 +195,10 @@ def test_folds_are_stretches_of_time() -> None:
         ({"start": 88}, "none to compare with the forecast of 3 from 88 on"),
         ({"refit": 0}, "refit must be a whole number of at least 1"),
         ({"history": 8, **TRAINING}, "history must be a whole number of at least 9"),
-        ({"start": 9, **TRAINING}, "windows lie before an origin, of which"),
+        ({"start": 9, **TRAINING}, "windows lie before an origin, and"),
         ({"epochs": 3}, "epochs: without refit= nothing is trained"),
-        ({"horizon": 4}, r"of x \[1, 6, 2\] it gives \[1, 3, 2\], but horizon and target ask for \[1, 4, 2\]"),
-        ({"target": 0}, r"it gives \[1, 3, 2\], but horizon and target ask for \[1, 3\]"),
+        ({"horizon": 4}, r"for x \[1, 6, 2\] it returns \[1, 3, 2\], but horizon and target require \[1, 4, 2\]"),
+        ({"target": 0}, r"it returns \[1, 3, 2\], but horizon and target require \[1, 3\]"),
         ({"validation": 1}, "validation must be a share"),
     ],
 )
@@ -214,5 +214,5 @@ def test_series_with_gaps_and_plain_models_are_refused() -> None:
         backtest(made, gap, **SETTINGS)
     with pytest.raises(TypeError, match="is not wrapped"):
         backtest(Forecaster(), SERIES, **SETTINGS)
-    with pytest.raises(TypeError, match="take no option 'epoch'"):
+    with pytest.raises(TypeError, match="no argument 'epoch'"):
         backtest(made, SERIES, **SETTINGS, refit=1, epoch=3)

@@ -146,7 +146,7 @@ def test_without_the_repository(
     monkeypatch.setattr(bench, "__file__", str(tmp_path / "site-packages" / "workbench" / "experiments" / "bench.py"))
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "toy"]) == 2
-    assert "run this in a clone of it" in capsys.readouterr().err
+    assert "run this in a clone of the repository" in capsys.readouterr().err
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "benchmarks").mkdir()
     assert bench.benchmarks_folder() == tmp_path / "benchmarks"  # now it is one
@@ -172,7 +172,7 @@ def test_the_page_is_made_of_the_files_alone(small: Path, tmp_path: Path) -> Non
     results.write_text(rows[0] + "\n")
     assert "## small" not in bench.page(small.parent, tmp_path / "docs").read_text()  # a run has only begun
     results.write_text("\n".join(rows[:2]) + "\n")
-    with pytest.raises(ValueError, match=r"small\.py can't sum up the 1 rows of small\.csv .*workbench bench small"):
+    with pytest.raises(ValueError, match=r"small\.py can't summarize the 1 rows of small\.csv .*workbench bench small"):
         bench.page(small.parent, tmp_path / "docs")
 
 

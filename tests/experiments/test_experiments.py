@@ -270,7 +270,7 @@ def test_a_run_that_is_ended_loses_the_cells_in_flight_only(
     assert len(begun) <= 5 + 2
     if how != signal.SIGKILL:
         assert not list(tmp_path.glob(".*.part"))
-        assert f"{len(kept)} of 12 cells have results; run again to go on" in out
+        assert f"{len(kept)} of 12 cells have results; run again to resume" in out
 
     (tmp_path / "again").touch()
     run_cells(work("slow"), [{"n": n} for n in range(12)], path, jobs=2, progress=False)
@@ -300,7 +300,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
 def test_one_run_at_a_time_writes_a_file(work: Callable[[str], str], tmp_path: Path) -> None:
     with (
         filelock.FileLock(tmp_path / ".a.csv.lock"),
-        pytest.raises(BlockingIOError, match="another run writes"),
+        pytest.raises(BlockingIOError, match="another run is writing"),
     ):
         run_cells(work("third"), [{"n": 0}], tmp_path / "a.csv", progress=False)
     assert len(run_cells(work("third"), [{"n": 0}], tmp_path / "a.csv", progress=False)) == 1
@@ -313,7 +313,7 @@ def test_results_of_other_versions_are_told(work: Callable[[str], str], tmp_path
     path.with_suffix(".jsonl").unlink()  # as versions without a store left it
     path.write_text(path.read_text().replace(version, "v0.0.1"))
     with pytest.warns(
-        WorkbenchWarning, match=r"1 of the 1 cells that a\.csv has already are of other versions .*v0\.0\.1"
+        WorkbenchWarning, match=r"1 of the 1 cells that a\.csv already has were computed by other versions .*v0\.0\.1"
     ):
         frame = run_cells(work("third"), [{"n": 0}, {"n": 1}], path, progress=False)
     assert frame["version"].tolist() == ["v0.0.1", version]
@@ -332,13 +332,13 @@ class Holder:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"function": lambda n: n}, TypeError, "at the top of a module"),
-        ({"function": Holder.method}, TypeError, "at the top of a module"),
+        ({"function": lambda n: n}, TypeError, "at the top level of a module"),
+        ({"function": Holder.method}, TypeError, "at the top level of a module"),
         ({"function": "dict"}, ValueError, "module:name"),
         ({"cells": [3]}, TypeError, "cell 0 must be a dict"),
         ({"cells": [{"n": 1}, {"n": object()}]}, TypeError, "cell 1: found object"),
         ({"cells": [{"seconds": 1}]}, ValueError, "'seconds'"),
-        ({"cells": [{"n": 1}, {"n": 2}, {"n": 1}]}, ValueError, "cells 0 and 2 are the same"),
+        ({"cells": [{"n": 1}, {"n": 2}, {"n": 1}]}, ValueError, "cells 0 and 2 are equal"),
         ({"jobs": 0}, ValueError, "jobs must be a whole number"),
         ({"threads": 1.5}, ValueError, "threads must be a whole number"),
         ({"timeout": 0}, ValueError, "timeout must be a positive number"),
@@ -357,7 +357,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kept in a \.csv or \.parquet file"):
         run_cells(local, [], tmp_path / "a.xlsx")
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(ValueError, match="is no file of results"):
+    with pytest.raises(ValueError, match="is not a results file"):
         run_cells(local, [{"n": 1}], tmp_path / "a.csv", progress=False)
     assert (tmp_path / "a.csv").read_text() == "x,y\n1,2\n"
     with pytest.raises(OSError, match=r"a\.csv"):

@@ -166,7 +166,7 @@ def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> Non
         ({"epochs": 0}, "epochs must be a whole number of at least 1"),
         ({"rows": 1}, "rows must be a whole number of at least 2"),
         ({"batchsize": 8}, "did you mean batch_size"),
-        ({"metrics": "rmse"}, "is no function"),
+        ({"metrics": "rmse"}, "is not the name of a function"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, given: dict[str, Any], message: str) -> None:
@@ -176,7 +176,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, given: 
 
 
 def test_functions_that_no_process_finds_are_refused(own: Callable[[str], str]) -> None:
-    with pytest.raises(TypeError, match=r"at the top of a module or a \.py file"):
+    with pytest.raises(TypeError, match=r"at the top level of a module or a \.py file"):
         experiments.grid(lambda data: nn.Linear(1, 1), progress=False)
     with pytest.raises(TypeError, match="not a function"):
         experiments.grid(own("word"), progress=False)

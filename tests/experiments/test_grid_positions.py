@@ -163,7 +163,8 @@ def test_a_cell_of_maps_is_trained_and_scored(tmp_path: Path) -> None:
         assert 0 < row["mean_iou"] <= 1
         assert row["task"] == "classification"
     with pytest.raises(
-        ValueError, match=r"Sequential gives \[2, 2\].*needed is \[2, 2, 4, 6\] \(maps\) or \[2, 4, 6, 2\] \(tokens\)"
+        ValueError,
+        match=r"Sequential returns \[2, 2\].*must return \[2, 2, 4, 6\] \(maps\) or \[2, 4, 6, 2\] \(tokens\)",
     ):
         sweep.run("linear", "plain", f"{own}:maps", seed=0, epochs=10**9)
 
@@ -181,7 +182,7 @@ def test_a_cell_of_labels_is_trained_on_yes_and_no(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("y", "options", "words"),
     [
-        (torch.full((30, 4), 0.25), {"task": "probabilities", "classes": 4}, "probabilities of classes"),
+        (torch.full((30, 4), 0.25), {"task": "probabilities", "classes": 4}, "class probabilities as targets"),
         ({"a": torch.rand(30, 1), "b": torch.rand(30, 1)}, {}, "the targets a, b"),
     ],
 )
@@ -234,7 +235,7 @@ def test_scores_whose_classes_could_be_in_two_dimensions_are_refused() -> None:
             return x[:, :, None].expand(-1, 3, 3)
 
     d = Data.from_arrays(torch.rand(30, 3), torch.randint(0, 3, (30, 3)), classes=3, task="classification")
-    with pytest.raises(ValueError, match="in dimension 1 or in the last one"):
+    with pytest.raises(ValueError, match="could be dimension 1 or the last one"):
         output_for(Square(), d)
 
 

@@ -157,7 +157,7 @@ def test_files_of_others_are_refused_by_name_and_left_alone(
         filled(path, [[{"score": 1}]])
     path.with_suffix(suffix).write_bytes(data)
     there = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match=rf"m3\{suffix} is (no|not the) file|m3\{suffix} is damaged"):
+    with pytest.raises(ValueError, match=rf"m3\{suffix} is not (a results|the) file|m3\{suffix} is damaged"):
         run_cells(odd, [{"n": 1}], path, progress=False)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if not file.name.endswith(".lock")} == there
 
@@ -169,7 +169,7 @@ def test_the_command_names_files_of_others_without_a_traceback(
     path = tmp_path / "m3.csv"
     path.with_suffix(suffix).write_bytes(FOREIGN[suffix][0])
     assert main(["compare", "-g", "data=cubic", "-g", "seed=0", "-g", "wrapper=plain", "--smoke", "-o", str(path)]) == 2
-    assert f"m3{suffix} is no file of results" in capsys.readouterr().err
+    assert f"m3{suffix} is not a results file of workbench" in capsys.readouterr().err
     assert path.with_suffix(suffix).read_bytes() == FOREIGN[suffix][0]
 
 
@@ -181,7 +181,9 @@ def test_links_are_not_followed(tmp_path: Path, suffix: str, there: bool) -> Non
     if there:
         target.touch()
     (tmp_path / "out" / f"a{suffix}").symlink_to(target)
-    with pytest.raises(ValueError, match=rf"a\{suffix} is a link to .*elsewhere\.txt: give the path itself"):
+    with pytest.raises(
+        ValueError, match=rf"a\{suffix} is a link to .*elsewhere\.txt: give the path of the file itself"
+    ):
         run_cells(odd, [{"n": 1}], tmp_path / "out" / "a.csv", progress=False)
     assert target.exists() == there
 
@@ -231,10 +233,10 @@ def test_a_store_that_was_cut_off_says_so(tmp_path: Path) -> None:
     filled(path, [[{"score": number}] for number in range(3)])
     whole = path.with_suffix(".jsonl").read_bytes()
     path.with_suffix(".jsonl").write_bytes(whole[: whole.index(b"score") + 2])
-    with pytest.warns(WorkbenchWarning, match=r"a\.jsonl was cut off: the cells that are missing"):
+    with pytest.warns(WorkbenchWarning, match=r"a\.jsonl was truncated: the cells that are missing"):
         assert Store(path).keys() == set()
     path.with_suffix(".jsonl").write_bytes(whole[:30])
-    with pytest.warns(WorkbenchWarning, match=r"results are taken from a\.csv"):
+    with pytest.warns(WorkbenchWarning, match=r"results are read from a\.csv"):
         assert len(Store(path).keys()) == 3
 
 
@@ -284,6 +286,7 @@ def test_what_a_killed_run_was_writing_is_removed_and_nothing_else(tmp_path: Pat
 def test_two_tables_do_not_share_a_store(tmp_path: Path) -> None:
     filled(tmp_path / "a.csv", [[{"score": 1}]])
     with pytest.raises(
-        ValueError, match=r"a\.jsonl keeps the results of a\.csv: go on with that, or write a\.parquet elsewhere"
+        ValueError,
+        match=r"a\.jsonl keeps the results of a\.csv: continue with a\.csv, or choose another name than a\.parquet",
     ):
         Store(tmp_path / "a.parquet")

@@ -77,12 +77,12 @@ def test_the_page_says_what_the_store_says(store: Path, tmp_path: Path, capsys: 
     }
     assert len({row["run"] for row in sections["rates"]}) == 2  # of the same name
     states = {row["run"]: row["status"] for row in sections["others"]}
-    assert states == {"a <b> & c": "failed", "going on it goes on, or was ended from outside": "interrupted"}
+    assert states == {"a <b> & c": "failed", "going on it is still running, or was stopped from outside": "interrupted"}
     soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
     [rates] = [section for section in soup.select("section") if section.h1.get_text() == "rates"]
     [curves] = [image["src"] for image in rates.select("img.plot") if image["alt"].startswith("loss over the steps")]
     assert curves.startswith("data:image/")
-    assert "goes on with them" not in soup.get_text()  # no command does
+    assert "run the same command again" not in soup.get_text()  # no command does
     written = json.loads(page.with_suffix(".json").read_text())
     stored = {run["parameters"]["lr"]: run["curves"] for run in written["runs"] if run["parameters"]}
     assert stored == {
@@ -121,14 +121,14 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path, capsys: p
     before = (tmp_path / "other.db").read_bytes()
     for command, message in {
         ("--from", "nowhere"): "there is no folder or file nowhere",
-        ("--from", "empty"): "is no store of MLflow",
+        ("--from", "empty"): "is not an MLflow store",
         ("--from", "other.db"): "it has no tables of experiments, runs and metrics",
         ("--from", "text.db"): "file is not a database",
         ("--from", "ftp://somewhere"): "MLflow can't read the store",
-        ("--from", "mlruns", "-g", "n=1"): "give no notebook",
-        ("small.ipynb", "--from", "mlruns"): "give no notebook",
+        ("--from", "mlruns", "-g", "n=1"): "can't be combined with a notebook",
+        ("small.ipynb", "--from", "mlruns"): "can't be combined with a notebook",
         ("--from", "mlruns", "--experiment", "Default"): "mlruns has no runs",
-        (): "which notebook?",
+        (): "no notebook given",
         ("small.ipynb", "--experiment", "rates"): "--experiment",
     }.items():
         assert main(["report", *command]) == 2, command

@@ -235,7 +235,7 @@ record_check("many", np.ones(3) > 0)
     write_notebook(tmp_path / "claims.ipynb", claims)
     run = run_notebook(tmp_path / "claims.ipynb", tmp_path / "executed.ipynb")
     assert run.status == "failed"
-    assert "take .all() of many" in run.error
+    assert "with .all() for arrays" in run.error
     assert read_records(run.output).checks == {"one": (True, {"ratio": 1 / 3}), "two": (False, {})}
     text = Path(run.output).read_text()
     assert "✓ holds: one (ratio = 0.3333)" in text

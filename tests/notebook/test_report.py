@@ -86,7 +86,7 @@ def test_a_broken_record_is_named_and_costs_no_page(tmp_path: Path) -> None:
     for stamp in ({"figure": "a"}, {"table": 3}, {"check": {"claim": "x"}}, {"records": [1]}):
         output = v4.new_output("display_data", {"text/plain": "shown"}, metadata={"workbench": stamp})
         cell = v4.new_code_cell("1", outputs=[output], id="abc")
-        with pytest.raises(ValueError, match=r"what cell 1 \(abc\) has recorded can't be read"):
+        with pytest.raises(ValueError, match=r"the records of cell 1 \(abc\) are damaged"):
             read_records(v4.new_notebook(cells=[cell]))
         page, _ = shown(tmp_path, cell)
         assert "shown" in page

@@ -181,7 +181,7 @@ def test_the_banner_of_a_page_tells_its_checks(checked: tuple[Path, Path], tmp_p
         (["out", "out/many_a_0.ipynb"], "compare two folders or two notebooks"),
         (["out", "broken"], "was not written by workbench report"),
         (["out", "out", "--tolerance", "-1"], "tolerance must be a number of at least 0"),
-        (["plain.ipynb", "plain.ipynb"], "holds no outcome of a run"),
+        (["plain.ipynb", "plain.ipynb"], "has no record of a run"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

@@ -22,7 +22,7 @@ from conftest import write_notebook
 
 from workbench.cli import main
 from workbench.notebook import pdf, read_run, run_grid, run_notebook
-from workbench.notebook.client import PRINTED
+from workbench.notebook.client import MAX_PRINTED
 from workbench.notebook.grid import combinations
 from workbench.notebook.run import finished, plan
 
@@ -125,7 +125,7 @@ def test_what_there_was_until_then_is_kept_and_shown(trouble: tuple[Path, str, i
 def test_a_flood_of_output_is_cut_and_the_run_goes_on(trouble: tuple[Path, str, int]) -> None:
     out, _, _ = trouble
     text = printed(out / "t_n-6.ipynb")
-    assert 0.9 * PRINTED < len(text) < 1.1 * PRINTED
+    assert 0.9 * MAX_PRINTED < len(text) < 1.1 * MAX_PRINTED
     assert "the rest of what this cell printed is left out" in text
     assert text.endswith("after\n")
     assert read_run(out / "t_n-6.ipynb").records["rmse"] == 1 / 6
@@ -194,13 +194,13 @@ def test_what_is_interrupted_is_kept_marked_and_resumable(
     process.send_signal(number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "0 of 2 runs have ended; the same command again goes on" in said
+    assert "0 of 2 runs have ended; run the same command again to resume" in said
     assert statuses(out) == {"s_n-1": "interrupted", "s_n-2": "waiting"}
     run = read_run(out / "s_n-1.ipynb")
     assert (run.status, run.seconds > 0) == ("interrupted", True)
     assert "going to sleep" in printed(out / "s_n-1.ipynb")
     page = (out / "s_n-1.html").read_text(encoding="utf-8")
-    assert "ended from outside" in page
+    assert "stopped from outside" in page
     if number == signal.SIGTERM:
         (tmp_path / "awake").touch()
         assert main(command[3:]) == 0  # in this process, where all is imported already
@@ -312,10 +312,10 @@ def test_names_of_runs() -> None:
     assert all("/" not in name and len(name) <= 120 for name, _ in odd)
     with pytest.raises(ValueError, match="give each value once"):
         combinations("a", {}, {"n": [1, 1]})
-    with pytest.raises(ValueError, match="given twice"):
+    with pytest.raises(ValueError, match="both for all runs and in the grid"):
         combinations("a", {"n": 1}, {"n": [1]})
     for wrong in ([], "abc"):
-        with pytest.raises(ValueError, match="names no values for n"):
+        with pytest.raises(ValueError, match="has no values for n"):
             combinations("a", {}, {"n": wrong})
 
 

@@ -252,7 +252,7 @@ def test_notebooks_that_cannot_be_run_are_refused(tmp_path: Path) -> None:
         run_notebook(notebook, notebook)
     with pytest.raises(ValueError, match="timeout must be a positive number"):
         run_notebook(notebook, tmp_path / "out.ipynb", timeout=0)
-    with pytest.raises(ValueError, match="holds no outcome of a run"):
+    with pytest.raises(ValueError, match="has no record of a run"):
         read_run(notebook)
     assert not (tmp_path / "out.ipynb").exists()
 
@@ -301,7 +301,7 @@ def test_text_becomes_what_the_default_is(default: Any, given: str, value: Any) 
 
 @pytest.mark.parametrize(("default", "given"), [(3, "2.5"), (3, "two"), (0.1, "x"), (True, "maybe"), ({}, "[1]")])
 def test_text_that_is_no_such_value_is_refused(default: Any, given: str) -> None:
-    with pytest.raises(ValueError, match=f"{given!r} is no {type(default).__name__}".replace("[", r"\[")):
+    with pytest.raises(ValueError, match=f"{given!r} can.t be read as {type(default).__name__}".replace("[", r"\[")):
         parse_parameter({"p": default}, "p", given, "a.ipynb")
 
 

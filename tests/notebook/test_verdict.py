@@ -137,9 +137,9 @@ def test_false_alarms_are_as_rare_as_said() -> None:
     ("scores", "options", "message"),
     [
         ({"plain": {"rmse": [1.0]}}, {}, "at least two models"),
-        ({"a": {"rmse": [1, 2]}, "b": {"rmse": [1]}}, {}, r"one number for each split.*'b\[rmse\]': 1"),
-        ({"a": {"rmse": []}, "b": {"rmse": []}}, {}, "one number for each split"),
-        ({"a": {"zeal": [1, 2]}, "b": {"zeal": [1, 3]}}, {}, r"Say higher=\{'zeal': True\}"),
+        ({"a": {"rmse": [1, 2]}, "b": {"rmse": [1]}}, {}, r"one number per split.*'b\[rmse\]': 1"),
+        ({"a": {"rmse": []}, "b": {"rmse": []}}, {}, "one number per split"),
+        ({"a": {"zeal": [1, 2]}, "b": {"zeal": [1, 3]}}, {}, r"pass higher=\{'zeal': True\}"),
         ({"a": {"rmse": [1, 2]}, "b": {"rmse": [1, 3]}}, {"reference": "c"}, "reference names 'c'; there are a, b"),
         ({"a": {"rmse": [1, 2]}, "b": {"rmse": [1, 3]}}, {"splits": [0, 0]}, "does not name the 2 splits"),
         ({"a": {"split": [1, 2]}, "b": {"split": [1, 3]}}, {}, "cannot be called split"),

@@ -1,4 +1,4 @@
-"""Data sets by name, with fixed splits, units, licences and citations; toys whose true risk is known.
+"""Data sets by name, with fixed splits, units, licences and citations, and toy data whose true risk is known.
 
 Example:
     >>> from workbench import data
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .series import Windows, windows
     from .splits import LazySplit, Split
 
-_HOMES = {
+_MODULES = {
     "Card": "columns",
     "Column": "columns",
     "Data": "data_set",
@@ -55,12 +55,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first asked for: an index of reports asks for names of data sets alone, which takes no torch."""
+    """Import a name on first use: report indexes only need the registry, which does not import torch."""
     if name == "toy":
         return importlib.import_module(f"{__name__}.toy")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
 
 

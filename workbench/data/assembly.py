@@ -1,4 +1,4 @@
-"""The parts of a `Data` out of what users have: arrays, Datasets, frames, folders."""
+"""Arguments of `Data` from arrays, Datasets, DataFrames, folders and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -24,38 +24,44 @@ from workbench.data.targets import as_inputs
 from workbench.engine.tree import tensors
 from workbench.errors import require
 
-SMALL = 2**29  # bytes of images that are read at once
+MAX_EAGER_BYTES = 2**29  # images up to this size in all are read into memory at once
 
 Parts = dict[str, Any]
 
 
 def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: Any = None) -> Parts:
-    """Of inputs and targets in memory; see `Data.from_arrays`."""
+    """Return the arguments of a `Data` from inputs and targets in memory; see `Data.from_arrays`."""
     settings = (options["task"], options["classes"], options["void"])
-    whole, task, classes = _rows(x, y, *settings, lengths)
+    all_rows, task, classes = _rows(x, y, *settings, lengths)
     if not isinstance(test, tuple):
-        (train, test_part), notes = cut(whole, test, split)
+        (train, test_part), notes = cut(all_rows, test, split)
         return _parts(train, test_part, task, classes, split, options, notes)
     if len(test) != 2:
         raise ValueError(f"test: found a tuple of {len(test)}; give a pair (x, y) of test rows")
     if lengths is not None:
-        raise ValueError("test: with lengths give test as a share, a mask or row numbers of the same tokens")
-    # numbers that stand for themselves may go further in the test rows
-    test_part, _, theirs = _rows(*test, task, classes if _named(y, classes) else settings[1], settings[2])
+        raise ValueError("test: with lengths, test must be a share, a mask or row numbers, not other rows")
+    # without class names, test rows may have higher class numbers than training rows
+    test_part, _, test_classes = _rows(*test, task, classes if _has_names(y, classes) else settings[1], settings[2])
     return _parts(
-        whole, test_part, task, _longer(classes, theirs), split, options, ["test rows: those that were given"]
+        all_rows,
+        test_part,
+        task,
+        _longer_classes(classes, test_classes),
+        split,
+        options,
+        ["test rows: those that were given"],
     )
 
 
 def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts) -> Parts:
-    """Of a map-style Dataset; see `Data.from_dataset`."""
+    """Return the arguments of a `Data` from a map-style Dataset; see `Data.from_dataset`."""
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        others = test.tensors if isinstance(test, TensorDataset) else test
-        return of_arrays(*dataset.tensors, others, split, options)
+        other_parts = test.tensors if isinstance(test, TensorDataset) else test
+        return of_arrays(*dataset.tensors, other_parts, split, options)
     if isinstance(workers, bool) or whole_number("workers", workers) < 0:
         raise ValueError(f"workers must be a number of processes, 0 or more; found {workers!r}")
     labels = options.pop("labels", None)
-    whole, task, classes = lazily(dataset, options["task"], options["classes"], options["void"], workers, labels)
+    all_rows, task, classes = lazily(dataset, options["task"], options["classes"], options["void"], workers, labels)
     if (
         hasattr(test, "__getitem__")
         and hasattr(test, "__len__")
@@ -63,64 +69,65 @@ def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts
     ):
         known_classes = classes if options["classes"] is None else options["classes"]
         test_part, _, _ = lazily(test, task, known_classes, options["void"], workers)
-        test_part.convert = replace(test_part.convert, first=whole.convert.first)
-        return _parts(whole, test_part, task, classes, split, options, ["test rows: those that were given"])
-    (train, test_part), notes = cut(whole, test, split)
+        test_part.convert = replace(test_part.convert, first=all_rows.convert.first)
+        return _parts(all_rows, test_part, task, classes, split, options, ["test rows: those that were given"])
+    (train, test_part), notes = cut(all_rows, test, split)
     return _parts(train, test_part, task, classes, split, options, notes)
 
 
 def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> Parts:
-    """Of a pandas DataFrame; see `Data.from_dataframe`."""
+    """Return the arguments of a `Data` from a pandas DataFrame; see `Data.from_dataframe`."""
     pandas = require("pandas")
     if not isinstance(frame, pandas.DataFrame):
         raise TypeError(f"frame: found {type(frame).__name__}; give a pandas.DataFrame")
-    alone = isinstance(target, str) or not isinstance(target, Sequence | pandas.Index)
-    if isinstance(target, tuple) and target in frame.columns:  # of columns of several levels
-        alone = True
-    names = [target] if alone else list(target)
+    is_single = isinstance(target, str) or not isinstance(target, Sequence | pandas.Index)
+    # a tuple is one column name if the columns have several levels
+    if isinstance(target, tuple) and target in frame.columns:
+        is_single = True
+    names = [target] if is_single else list(target)
     if not frame.columns.is_unique:
-        several = frame.columns[frame.columns.duplicated()].unique()
+        duplicates = frame.columns[frame.columns.duplicated()].unique()
         raise ValueError(
-            f"frame: several columns have one name: {', '.join(map(str, several))}; "
+            f"frame: several columns have the same name: {', '.join(map(str, duplicates))}; "
             "frame.loc[:, ~frame.columns.duplicated()] keeps the first of each"
         )
-    if lacking := [name for name in names if name not in frame.columns]:
-        raise ValueError(f"target: there is no column {lacking[0]!r}; there are {', '.join(map(str, frame.columns))}")
+    if missing := [name for name in names if name not in frame.columns]:
+        raise ValueError(f"target: there is no column {missing[0]!r}; there are {', '.join(map(str, frame.columns))}")
     test_is_frame = isinstance(test, pandas.DataFrame)
     test = test if test_is_frame else rows_by_index(test, frame.index)
-    whole = pandas.concat([frame, test], ignore_index=True) if test_is_frame else frame
+    all_rows = pandas.concat([frame, test], ignore_index=True) if test_is_frame else frame
     if test_is_frame and set(frame.columns) != set(test.columns):
         raise ValueError(
             f"test: its columns are {list(test.columns)}, those of the training rows {list(frame.columns)}"
         )
     if options["classes"] is None and len(names) == 1:
-        options = {**options, "classes": category_names(whole[names[0]])}
+        options = {**options, "classes": category_names(all_rows[names[0]])}
     for name in names:
-        if gaps := int(whole[name].isna().sum()):
+        if gaps := int(all_rows[name].isna().sum()):
             raise ValueError(
-                f"target: {name!r} is missing in {gaps} of {len(whole)} rows; frame.dropna(subset=[{name!r}]) drops them"
+                f"target: {name!r} is missing in {gaps} of {len(all_rows)} rows; frame.dropna(subset=[{name!r}]) drops them"
             )
     y, task, classes = targets(
-        _frame_targets(whole, names, options), *(options[key] for key in ("task", "classes", "void"))
+        _frame_targets(all_rows, names, options), *(options[key] for key in ("task", "classes", "void"))
     )
-    numbers = torch.arange(len(whole))
-    # rows are cut first: medians and categories are those of the training rows
+    numbers = torch.arange(len(all_rows))
+    # split before encoding, since medians and categories come from the training rows only
     rows = Split(numbers[:, None].float(), y)
     if test_is_frame:
         train, test_part, notes = numbers[: len(frame)], numbers[len(frame) :], ["test rows: those that were given"]
     else:
         (first, second), notes = cut(rows, test, split, with_numbers=True)
         train, test_part = row_index(first), row_index(second)
-    features = whole.drop(columns=names)
+    features = all_rows.drop(columns=names)
     frames = features.iloc[train.numpy()], features.iloc[test_part.numpy()]
     encoding = FrameEncoding.of(frames[0])
     notes += encoding.notes(*frames)
     if any(part.kind == "date" for part in encoding.parts) and isinstance(test, float):
         notes.append(
-            "rows have dates, and test rows are drawn from between them: to foresee, give the last ones as test"
+            "rows have dates, and test rows are drawn from between them: to test forecasts, give the latest rows as test"
         )
     if not isinstance(frame.index, pandas.RangeIndex):
-        notes.append("the index of the frame is no feature; frame.reset_index() makes it a column")
+        notes.append("the index of the frame is not used as a feature; frame.reset_index() makes it a column")
     parts = [Split(encoding(part), rows.take(index).y) for part, index in zip(frames, (train, test_part), strict=True)]
     columns = {str(name): Column(str(name)) for name in names}
     options = {
@@ -132,7 +139,7 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
 
 
 def _frame_targets(frame: Any, names: list[Any], options: Parts) -> Any:
-    """Values [n], texts [n], or a table of several; whole numbers could be classes, counts or values."""
+    """Return the target columns as values [n] or [n, k], texts [n] or a dict of these. Integers without a task are ambiguous, and refused."""
     types = require("pandas").api.types
 
     def column(name: Any) -> np.ndarray:
@@ -145,10 +152,10 @@ def _frame_targets(frame: Any, names: list[Any], options: Parts) -> Any:
                 f"target: {name!r} holds whole numbers from {series.min()} to {series.max()}: are they classes (task='classification'), values "
                 "(task='regression') or counts (task='counts')?"
             )
-        two = set(series.unique()) if types.is_float_dtype(series) else set()
-        if task is None and two in ({0, 1}, {-1, 1}):
+        distinct = set(series.unique()) if types.is_float_dtype(series) else set()
+        if task is None and distinct in ({0, 1}, {-1, 1}):
             raise ValueError(
-                f"target: {name!r} holds {min(two):g} and {max(two):g} alone: are they classes, frame[{name!r}].astype(int) with "
+                f"target: {name!r} holds {min(distinct):g} and {max(distinct):g} alone: are they classes, frame[{name!r}].astype(int) with "
                 "task='classification', or values (task='regression')?"
             )
         if types.is_bool_dtype(series):
@@ -175,15 +182,15 @@ def _frame_targets(frame: Any, names: list[Any], options: Parts) -> Any:
 def of_folder(
     folder: Any, masks: Any, size: Any, lazy: bool | None, test: Any, split: int, workers: int, options: Parts
 ) -> Parts:
-    """Of a folder of images; see `Data.from_folder`."""
+    """Return the arguments of a `Data` from a folder of images; see `Data.from_folder`."""
     folder, classes = Path(folder).expanduser(), options["classes"]
-    ordered = list(classes) if classes is not None and not isinstance(classes, int | Mapping) else None
-    train, test_part, note = find_files(folder, masks, None if masks is not None else ordered)
+    class_order = list(classes) if classes is not None and not isinstance(classes, int | Mapping) else None
+    train, test_part, note = find_files(folder, masks, None if masks is not None else class_order)
     size = (size, size) if isinstance(size, int) else size
     grey = all(is_grey(file) for file in train.images[:20])
     train, test_part = replace(train, size=size, grey=grey), test_part and replace(test_part, size=size, grey=grey)
     left_out = train.left_out + (test_part.left_out if test_part is not None else 0)
-    notes = [note, *([f"{left_out} files that are no images are left out"] if left_out else [])]
+    notes = [note, *([f"{left_out} files that are not images are left out"] if left_out else [])]
     if train.classes is not None:
         labels = torch.tensor(train.targets)
         options = {**options, "task": "classification", "classes": train.classes, "labels": labels}
@@ -194,14 +201,14 @@ def of_folder(
     parts = of_dataset(train, test if test_part is None else test_part, split, workers, options)
     if lazy is None:
         row = sum(t.numel() * t.element_size() for t in tensors(parts["train"][0]))
-        lazy = row * (len(parts["train"]) + len(parts["test"])) > SMALL
+        lazy = row * (len(parts["train"]) + len(parts["test"])) > MAX_EAGER_BYTES
     if not lazy:
         parts |= {name: parts[name].load() for name in ("train", "test")}
     return {**parts, "card": _card(parts["card"], [*notes, *parts["card"].notes])}
 
 
 def _mask_task(files: Any) -> str:
-    """Whether the first mask holds class numbers or values; whole numbers of 16 bits and more could be either."""
+    """Return the task of the first mask. Integers of 16 bits or more could be class numbers or values, and are refused."""
     mode = open_image(files.targets[0]).mode
     if mode.startswith("I"):
         raise ValueError(
@@ -211,14 +218,18 @@ def _mask_task(files: Any) -> str:
     return "regression" if mode == "F" else "classification"
 
 
-def cut(whole: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[tuple[Any, Any], list[str]]:
-    """Training and test rows, and how they were drawn: a share (stratified where rows have one class each), a mask [n] or row numbers."""
-    n = len(whole)
+def cut(all_rows: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[tuple[Any, Any], list[str]]:
+    """Split rows into training and test rows by a share (stratified if rows have one class each), a mask [n] or row numbers.
+
+    Returns:
+        (training rows, test rows), as splits or row numbers, and notes on how they were chosen.
+    """
+    n = len(all_rows)
     if isinstance(test, bool) or (isinstance(test, int | float | np.floating) and not 0 < test < 1):
         raise ValueError(f"test: a share of the rows must lie above 0 and below 1; found {test!r}")
     if isinstance(test, float | np.floating):
         try:
-            train, test_part = map(torch.from_numpy, partition(n, float(test), split, whole.labels))
+            train, test_part = map(torch.from_numpy, partition(n, float(test), split, all_rows.labels))
         except ValueError as error:
             raise ValueError(f"data: the rows can't be cut into training and test rows: {error}") from error
         notes = [f"test rows: {len(test_part):,}, drawn at random"]
@@ -231,13 +242,13 @@ def cut(whole: Any, test: Any, split: int, with_numbers: bool = False) -> tuple[
         index = index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()
         if len(index) and not -n <= int(index.min()) <= int(index.max()) < n:
             raise ValueError(f"test: row numbers go from 0 to {n - 1}; found {int(index.min())} to {int(index.max())}")
-        chosen = torch.zeros(n, dtype=torch.bool)
-        chosen[index] = True
-        train, test_part = (~chosen).nonzero()[:, 0], chosen.nonzero()[:, 0]
+        is_test = torch.zeros(n, dtype=torch.bool)
+        is_test[index] = True
+        train, test_part = (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
         notes = [f"test rows: {len(test_part):,}, as given"]
     if not len(train) or not len(test_part):
         raise ValueError(f"test: {len(test_part)} of {n} rows leave {len(train)} to train on; both need at least one")
-    return ((train, test_part) if with_numbers else (whole.take(train), whole.take(test_part))), notes
+    return ((train, test_part) if with_numbers else (all_rows.take(train), all_rows.take(test_part))), notes
 
 
 def _rows(x: Any, y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> tuple[Split, Any, Any]:
@@ -252,19 +263,19 @@ def _rows(x: Any, y: Any, task: Any, classes: Any, void: Any, lengths: Any = Non
     return Split(inputs, target), task, classes
 
 
-def _named(y: Any, classes: Any) -> bool:
-    """Whether classes were told by names that are no numbers."""
+def _has_names(y: Any, classes: Any) -> bool:
+    """Return whether the classes have names other than numbers."""
     return not isinstance(y, Mapping) and classes is not None and any(not name.isdigit() for name in classes)
 
 
-def _longer(classes: Any, others: Any) -> Any:
+def _longer_classes(classes: Any, other_classes: Any) -> Any:
     if isinstance(classes, Mapping):
-        return {name: _longer(names, others[name]) for name, names in classes.items()}
-    return classes if classes is None or len(classes) >= len(others) else others
+        return {name: _longer_classes(names, other_classes[name]) for name, names in classes.items()}
+    return classes if classes is None or len(classes) >= len(other_classes) else other_classes
 
 
 def _parts(train: Any, test: Any, task: Any, classes: Any, split: int, options: Parts, notes: Sequence[str]) -> Parts:
-    """Arguments of `Data`."""
+    """Return the arguments of `Data`."""
     features = options["features"]
     if features is None:
         features = _feature_columns(
@@ -296,14 +307,14 @@ def _parts(train: Any, test: Any, task: Any, classes: Any, split: int, options: 
 
 
 def _target_notes(train: Any, task: Any, classes: Any) -> list[str]:
-    """What a target of rows in memory may be besides what it was taken for."""
+    """Return notes on targets in memory: classes without training rows, and values that could be classes."""
     if not isinstance(train, Split) or not isinstance(train.y, Tensor) or not len(train):
         return []
     if task == "classification" and train.y.dim() == 1:
-        seen = set(train.y.unique().tolist())
-        lacking = [name for number, name in enumerate(classes) if number not in seen]
-        more = ", ..." if len(lacking) > 10 else ""
-        return [f"no training row is of class {', '.join(lacking[:10])}{more}"] if lacking else []
+        seen_classes = set(train.y.unique().tolist())
+        missing = [name for number, name in enumerate(classes) if number not in seen_classes]
+        ellipsis = ", ..." if len(missing) > 10 else ""
+        return [f"no training row is of class {', '.join(missing[:10])}{ellipsis}"] if missing else []
     if task == "regression" and train.y.shape[1:] == (1,):
         values = train.y.unique()
         if 1 < len(values) <= 10 and bool((values == values.round()).all()):
@@ -317,7 +328,7 @@ def _card(card: Card, notes: Sequence[str]) -> Card:
 
 
 def _feature_columns(x: Any, rows: bool) -> tuple[Column, ...]:
-    """Names of the columns (channels of images), or of the items of a dict."""
+    """Return default names of the columns (channels of images), or of the items of a dict."""
     if isinstance(x, Mapping):
         return tuple(Column(name) for name in x)
     if x.dtype == torch.int64:
@@ -327,38 +338,38 @@ def _feature_columns(x: Any, rows: bool) -> tuple[Column, ...]:
 
 
 def of_huggingface(dataset: Any, x: Any, y: Any, test: Any, split: int, workers: int, options: Parts) -> Parts:
-    """Of a dataset whose rows are dicts; see `Data.from_huggingface`."""
-    whole = dataset
+    """Return the arguments of a `Data` from a dataset of dicts; see `Data.from_huggingface`."""
+    all_rows = dataset
     if isinstance(dataset, Mapping):
         test_part = next((name for name in ("test", "validation") if name in dataset), None)
         if "train" not in dataset or test_part is None:
             raise ValueError(
                 f"dataset: it has the parts {', '.join(dataset)}; give one of them, or one with train and test"
             )
-        whole, test = dataset["train"], dataset[test_part]
-    names = list(getattr(whole, "column_names", ()))
+        all_rows, test = dataset["train"], dataset[test_part]
+    names = list(getattr(all_rows, "column_names", ()))
     if not names:
         raise TypeError(
-            f"dataset: {type(whole).__name__} has no column_names; of a torch Dataset of pairs Data.from_dataset makes one"
+            f"dataset: {type(all_rows).__name__} has no column_names; for a torch Dataset of pairs use Data.from_dataset"
         )
-    usual = [name for name in ("label", "labels", "target") if name in names]
-    y = y if y is not None else usual[0] if usual else None
-    rest = [name for name in names if name not in ([y] if isinstance(y, str) else y or [])]
-    x = x if x is not None else rest[0] if len(rest) == 1 else None
+    default_targets = [name for name in ("label", "labels", "target") if name in names]
+    y = y if y is not None else default_targets[0] if default_targets else None
+    other_columns = [name for name in names if name not in ([y] if isinstance(y, str) else y or [])]
+    x = x if x is not None else other_columns[0] if len(other_columns) == 1 else None
     for setting, columns in (("y", y), ("x", x)):
-        chosen = [columns] if isinstance(columns, str) else columns
-        if not chosen or any(name not in names for name in chosen):
+        is_test = [columns] if isinstance(columns, str) else columns
+        if not is_test or any(name not in names for name in is_test):
             raise ValueError(
                 f"{setting}: found {columns!r}; give one of the columns {', '.join(map(str, names))}, or several in a list"
             )
-    kinds = getattr(whole, "features", None) or {}
-    label_names = getattr(kinds.get(y), "names", None) if isinstance(y, str) else None
+    column_types = getattr(all_rows, "features", None) or {}
+    label_names = getattr(column_types.get(y), "names", None) if isinstance(y, str) else None
     options = {**options, "classes": options["classes"] or (tuple(label_names) if label_names else None)}
-    whole, test = (PickedColumns(part, x, y) if hasattr(part, "column_names") else part for part in (whole, test))
-    made = of_dataset(whole, test, split, workers, options)
+    all_rows, test = (PickedColumns(part, x, y) if hasattr(part, "column_names") else part for part in (all_rows, test))
+    arguments = of_dataset(all_rows, test, split, workers, options)
     if isinstance(dataset, Mapping):
         note = f"training rows are those of train, test rows those of {test_part}"
-        others = [name for name in dataset if name not in ("train", test_part)]
-        note += f"; {', '.join(others)} is left out" if others else ""
-        made["card"] = _card(made["card"], [note, *made["card"].notes[1:]])
-    return made
+        other_parts = [name for name in dataset if name not in ("train", test_part)]
+        note += f"; {', '.join(other_parts)} is left out" if other_parts else ""
+        arguments["card"] = _card(arguments["card"], [note, *arguments["card"].notes[1:]])
+    return arguments

@@ -1,4 +1,4 @@
-"""What a column of a data set is called, and where a data set is from."""
+"""Names and units of the columns of a data set, and its card."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its name and its unit ("" where it has none or none is known)."""
+    """Column of a table: its name and its unit ("" if it has none or it is unknown)."""
 
     name: str
     unit: str = ""
@@ -18,7 +18,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Card:
-    """Where a data set is from, what may be done with it, how to cite it, and what to beware of."""
+    """Card of a data set: description, source, licence, citation, and notes with caveats."""
 
     description: str
     source: str

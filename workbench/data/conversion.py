@@ -1,4 +1,4 @@
-"""Rows of a Dataset as tensors, checked one by one, and the parts of a `Data` that is made of them."""
+"""Conversion of the rows of a Dataset to tensors, with checks of each row, and lazy splits of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from workbench.engine.tree import tree_map
 
 @dataclass(frozen=True)
 class RowConversion:
-    """Makes tensors of one pair, and raises where it differs from the first.
+    """Converter of one pair (x, y) to tensors, which raises if the pair does not match the first row.
 
     Args:
-        task, classes, void: as `as_target` takes them; of several targets dicts by name.
-        first: shapes and dtypes of the first row, in words.
+        task, classes, void: as for `as_target`; for several targets dicts by name.
+        first: descriptions of x and y of the first row (shapes and dtypes).
     """
 
     task: Any = None
@@ -32,7 +32,7 @@ class RowConversion:
     first: tuple[str, str] | None = None
 
     def __call__(self, x: Any, y: Any, number: int) -> tuple[Any, Any]:
-        """The tensors of row `number`."""
+        """Convert and check row `number`."""
         try:
             if isinstance(y, str) and self.classes is None:
                 raise TypeError(f"y is the text {y!r:.100}: give the names of the classes, classes=[...]")
@@ -46,25 +46,30 @@ class RowConversion:
         described = kind(inputs), kind(target)
         if self.first is not None and described != self.first:
             raise ValueError(
-                f"row {number}: x is {described[0]} and y is {described[1]}; the first row has {self.first[0]} and {self.first[1]}; a "
-                "batch needs one shape: bring them to one size, or pad them"
+                f"row {number}: x is {described[0]} and y is {described[1]}; the first row has {self.first[0]} and {self.first[1]}; all "
+                "rows of a batch need the same shape: resize or pad them"
             )
         return inputs, target
 
 
 def targets(y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> tuple[Any, Any, Any]:
-    """Target, task and classes, as `as_target`; of a dict of targets dicts."""
+    """Return target, task and classes as `as_target` does; for a dict of targets three dicts."""
     if not isinstance(y, Mapping):
         return as_target(y, task, classes, void, lengths)
     if not y:
         raise ValueError("y is an empty dict; give at least one target")
 
-    def of(setting: Any, name: Any) -> Any:
+    def setting_of(setting: Any, name: Any) -> Any:
         return setting.get(name) if isinstance(setting, Mapping) else setting
 
     checked = {
         str(name): as_target(
-            value, of(task, name), (classes or {}).get(name), of(void, name), lengths, name=f"y[{name!r}]"
+            value,
+            setting_of(task, name),
+            (classes or {}).get(name),
+            setting_of(void, name),
+            lengths,
+            name=f"y[{name!r}]",
         )
         for name, value in y.items()
     }
@@ -78,7 +83,7 @@ def targets(y: Any, task: Any, classes: Any, void: Any, lengths: Any = None) -> 
 
 
 def check_targets(y: Any, task: Any, classes: Any, what: str) -> None:
-    """Raise ValueError if a target, or one of a dict, does not fit its task or its classes."""
+    """Raise ValueError if a target, or one of a dict of targets, does not fit its task or its classes."""
     if not isinstance(y, Mapping):
         return check_target(y, task, classes, what)
     for name, target in y.items():
@@ -86,23 +91,25 @@ def check_targets(y: Any, task: Any, classes: Any, what: str) -> None:
 
 
 def one_row(value: Any, mask: bool = False) -> Any:
-    """One input or target [1, ...] of what a Dataset gives for a row; of an image its pixels, of a mask their numbers."""
+    """Convert an input or target of one row to a batch [1, ...]; Pillow images become pixels, masks class numbers."""
     if isinstance(value, Mapping):
         return {key: one_row(item, mask) for key, item in value.items()}
     if is_image(value):
         return (to_numbers(value) if mask else to_tensor(value))[None]
     if isinstance(value, tuple) and any(isinstance(item, Tensor | np.ndarray) for item in value):
-        raise TypeError(f"a tuple of {len(value)}; give a dict, by the names of the arguments or of the outputs")
+        raise TypeError(
+            f"a tuple of {len(value)}; give a dict with the names of the arguments or of the outputs as keys"
+        )
     return value[None] if isinstance(value, Tensor) else np.asarray(value)[None]
 
 
 @dataclass(frozen=True)
 class PickedColumns:
-    """Pairs (x, y) of a dataset whose rows are dicts.
+    """Dataset of pairs (x, y) from a dataset whose rows are dicts.
 
     Args:
-        dataset: gives a dict for each row number.
-        x, y: name of a column, or several, which stay a dict.
+        dataset: map-style dataset of dicts.
+        x, y: name of a column, or several names, which give a dict.
     """
 
     dataset: Any
@@ -121,7 +128,7 @@ class PickedColumns:
 
 @dataclass(frozen=True)
 class _Targets:
-    """The targets of a Dataset alone."""
+    """Dataset of only the targets of a Dataset."""
 
     dataset: Any
     convert: RowConversion
@@ -137,14 +144,15 @@ class _Targets:
 def lazily(
     dataset: Any, task: Any, classes: Any, void: Any, workers: int, labels: Tensor | None = None
 ) -> tuple[LazySplit, Any, Any]:
-    """The rows of a Dataset, their task, and the names of their classes, for which all rows are read once if nobody says them.
+    """Return a LazySplit of a Dataset, its task and class names. Without given classes, all rows are read once to count them.
 
     Raises:
-        TypeError, ValueError: it has no numbered rows, or they are no pairs of what can be learned from.
+        TypeError, ValueError: the dataset is not map-style, or its rows are not pairs that can be trained on.
     """
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            f"dataset: {type(dataset).__name__} has no numbered rows; give it to fit in a DataLoader, or collect its rows"
+            f"dataset: {type(dataset).__name__} has no numbered rows (__len__ and __getitem__); pass it to fit in a DataLoader, or collect "
+            "its rows"
         )
     if not len(dataset):
         raise ValueError(f"dataset: {type(dataset).__name__} has no row")
@@ -152,24 +160,34 @@ def lazily(
     if not isinstance(row, tuple | list) or len(row) != 2:
         keys = f" with {', '.join(map(repr, row))}" if isinstance(row, Mapping) else ""
         raise TypeError(
-            f"dataset: it gives a {type(row).__name__}{keys} for row 0; give a pair (x, y), where each may be a dict of tensors. Of rows "
-            "that are dicts Data.from_huggingface(dataset, x=..., y=...) picks columns"
+            f"dataset: it gives a {type(row).__name__}{keys} for row 0; give a pair (x, y), where each may be a dict of tensors. For rows "
+            "that are dicts use Data.from_huggingface(dataset, x=..., y=...)"
         )
-    named = getattr(dataset, "classes", None)
-    if classes is None and isinstance(named, list | tuple) and np.ndim(row[1]) == 0 and not isinstance(row[1], Mapping):
-        classes = tuple(map(str, named))
+    own_classes = getattr(dataset, "classes", None)
+    if (
+        classes is None
+        and isinstance(own_classes, list | tuple)
+        and np.ndim(row[1]) == 0
+        and not isinstance(row[1], Mapping)
+    ):
+        classes = tuple(map(str, own_classes))
     convert = RowConversion(task, classes, void)
     inputs, target = convert(row[0], row[1], 0)
     _, tasks, names = targets(one_row(row[1], mask=True), task, classes, void)
-    if tasks == "labels" and classes is None and isinstance(named, list | tuple) and len(named) == len(names):
-        names = classes = tuple(map(str, named))
+    if (
+        tasks == "labels"
+        and classes is None
+        and isinstance(own_classes, list | tuple)
+        and len(own_classes) == len(names)
+    ):
+        names = classes = tuple(map(str, own_classes))
         convert = replace(convert, classes=names)
     convert = replace(convert, task=tasks, first=(kind(inputs), kind(target)))
     split = LazySplit(dataset, convert=convert, labels=labels, workers=workers)
     numbered = tasks.values() if isinstance(tasks, Mapping) else (tasks,)
     if classes is not None or "classification" not in numbered:
         return split, tasks, names
-    counts, seen = _counted(_Targets(dataset, convert), tasks, workers)
+    counts, seen = _count_classes(_Targets(dataset, convert), tasks, workers)
     names = dict.fromkeys(tasks) | counts if isinstance(tasks, Mapping) else counts[""]
     convert = replace(convert, classes=names)
     return (
@@ -179,17 +197,17 @@ def lazily(
     )
 
 
-def _counted(rows: _Targets, tasks: Any, workers: int) -> tuple[dict[str, tuple[str, ...]], Tensor | None]:
-    """Names of the classes of each target, of all rows, and the class numbers [n] of a single one for each row."""
-    most: dict[str, int] = {}
+def _count_classes(rows: _Targets, tasks: Any, workers: int) -> tuple[dict[str, tuple[str, ...]], Tensor | None]:
+    """Read all rows, and return the class names of each target, and the class numbers [n] if there is one per row."""
+    max_numbers: dict[str, int] = {}
     labels: list[Tensor] = []
     for target in DataLoader(cast(Any, rows), batch_size=None, num_workers=workers, generator=torch.Generator()):
         for name, value in (target if isinstance(target, Mapping) else {"": target}).items():
             if (tasks[name] if name else tasks) == "classification":
-                most[name] = max(most.get(name, 0), int(value.max()))
+                max_numbers[name] = max(max_numbers.get(name, 0), int(value.max()))
                 if not name and not value.dim():
                     labels.append(value)
-    names = {name: class_names(None, number + 1) for name, number in most.items()}
+    names = {name: class_names(None, number + 1) for name, number in max_numbers.items()}
     return names, torch.stack(labels) if labels else None
 
 

@@ -1,4 +1,4 @@
-"""Data sets: columns with units, training and test rows, and a card that says where they are from."""
+"""The `Data` class: training and test rows, columns with units, and a card with source, licence and citation."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from workbench.data.summary import as_html, as_text
 from workbench.data.targets import TASKS, kind
 from workbench.engine.tree import tensors
 
-UNNAMED = "your data"  # the name of those that got none
+UNNAMED = "your data"  # default name
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set, cut into training and test rows, with its card.
+    """A data set, split into training and test rows, with its card.
 
     Args:
-        name: what `load` calls it.
-        task: "regression" (values [n, k], or maps of values), "classification" (class numbers of rows, pixels or tokens, -100 where there is
-            none), "probabilities" (of classes [n, classes]), "labels" (yes or no [n, labels]) or "counts";
-            a dict of these where the targets are a dict.
-        train: the training rows.
-        test: the test rows; never choose anything by them, see `validation`.
-        features: the columns of x (one per channel for images).
-        target: the column y; a dict where the targets are a dict.
+        name: name of the data set, as for `load`.
+        task: "regression" (values [n, k], or maps of values), "classification" (class numbers of rows, pixels or tokens, -100 for no
+            class), "probabilities" (of classes [n, classes]), "labels" (0 or 1 [n, labels]) or "counts";
+            a dict of these if the targets are a dict.
+        train: training rows.
+        test: test rows. Never use them to choose anything, see `validation`.
+        features: columns of x (one per channel for images).
+        target: column of y; a dict if the targets are a dict.
         card: description, source, licence, citation and notes.
-        classes: names of the classes, in the order of their numbers, or of the labels; None for values and counts. A dict where the targets
+        classes: names of the classes, in the order of their numbers, or of the labels; None for regression and counts. A dict if the targets
             are a dict.
-        split: which of the fixed splits (or the seed of the draw) this is.
+        split: number of the fixed split, or seed of a random one.
         parts: further published rows by name, such as "validation".
-        encoding: what makes inputs of raw rows, such as `FrameEncoding` of new frames; None where x is raw.
+        encoding: callable that converts raw rows to inputs, such as a `FrameEncoding` for DataFrames; None if x is raw.
 
     Raises:
         ValueError: task, classes and the targets disagree, or train and test rows differ in shape.
@@ -80,7 +80,7 @@ class Data:
         described = []
         for label, split in (("train", self.train), ("test", self.test), *self.parts.items()):
             rows = split[0] if isinstance(split, LazySplit) else (split.x, split.y)
-            # what is read row by row is checked row by row
+            # a LazySplit checks each row when it is read
             if not isinstance(split, LazySplit):
                 if isinstance(self.task, Mapping) != isinstance(split.y, Mapping) or (
                     isinstance(self.task, Mapping) and self.task.keys() != split.y.keys()
@@ -109,28 +109,28 @@ class Data:
         name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
-        """A Data of tensors, arrays or lists.
+        """Create a Data from tensors, arrays or lists.
 
         Args:
-            x: inputs [n, ...], or a dict of them, the keyword arguments of the model. Floating-point numbers become float32; bytes (images)
-                and whole numbers (tokens) stay.
-            y: values [n], [n, k] or maps [n, height, width] (floating-point); class numbers [n] or maps of them (integers); names of classes
-                [n]; tokens, labels or counts [n, k], which `task` tells apart; or a dict of targets.
-            test: share of the rows that become test rows, drawn by the seed `split` (stratified for classes); or a bool mask [n], row numbers,
+            x: inputs [n, ...], or a dict of them, the keyword arguments of the model. Floating-point numbers become float32; uint8 (images)
+                and integers (tokens) are kept.
+            y: values [n], [n, k] or maps [n, height, width] (floating-point); class numbers [n] or maps of them (integers); class names
+                [n]; tokens, labels or counts [n, k], which need `task`; or a dict of targets.
+            test: share of the rows to use as test rows, drawn by the seed `split` (stratified by class); or a bool mask [n], row numbers,
                 or a tuple (x, y) of other rows.
             split: seed of the draw.
-            task: "regression", "classification", "probabilities", "labels" or "counts"; None tells by dtype and
-                shape, where they tell. Of several a dict.
-            classes: names of the classes in the order of their numbers, how many there are, or a dict class number -> name.
-            void: number of what has no class; it becomes -100, which `fit` leaves out.
-            lengths: how many tokens of each row count [n]; class numbers of the others become -100.
+            task: "regression", "classification", "probabilities", "labels" or "counts"; None: inferred from dtype and
+                shape if they are unambiguous. A dict for a dict of targets.
+            classes: class names in the order of their numbers, the number of classes, or a dict class number -> name.
+            void: class number that means "no class"; it becomes -100, which `fit` ignores.
+            lengths: number of valid tokens per row [n]; class numbers of the others become -100.
             features: names of the columns of x (channels of images), or `Column`s with units.
             target: name of y, or its `Column`.
-            name: of the data.
-            card: where they are from.
+            name: name of the data.
+            card: description and source.
 
         Raises:
-            TypeError, ValueError: numbers of rows differ, there is NaN, or y does not fit the task or could be one of several.
+            TypeError, ValueError: numbers of rows differ, there is NaN, or y does not fit the task or is ambiguous.
 
         Example:
             >>> d = Data.from_arrays(torch.rand(50, 3, 8, 8), torch.randint(0, 3, (50, 8, 8)), classes=["sky", "road", "car"])
@@ -156,20 +156,20 @@ class Data:
         name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
-        """A Data of a map-style torch Dataset of pairs (x, y), whose rows are read when they are asked for.
+        """Create a Data from a map-style torch Dataset of pairs (x, y), whose rows are read lazily.
 
-        Each row is checked when it is read. `fit`, `wrapped.fit` and `calibrate` read batch by batch; `d.train.load()` reads all.
+        Each row is checked when it is read. `fit`, `wrapped.fit` and `calibrate` read batch by batch; `d.train.load()` reads all rows.
 
         Args:
-            dataset: gives a pair for each row number: x a tensor, an array, a Pillow image (which becomes float32 [channels, height, width] in
+            dataset: map-style Dataset of pairs: x a tensor, an array, a Pillow image (which becomes float32 [channels, height, width] in
                 [0, 1]) or a dict of them; y a number, an array, a Pillow mask, or a dict of targets.
             test: as for `from_arrays`, or a Dataset of test rows.
             split, task, void, features, target, name, card: as for `from_arrays`.
-            classes: as for `from_arrays`; None takes the dataset's own `classes`, or reads all rows once to see how many there are.
-            workers: processes that read rows.
+            classes: as for `from_arrays`; None: the dataset's attribute `classes`, or else all rows are read once to count the classes.
+            workers: number of processes that read rows.
 
         Raises:
-            TypeError, ValueError: the dataset has no numbered rows, or its first row is nothing to be learned from.
+            TypeError, ValueError: the dataset is not map-style, or its first row can't be trained on.
 
         Example:
             >>> d = Data.from_dataset([(torch.rand(2), i % 3) for i in range(30)])
@@ -192,21 +192,21 @@ class Data:
         name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
-        """A Data of a pandas DataFrame, whose columns but the targets are features.
+        """Create a Data from a pandas DataFrame; all columns except the targets are features.
 
-        Numbers stay, truth values become 0 and 1, texts and categories a column of 0 and 1 for each category of the training rows, dates the
-        days since the first of the training rows. Missing numbers and dates are filled with the median of the training rows, and a column
-        "... is missing" says where; missing categories have such a column only. The notes of the card say what was done;
-        `d.encoding(frame)` does the same with new rows.
+        Numbers are kept, booleans become 0 and 1, texts and categories are one-hot encoded by the categories of the training rows, and dates
+        become days since the first date of the training rows. Missing numbers and dates are filled with the median of the training rows, and
+        a column "... is missing" marks them; missing categories only have that column. The notes of the card describe the conversion;
+        `d.encoding(frame)` applies it to new rows.
 
         Args:
-            frame: one row for each row.
-            target: name of the column y, or several.
+            frame: DataFrame with one example per row.
+            target: name of the target column, or several names.
             test: as for `from_arrays`, or a frame of test rows.
             split, task, classes, name, card: as for `from_arrays`.
 
         Raises:
-            TypeError, ValueError: a target is missing or could be one of several tasks, or a column can't be made numbers.
+            TypeError, ValueError: a target is missing or its task is ambiguous, or a column can't be converted to numbers.
 
         Example:
             >>> import pandas as pd
@@ -236,29 +236,29 @@ class Data:
         name: str | None = None,
         card: Card | None = None,
     ) -> Data:
-        """A Data of a folder of images, by Pillow: x float32 [n, channels, height, width] in [0, 1].
+        """Create a Data from a folder of images, read by Pillow: x float32 [n, channels, height, width] in [0, 1].
 
-        A folder for each class (`cat/1.png`, `dog/2.png`), or images beside masks: `images/1.png` and `masks/1.png`, or `1.png` and
-        `1_mask.png` in one folder. If there are folders `train` and `test` (or `val`), these are the training and test rows.
+        There is either one folder per class (`cat/1.png`, `dog/2.png`), or a mask per image: `images/1.png` and `masks/1.png`, or `1.png` and
+        `1_mask.png` in one folder. Folders named `train` and `test` (or `val`) hold the training and test rows.
 
         Args:
-            path: the folder.
-            masks: folder of the masks, where it has none of the usual names (masks, labels, annotations, ...).
-            size: (height, width), or one number for both, that images and masks are brought to (masks by the nearest pixel); None: they have
-                one size.
-            test: as for `from_arrays`, where there is no test folder.
+            path: path of the folder.
+            masks: folder of the masks, if it has none of the usual names (masks, labels, annotations, ...).
+            size: (height, width), or one number for both, to resize images (bilinearly) and masks (nearest pixel) to; None: all have the
+                same size.
+            test: as for `from_arrays`, if there is no test folder.
             split, features, target, card: as for `from_arrays`.
-            task: "regression" for masks of values, such as depths; None: class numbers, and values where pixels are floating-point numbers.
-            classes: the names of the folders in the order that their numbers shall have; for masks as for `from_arrays`: a dict such as
-                {0: "background", 255: "object"} says which numbers mean what.
-            void: number of pixels without a class, such as 255.
-            lazy: whether images are read when they are asked for; None: if they need more than half a GiB.
-            workers: processes that read images.
-            name: None: that of the folder.
+            task: "regression" for masks of values, such as depths; None: "classification", or "regression" if pixels are floating-point.
+            classes: names of the class folders in the order of their numbers; for masks as for `from_arrays`, say a dict
+                {0: "background", 255: "object"}.
+            void: mask value of pixels without a class, such as 255.
+            lazy: whether to read images only when needed; None: if they need more than half a GiB.
+            workers: number of processes that read images.
+            name: name of the data; None: that of the folder.
 
         Raises:
             FileNotFoundError: there is no such folder, or no image in it.
-            ValueError: an image has no mask, another size or can't be read.
+            ValueError: an image has no mask, has another size or can't be read.
         """
         options = _options(task, classes, void, features, target, name or str(getattr(path, "name", path)), card)
         return cls(**assembly.of_folder(path, masks, size, lazy, test, split, workers, options))
@@ -279,18 +279,18 @@ class Data:
         name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
-        """A Data of a dataset of the package `datasets`, or a dict of them with "train" and "test"; rows are read when they are asked for.
+        """Create a Data from a Hugging Face dataset, or a dict of them with "train" and "test". Rows are read lazily.
 
         Args:
-            dataset: `datasets.Dataset` or `DatasetDict`; anything whose rows are dicts by number, and which has `column_names`.
-            x: name of the column of inputs (numbers, images), or several, which become a dict, the keyword arguments of a model. None: the only
-                one that is not y.
-            y: name of the column of targets, or several; None: "label", "labels" or "target".
-            test: as for `from_arrays`, where there is no part "test" or "validation".
-            split, task, classes, void, workers, name, card: as for `from_dataset`; classes of a `ClassLabel` have its names.
+            dataset: `datasets.Dataset` or `DatasetDict`, or any map-style dataset of dicts with `column_names`.
+            x: name of the input column (numbers, images), or several, which become a dict, the keyword arguments of a model. None: the only
+                column that is not y.
+            y: name of the target column, or several; None: "label", "labels" or "target".
+            test: as for `from_arrays`, if there is no part "test" or "validation".
+            split, task, classes, void, workers, name, card: as for `from_dataset`; a `ClassLabel` column provides the class names.
 
         Raises:
-            TypeError, ValueError: there are no such columns, or they are text: a tokenizer makes numbers of them, `dataset.map(tokenize)`.
+            TypeError, ValueError: there are no such columns, or they hold text, which must be tokenized first: `dataset.map(tokenize)`.
 
         Example:
             >>> class Rows(list):
@@ -314,15 +314,15 @@ class Data:
         name: str = UNNAMED,
         card: Card | None = None,
     ) -> Data:
-        """A Data of the windows of a series, in the order of time: all that test rows forecast comes after all that training rows have seen.
+        """Create a Data from the windows of a series, split in time: all test targets come after all values of the training rows.
 
         Args:
             series, window, horizon, target: as for `workbench.data.windows`.
-            test: share of the values, the latest, that test rows forecast.
+            test: share of the values, the latest ones, to use as test targets.
             name, card: as for `from_arrays`.
 
         Raises:
-            TypeError, ValueError: one of the parts is shorter than a window and its horizon, or there is NaN.
+            TypeError, ValueError: a part is shorter than a window and its horizon, or there is NaN.
 
         Example:
             >>> d = Data.from_series(torch.arange(100.0), window=8, horizon=2)
@@ -331,7 +331,7 @@ class Data:
         """
         if not isinstance(test, float) or not 0 < test < 1:
             raise ValueError(
-                f"test: found {test!r:.100}; the latest rows are for tests, give a share of them such as 0.2"
+                f"test: found {test!r:.100}; give the share of the latest values to use as test targets, such as 0.2"
             )
         values = as_series(series)
         cut = len(values) - round(test * len(values))
@@ -343,18 +343,18 @@ class Data:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one row of x, if it is one tensor."""
+        """Shape of one row of x, if x is one tensor."""
         x = self.train[0][0] if isinstance(self.train, LazySplit) else self.train.x
         if isinstance(x, Mapping):
-            raise ValueError(f"input_shape: x of {self.name} is a dict of {', '.join(x)}, each with a shape of its own")
+            raise ValueError(f"input_shape: x of {self.name} is a dict of {', '.join(x)}, each with its own shape")
         return tuple(x.shape if isinstance(self.train, LazySplit) else x.shape[1:])
 
     @property
     def n_outputs(self) -> int:
-        """How many numbers a model must give for each row (pixel, token): the classes or labels, else the columns of y."""
+        """Number of model outputs per row (pixel, token): the number of classes or labels, else of columns of y."""
         if isinstance(self.task, Mapping):
             raise ValueError(
-                f"n_outputs: {self.name} has the targets {', '.join(self.task)}, each with outputs of its own"
+                f"n_outputs: {self.name} has the targets {', '.join(self.task)}, each with its own number of outputs"
             )
         if self.classes is not None:
             return len(self.classes)
@@ -363,7 +363,7 @@ class Data:
 
     @cached_property
     def checksum(self) -> str:
-        """sha256 over all tensors of train and test: two data sets with the same checksum hold the same numbers."""
+        """SHA-256 of all tensors of train and test; data sets with the same checksum hold the same numbers."""
         arrays: dict[str, np.ndarray] = {}
         for part, split in (("train", self.train), ("test", self.test)):
             if isinstance(split, LazySplit):
@@ -378,17 +378,17 @@ class Data:
         return digest(arrays)
 
     def validation(self, fraction: float = 0.1, seed: int = 0) -> tuple[Split, Split]:
-        """Cut the training rows into a part to train on and a part to choose settings by.
+        """Split the training rows into a part to train on and a validation part.
 
         Args:
-            fraction: share of the training rows that is held out, above 0 and below 1.
-            seed: which cut; the same seed gives the same rows. Classes keep their shares in both parts.
+            fraction: share of the training rows to hold out, above 0 and below 1.
+            seed: seed of the draw, which is stratified by class.
 
         Returns:
-            (train, validation), two splits that share no row. Global random state is left alone.
+            (train, validation), two disjoint splits. The global random state is not changed.
 
         Raises:
-            ValueError: fraction is out of range, or too few rows for the classes.
+            ValueError: fraction is out of range, or there are too few rows for the classes.
 
         Example:
             >>> from workbench import data
@@ -402,7 +402,7 @@ class Data:
         return self.train.take(train), self.train.take(validation)
 
     def without_repeats(self) -> Data:
-        """The same data without the test rows whose x is also a training row (those can be known by heart).
+        """Return the data without the test rows whose x is also a training row, since a model may have memorized them.
 
         Example:
             >>> from workbench import data
@@ -413,7 +413,7 @@ class Data:
         return replace(self, test=self.test.take(~self.repeats()))
 
     def repeats(self) -> Tensor:
-        """Which test rows have an x that is also a training row: bool [n]."""
+        """Return a mask of the test rows whose x is also a training row: bool [n]."""
         seen = set(row_bytes(self.train.x))
         return torch.tensor([row in seen for row in row_bytes(self.test.x)], dtype=torch.bool)
 

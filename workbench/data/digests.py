@@ -12,23 +12,23 @@ from workbench.engine.tree import tensors
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """sha256 over names, dtypes, shapes and values of arrays; does not depend on byte order or file format.
+    """Return the SHA-256 of names, dtypes, shapes and values of arrays, which does not depend on byte order or file format.
 
     Example:
         >>> import numpy as np
         >>> digest({"a": np.zeros(2)}) == digest({"a": np.zeros((2, 1))})
         False
     """
-    total = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        total.update(f"{name} {little.dtype.str.lstrip('<|')} {array.shape}\n".encode())
-        total.update(little.data if little.size else b"")
-    return total.hexdigest()
+        little_endian = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        hasher.update(f"{name} {little_endian.dtype.str.lstrip('<|')} {array.shape}\n".encode())
+        hasher.update(little_endian.data if little_endian.size else b"")
+    return hasher.hexdigest()
 
 
 def arrays_of(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """The tensors of nested dicts, by dotted names."""
+    """Return the tensors of nested dicts as arrays by dotted names."""
     if not isinstance(tree, Mapping):
         return {prefix: tree.detach().cpu().numpy()}
     return {
@@ -39,6 +39,7 @@ def arrays_of(prefix: str, tree: Any) -> dict[str, np.ndarray]:
 
 
 def row_bytes(x: Any) -> list[bytes]:
-    # adding 0 turns -0.0 into 0.0, which is the same number with other bytes
+    """Return each row of inputs as bytes, by which equal rows are found."""
+    # adding 0 turns -0.0 into 0.0, which is equal but has other bytes
     parts = [[row.tobytes() for row in (t.detach().cpu().flatten(1) + 0).numpy()] for t in tensors(x)]
     return [b"".join(row) for row in zip(*parts, strict=True)]

@@ -1,4 +1,4 @@
-"""Find the files of a data set on this machine, or download them; no file is used before its checksum agrees."""
+"""Local lookup and download of the files of data sets. Every file is verified by its checksum before use."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from workbench.data.digests import digest
 from workbench.data.registry import entries, resolve
 from workbench.errors import require
 
-TIMEOUT = 30  # seconds without an answer before a download counts as failed
+TIMEOUT = 30  # seconds without a response before a download counts as failed
 RETRIES = 1
-LARGEST = 2**31  # bytes that a file may hold unpacked, whatever it says of itself: the largest data set has 7e7
-REPOSITORY = Path(__file__).parents[2]  # of a checkout; some folder of other packages, if the package is installed
+MAX_UNPACKED_BYTES = 2**31  # limit for unpacked files, against decompression bombs; the largest data set has 7e7
+REPOSITORY = Path(__file__).parents[2]  # the repository in a checkout; an unrelated folder if the package is installed
 
 
 def roots() -> list[Path]:
-    """Where files are looked for: the folder in WORKBENCH_DATA, if set, the datasets of a checkout, the user cache."""
-    users, checkout = os.environ.get("WORKBENCH_DATA"), checkout_folder()
-    return [*([Path(users).expanduser()] if users else []), *([checkout] if checkout else []), cache_folder()]
+    """Return the folders in which files are searched: WORKBENCH_DATA if set, datasets in a checkout, the user cache."""
+    configured, checkout = os.environ.get("WORKBENCH_DATA"), checkout_folder()
+    return [*([Path(configured).expanduser()] if configured else []), *([checkout] if checkout else []), cache_folder()]
 
 
 def checkout_folder() -> Path | None:
-    """The folder datasets of the repository that the package is imported from; None if it is installed elsewhere."""
-    known = ("pyproject.toml", "datasets/README.md")
-    return REPOSITORY / "datasets" if all((REPOSITORY / file).is_file() for file in known) else None
+    """Return the folder datasets of the repository that the package is imported from; None if it is not a checkout."""
+    marker_files = ("pyproject.toml", "datasets/README.md")
+    return REPOSITORY / "datasets" if all((REPOSITORY / file).is_file() for file in marker_files) else None
 
 
 def cache_folder() -> Path:
-    """The user cache: workbench in XDG_CACHE_HOME, or in ~/.cache."""
+    """Return the user cache: the folder workbench in XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench"
 
 
 def download_folder() -> Path:
-    """Where downloads go: the datasets of a checkout, else the user cache."""
+    """Return the folder for downloads: datasets in a checkout, else the user cache."""
     return checkout_folder() or cache_folder()
 
 
 def locate(file: str) -> Path | None:
-    """The first root that holds this file, or None."""
+    """Return the path of a file in the first root that has it, or None."""
     return next((root / file for root in roots() if (root / file).is_file()), None)
 
 
 def is_local(name: str) -> bool:
-    """Whether a data set can be loaded without a network."""
+    """Return whether a data set can be loaded without network access."""
     return all(locate(file) for file in entries()[name].get("files", ()))
 
 
 def to_download(name: str) -> int | None:
-    """Bytes on the disk of the files of a data set that are not here; None if one of them is nowhere to be downloaded."""
+    """Return the size in bytes of the missing files of a data set; None if one of them can't be downloaded."""
     entry, total = entries()[name], 0
     for file, size in zip(entry.get("files", ()), entry.get("bytes") or repeat(0), strict=False):
         if locate(file):
@@ -71,18 +71,18 @@ def to_download(name: str) -> int | None:
 
 
 def fetch(name: str) -> list[Path]:
-    """Make sure that the files of a data set are on this machine, downloading what is missing.
+    """Download the missing files of a data set.
 
     Args:
-        name: as `load` takes it.
+        name: name of the data set, as for `load`.
 
     Returns:
-        Paths of the files; none for a data set that needs no file. Files that are already there are not read.
+        Paths of the files; empty for a data set without files. Files that exist already are not verified.
 
     Raises:
-        ValueError: no such data set, or what was downloaded has the wrong checksum (it is then deleted).
-        FileNotFoundError: a file is neither here nor to be downloaded.
-        ModuleNotFoundError: something has to be downloaded, and pooch is not installed.
+        ValueError: there is no such data set, or a download has the wrong checksum (it is then deleted).
+        FileNotFoundError: a file is missing and can't be downloaded.
+        ModuleNotFoundError: a file has to be downloaded, and pooch is not installed.
 
     Example:
         >>> from workbench import data
@@ -94,11 +94,11 @@ def fetch(name: str) -> list[Path]:
 
 
 def read(name: str) -> list[Any]:
-    """The verified contents of the files of a data set: a dict of arrays (.npz), one array (idx) or the unpacked bytes for each.
+    """Read and verify the files of a data set. Each yields a dict of arrays (.npz), an array (idx) or unpacked bytes.
 
     Raises:
-        ValueError: a file is damaged: its content has another checksum than the registry says.
-        FileNotFoundError: as `fetch`.
+        ValueError: a file is damaged: its content does not have the checksum in the registry.
+        FileNotFoundError: as for `fetch`.
     """
     contents = []
     for path, (file, expected) in zip(fetch(name), entries()[name]["files"].items(), strict=True):
@@ -113,7 +113,7 @@ def read(name: str) -> list[Any]:
 
 
 def _content(path: Path, file: str) -> tuple[Any, str]:
-    """What a file holds, and the sha256 of its content (packing again changes the file, but not the data)."""
+    """Return the content of a file and its sha256, computed from the unpacked content, which does not depend on the compression."""
     try:
         reader = _npz if file.endswith(".npz") else _idx if file.endswith("-ubyte.gz") else _bytes
         return reader(path)
@@ -132,7 +132,7 @@ def _npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
 def _idx(path: Path) -> tuple[np.ndarray, str]:
     """The idx format of MNIST: two zeros, a type byte (8: uint8), the number of axes, big-endian lengths, values."""
     with gzip.open(path) as packed:
-        raw = packed.read(LARGEST + 1)  # the size at the end of the file may be anything
+        raw = packed.read(MAX_UNPACKED_BYTES + 1)  # the size stored in the file can't be trusted
     _check_size(len(raw))
     if raw[:3] != b"\0\0\x08":
         raise ValueError(f"not an idx file of uint8: starts with {raw[:4].hex()}")
@@ -142,52 +142,52 @@ def _idx(path: Path) -> tuple[np.ndarray, str]:
 
 
 def _bytes(path: Path) -> tuple[bytes, str]:
-    """What a file holds, unpacked where it is one packed file; an archive stays packed."""
+    """Return the bytes of a file and their sha256; a .gz file is unpacked, a .tar.gz archive is not."""
     packed = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
     with gzip.open(path) if packed else path.open("rb") as file:
-        raw = file.read(LARGEST + 1)
+        raw = file.read(MAX_UNPACKED_BYTES + 1)
     _check_size(len(raw))
     return raw, hashlib.sha256(raw).hexdigest()
 
 
 def _check_size(size: int) -> None:
-    if size > LARGEST:
-        raise ValueError(f"it holds more than {LARGEST:,} bytes unpacked, which no data set does")
+    if size > MAX_UNPACKED_BYTES:
+        raise ValueError(f"it holds more than {MAX_UNPACKED_BYTES:,} bytes unpacked, more than any data set")
 
 
 def _download(name: str, file: str) -> Path:
     entry = entries()[name]
-    there = entry.get("remote", {}).get(file, Path(file).name)
-    if not entry["addresses"] or there is None:
-        places = " and ".join(str(root / file) for root in roots())
+    remote = entry.get("remote", {}).get(file, Path(file).name)
+    if not entry["addresses"] or remote is None:
+        searched_paths = " and ".join(str(root / file) for root in roots())
         raise FileNotFoundError(
-            f"{file}, which data set {name!r} needs, is not at {places}, and there is no address that it can be downloaded from: "
+            f"{file}, which data set {name!r} needs, is not at {searched_paths}, and there is no address that it can be downloaded from: "
             f"{entry['card']['source']}. Set WORKBENCH_DATA to a folder that holds it"
         )
-    pooch, requests = require("pooch"), require("requests")  # the second comes with the first
+    pooch, requests = require("pooch"), require("requests")  # requests is a dependency of pooch
     expected = entry["files"][file]
     target = download_folder() / file
     failures: list[str] = []
-    wrong = False
+    is_damaged = False
     target.parent.mkdir(parents=True, exist_ok=True)
     for address in entry["addresses"]:
-        # what is not yet verified lies beside the target, so that it can take its place at once
+        # downloads are verified in a folder beside the target, so that os.replace can move them atomically
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as folder, _quiet(pooch):
             try:
                 if entry["kind"] == "uci":
                     part = _standard_splits(address, entry["splits"], Path(folder), f"{name}: {target.name}")
                 else:
-                    if "://" in there:
-                        address, there = there.rsplit("/", 1)
-                    (part,) = _retrieve(address, [there], Path(folder), f"{name}: {target.name}")
-                    if target.suffix == ".gz" and not there.endswith(".gz"):
+                    if "://" in remote:
+                        address, remote = remote.rsplit("/", 1)
+                    (part,) = _retrieve(address, [remote], Path(folder), f"{name}: {target.name}")
+                    if target.suffix == ".gz" and not remote.endswith(".gz"):
                         part = _packed(part)
                 _, checksum = _content(part, file)
                 if checksum == expected:
-                    # a new file is readable for those whom the umask says; pooch's is for its user alone
+                    # a copy has the permissions of the umask; pooch's file is readable by its user only
                     os.replace(shutil.copyfile(part, Path(folder) / "verified"), target)
                     return target
-                wrong = True
+                is_damaged = True
                 failures.append(f"{address} gave content with sha256 {checksum}, expected {expected}; it was deleted")
             except requests.HTTPError as error:
                 answer = error.response
@@ -196,28 +196,28 @@ def _download(name: str, file: str) -> Path:
                 cause = next(iter(error.args), error)
                 failures.append(f"{address} could not be reached ({getattr(cause, 'reason', cause)})")
             except (ValueError, IndexError) as error:
-                wrong = True
+                is_damaged = True
                 failures.append(f"{address} gave something unreadable ({error})")
-    places = " and ".join(str(root / file) for root in roots())
+    searched_paths = " and ".join(str(root / file) for root in roots())
     message = (
-        f"{file}, which data set {name!r} needs, is neither at {places}, nor could it be downloaded: "
+        f"{file}, which data set {name!r} needs, is neither at {searched_paths}, nor could it be downloaded: "
         f"{'; '.join(failures)}. Set WORKBENCH_DATA to a folder that holds {file}, "
         f"or run `workbench data fetch {name}` online."
     )
-    raise (ValueError if wrong else FileNotFoundError)(message)
+    raise (ValueError if is_damaged else FileNotFoundError)(message)
 
 
 def _packed(file: Path) -> Path:
-    """The file packed by gzip, beside it."""
+    """Compress a file by gzip, and return the path of the new file beside it."""
     packed = file.with_name(f"{file.name}.gz")
-    with file.open("rb") as whole, gzip.open(packed, "wb") as target:
-        shutil.copyfileobj(whole, target)
+    with file.open("rb") as source_file, gzip.open(packed, "wb") as target:
+        shutil.copyfileobj(source_file, target)
     return packed
 
 
 @contextlib.contextmanager
 def _quiet(pooch: Any) -> Iterator[None]:
-    """Without a line of pooch's for each file: there is a bar."""
+    """Silence pooch's message per file, since there is a progress bar."""
     logger = pooch.get_logger()
     level = logger.level
     logger.setLevel("WARNING")
@@ -228,15 +228,15 @@ def _quiet(pooch: Any) -> Iterator[None]:
 
 
 def _retrieve(address: str, files: Sequence[str], folder: Path, title: str) -> list[Path]:
-    """Files below an address, downloaded into a folder, each with a second attempt; one alone has a bar of its bytes."""
+    """Download files below an address into a folder, each with one retry. Progress is shown in bytes for one file, else in files."""
     from tqdm.auto import tqdm
 
     pooch = require("pooch")
     source = pooch.create(path=folder, base_url=address, registry=dict.fromkeys(files), retry_if_failed=RETRIES)
-    # servers must not unpack what is stored packed
+    # "identity": servers must not decompress files that are stored compressed
     options = {"timeout": TIMEOUT, "headers": {"User-Agent": "workbench", "Accept-Encoding": "identity"}}
     if len(files) == 1:
-        # pooch asks whether there is a bar, which is true of one with a total
+        # the total must not be 0, since pooch tests the truth value of the bar
         with tqdm(total=1, desc=title, unit="B", unit_scale=True, leave=False) as bar:
             downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, **options)
             return [Path(source.fetch(files[0], downloader=downloader))]
@@ -245,12 +245,12 @@ def _retrieve(address: str, files: Sequence[str], folder: Path, title: str) -> l
 
 
 def _standard_splits(address: str, n_splits: int, folder: Path, title: str) -> Path:
-    """The text files of the standard UCI splits, as one .npz with X, y, train_idx and test_idx."""
+    """Download the text files of the standard UCI splits, and convert them to one .npz with X, y, train_idx and test_idx."""
     splits = [f"index_{kind}_{k}.txt" for kind in ("train", "test") for k in range(n_splits)]
     _retrieve(address, ["data.txt", "index_features.txt", "index_target.txt", *splits], folder, title)
 
     def table(name: str, dtype: type) -> np.ndarray:
-        # through float, since some of the files write whole numbers as 1.000e+00
+        # read as float, since some files write integers as 1.000e+00
         return np.loadtxt((folder / f"{name}.txt").read_text(encoding="utf-8").splitlines(), ndmin=1).astype(dtype)
 
     values = table("data", np.float64)

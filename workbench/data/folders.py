@@ -1,4 +1,4 @@
-"""Folders of images: one for each class, or images beside masks."""
+"""Folders of images: one folder per class, or images with masks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ENDINGS = tuple(f"_{name}" for name in ("mask", "label", "labels", "gt", "depth"
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images of a folder, each with the number of its class or with its mask: a map-style Dataset of pairs.
+    """Map-style Dataset of the images of a folder, each with its class number or its mask.
 
     Args:
-        images: files.
-        targets: class number of each, or the file of its mask.
-        classes: names of the folders, in the order of their numbers; None for masks.
-        left_out: how many files of the folder are no images.
-        size: (height, width) that images and masks are brought to; None: they must have one size.
+        images: image files.
+        targets: class number or mask file of each image.
+        classes: names of the class folders, in the order of their numbers; None for masks.
+        left_out: number of files in the folder that are not images.
+        size: (height, width) to resize images and masks to; None: all must have the same size.
         grey: whether images have one channel.
     """
 
@@ -58,16 +58,16 @@ class ImageFiles:
 def find_files(
     folder: Path, masks: str | Path | None = None, classes: Sequence[str] | None = None
 ) -> tuple[ImageFiles, ImageFiles | None, str]:
-    """The images of a folder, those of its test part if it has one, and what was found, in words.
+    """Return the images of a folder, those of its test part or None, and a note that describes them.
 
     Args:
         folder: see `Data.from_folder`.
-        masks: the folder of the masks, if it has none of the usual names.
-        classes: names of the folders of the classes, in the order that their numbers shall have.
+        masks: folder of the masks, if it has none of the usual names.
+        classes: names of the class folders, in the order of their numbers.
 
     Raises:
         FileNotFoundError: there is no such folder, or no image in it.
-        ValueError: images and masks do not belong together.
+        ValueError: images and masks do not match.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
@@ -87,8 +87,12 @@ def find_files(
         raise ValueError(
             f"{folder}: the training part has the folders {train.classes}, and the test part {test.classes}"
         )
-    others = [name for name in TEST if (folder / name).is_dir() and folder / name != parts[TEST][0]]
-    unused = f"; {', '.join(others)} is left out: Data.from_folder({str(folder / others[0])!r})" if others else ""
+    other_parts = [name for name in TEST if (folder / name).is_dir() and folder / name != parts[TEST][0]]
+    unused = (
+        f"; {', '.join(other_parts)} is left out: Data.from_folder({str(folder / other_parts[0])!r})"
+        if other_parts
+        else ""
+    )
     return (
         train,
         test,
@@ -97,56 +101,58 @@ def find_files(
 
 
 def _files_of(folder: Path, masks: Any, classes: Sequence[str] | None) -> ImageFiles:
-    """The images of one part: beside masks, in two folders or in one, or in a folder for each class."""
+    """Return the images of one part: with masks in the same or another folder, or in one folder per class."""
     images = _named(folder, IMAGES)
     mask_folder = masks if isinstance(masks, Path) else Path(folder, masks) if masks else _named(folder, MASKS)
     if mask_folder is not None and not mask_folder.is_dir():
         raise FileNotFoundError(f"there is no folder {mask_folder} of masks")
     if mask_folder is not None and (images is not None or masks):
-        here, others = _images_in(images or folder)
+        images_here, n_others = _images_in(images or folder)
         by_stem = {file.stem: file for file in _images_in(mask_folder)[0]}
-        pairs = {file: _mask_of(file, by_stem) for file in here}
+        pairs = {file: _mask_of(file, by_stem) for file in images_here}
         used = {mask for mask in pairs.values() if mask is not None}
-        if lonely := [str(mask) for mask in by_stem.values() if mask not in used]:
-            raise ValueError(f"{len(lonely)} masks belong to no image, such as {lonely[0]}: names must be alike")
+        if unmatched := [str(mask) for mask in by_stem.values() if mask not in used]:
+            raise ValueError(f"{len(unmatched)} masks belong to no image, such as {unmatched[0]}: names must match")
     else:
-        here, others = _images_in(folder)
-        marked = {file.stem: file for file in here if file.stem.endswith(ENDINGS)}
-        pairs = {file: _mask_of(file, marked) for file in here if file.stem not in marked}
+        images_here, n_others = _images_in(folder)
+        marked = {file.stem: file for file in images_here if file.stem.endswith(ENDINGS)}
+        pairs = {file: _mask_of(file, marked) for file in images_here if file.stem not in marked}
         if not marked:
-            return _files_of_classes(folder, here, classes)
+            return _files_of_classes(folder, images_here, classes)
     if not pairs:
         raise FileNotFoundError(f"{images or folder} holds no image")
     if missing := [str(file) for file, mask in pairs.items() if mask is None]:
         raise ValueError(f"{len(missing)} of {len(pairs)} images have no mask, such as {missing[0]}")
-    return ImageFiles(tuple(pairs), tuple(pairs.values()), None, others)
+    return ImageFiles(tuple(pairs), tuple(pairs.values()), None, n_others)
 
 
 def _files_of_classes(folder: Path, loose: list[Path], classes: Sequence[str] | None) -> ImageFiles:
     folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders or loose:
-        what = f"{len(loose)} images" if loose else "neither images nor folders"
+        contents = f"{len(loose)} images" if loose else "neither images nor folders"
         raise FileNotFoundError(
-            f"{folder} holds {what}; wanted is a folder for each class (cat/1.png, dog/2.png), images beside masks (images/1.png, masks/1.png "
+            f"{folder} holds {contents}; expected a folder for each class (cat/1.png, dog/2.png), images with masks (images/1.png, masks/1.png "
             "or 1.png, 1_mask.png), or either of them in train and test"
         )
     names = tuple(entry.name for entry in folders)
-    known = names if classes is None else tuple(map(str, classes))
-    if unknown := set(names) - set(known):
-        raise ValueError(f"{folder}: the folders {', '.join(sorted(unknown))} are none of classes={list(known)}")
-    files, numbers, others = [], [], 0
+    class_names = names if classes is None else tuple(map(str, classes))
+    if unknown := set(names) - set(class_names):
+        raise ValueError(f"{folder}: the folders {', '.join(sorted(unknown))} are none of classes={list(class_names)}")
+    files, numbers, n_others = [], [], 0
     for entry in folders:
         images, left_out = _images_in(entry, deep=True)
         if not images:
-            raise FileNotFoundError(f"{entry} holds no image, and is to be a class; leave it out, or give it some")
+            raise FileNotFoundError(
+                f"{entry} should be the folder of a class, and holds no image; remove it, or add images"
+            )
         files += images
-        numbers += [known.index(entry.name)] * len(images)
-        others += left_out
-    return ImageFiles(tuple(files), tuple(numbers), known, others)
+        numbers += [class_names.index(entry.name)] * len(images)
+        n_others += left_out
+    return ImageFiles(tuple(files), tuple(numbers), class_names, n_others)
 
 
 def _images_in(folder: Path, deep: bool = False) -> tuple[list[Path], int]:
-    """The images of a folder in order of their names, and how many other files there are."""
+    """Return the images of a folder, sorted by name, and the number of other files."""
     entries = sorted(folder.rglob("*") if deep else folder.iterdir())
     files = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
     images = [file for file in files if file.suffix.lower() in SUFFIXES]
@@ -163,7 +169,7 @@ def _named(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def is_grey(file: Path) -> bool:
-    """Whether an image has one channel of grey levels."""
+    """Return whether an image has a single channel of grey levels."""
     return open_image(file).mode in GREY
 
 

@@ -1,4 +1,4 @@
-"""Columns of a pandas DataFrame as numbers."""
+"""Encoding of the columns of a pandas DataFrame as numbers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from workbench.data.columns import Column
 from workbench.data.targets import check_finite, finite_float
 from workbench.errors import require
 
-MOST = 100  # different texts of a column; with more it is a name or a sentence rather than a category
-FEWEST_NAMES = 10  # rows with a text each of their own from which on these are names: categories that no other row has
+MAX_CATEGORIES = 100  # distinct texts in a column; a column with more holds names or sentences rather than categories
+# number of rows from which on a column of texts that are all different counts as names, not categories
+MIN_DISTINCT = 10
 
 
 @dataclass(frozen=True)
 class FrameColumn:
-    """How one column of a frame becomes numbers.
+    """Encoding of one column of a frame.
 
     Args:
-        name: of the column.
-        kind: "number", "date" (days since `origin`), or "category" (one column of 0 and 1 for each).
-        fill: what stands for a missing number: the median of the training rows.
-        categories: of the training rows.
-        origin: the first date of the training rows.
-        missing: whether values are missing in training rows, so that there is a column that says so.
+        name: name of the column.
+        kind: "number", "date" (days since `origin`), or "category" (one-hot encoded).
+        fill: value that replaces missing numbers: the median of the training rows.
+        categories: categories in the training rows.
+        origin: first date in the training rows.
+        missing: whether values are missing in training rows, in which case a column marks missing values.
     """
 
     name: str
@@ -40,41 +41,43 @@ class FrameColumn:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of numbers."""
-        gap = (Column(f"{self.name} is missing"),) if self.missing else ()
+        """Encoded columns."""
+        missing_column = (Column(f"{self.name} is missing"),) if self.missing else ()
         if self.kind == "category":
-            return (*(Column(f"{self.name} = {category}") for category in self.categories), *gap)
+            return (*(Column(f"{self.name} = {category}") for category in self.categories), *missing_column)
         unit = f"days since {self.origin:%Y-%m-%d}" if self.kind == "date" else ""
-        return (Column(self.name, unit), *gap)
+        return (Column(self.name, unit), *missing_column)
 
     def check_types(self, series: Any) -> None:
-        """Raise ValueError if categories are those of the training rows but for their type, such as the text "1" for the number 1."""
+        """Raise ValueError if a category differs from one of the training rows only by its type, such as the text "1" from the number 1."""
         if self.kind != "category":
             return
         texts = {str(category): category for category in self.categories}
         for value in series.dropna().unique().tolist():
             if value not in self.categories and str(value) in texts:
-                known = texts[str(value)]
+                category = texts[str(value)]
                 raise ValueError(
-                    f"frame: {self.name!r} holds {value!r} ({type(value).__name__}) here, and {known!r} ({type(known).__name__}) in the "
-                    f"training rows, which are two categories: frame[{self.name!r}].astype({type(known).__name__}) makes one of them"
+                    f"frame: {self.name!r} holds {value!r} ({type(value).__name__}) here, and {category!r} ({type(category).__name__}) in the "
+                    f"training rows, which are different categories: convert one, frame[{self.name!r}].astype({type(category).__name__})"
                 )
 
     def encode(self, series: Any) -> np.ndarray:
-        """Float64 [n, columns]."""
+        """Encode values [n] as float64 [n, columns]."""
         missing = series.isna().to_numpy()
-        gap = [missing.astype(np.float64)] if self.missing else []
+        missing_column = [missing.astype(np.float64)] if self.missing else []
         if self.kind == "category":
-            return np.stack([*((series == c).fillna(False).to_numpy(np.float64) for c in self.categories), *gap], 1)
-        return np.stack([np.where(missing, self.fill, _numbers(series, self.origin)), *gap], 1)
+            return np.stack(
+                [*((series == c).fillna(False).to_numpy(np.float64) for c in self.categories), *missing_column], 1
+            )
+        return np.stack([np.where(missing, self.fill, _numbers(series, self.origin)), *missing_column], 1)
 
 
 @dataclass(frozen=True)
 class FrameEncoding:
-    """How the columns of a frame become inputs; called with a new frame, it gives its inputs float32 [n, features].
+    """Encoding of a frame; call it with a new frame to get inputs float32 [n, features].
 
     Args:
-        parts: one for each column.
+        parts: encodings of the columns.
 
     Example:
         >>> import pandas as pd
@@ -90,15 +93,15 @@ class FrameEncoding:
 
     @classmethod
     def of(cls, frame: Any) -> FrameEncoding:
-        """The encoding of the columns of a frame of training rows.
+        """Fit the encoding to a frame of training rows.
 
         Raises:
-            TypeError, ValueError: a column can't be made numbers.
+            TypeError, ValueError: a column can't be converted to numbers.
         """
         if not len(frame.columns):
             raise ValueError("frame: there is no column besides the target")
         if len(set(map(str, frame.columns))) < len(frame.columns):
-            raise ValueError(f"frame: several columns have one name; found {', '.join(map(str, frame.columns))}")
+            raise ValueError(f"frame: several columns have the same name; found {', '.join(map(str, frame.columns))}")
         return cls(tuple(_column(name, series) for name, series in _by_name(frame).items()))
 
     @property
@@ -107,14 +110,16 @@ class FrameEncoding:
         return tuple(column for part in self.parts for column in part.columns)
 
     def __call__(self, frame: Any) -> Tensor:
-        """Inputs float32 [n, features] of a frame with the same columns; a category that is in no training row is 0 everywhere.
+        """Encode a frame with the same columns as float32 [n, features]. A category without training rows is encoded as all zeros.
 
         Raises:
-            ValueError: a column is missing, or holds what its training rows do not.
+            ValueError: a column is missing, or of another kind than in the training rows.
         """
         by_name = _by_name(frame)
-        if lacking := [part.name for part in self.parts if part.name not in by_name]:
-            raise ValueError(f"frame: the columns {', '.join(lacking)} are missing; there are {', '.join(by_name)}")
+        if missing_columns := [part.name for part in self.parts if part.name not in by_name]:
+            raise ValueError(
+                f"frame: the columns {', '.join(missing_columns)} are missing; there are {', '.join(by_name)}"
+            )
         for part in self.parts:
             series = by_name[part.name]
             if not series.isna().all() and (kind := _kind(part.name, series)) != part.kind:
@@ -126,33 +131,39 @@ class FrameEncoding:
         return finite_float(values.float(), "frame")
 
     def notes(self, train: Any, test: Any) -> list[str]:
-        """What was done to which columns, in words."""
-        said = []
+        """Describe the conversion of each column in words."""
+        descriptions = []
         train, test = _by_name(train), _by_name(test)
         for part in self.parts:
             gaps = [int(frame[part.name].isna().sum()) for frame in (train, test)]
             if part.kind == "category":
-                said.append(f"{part.name}: {len(part.categories)} categories, a column of 0 and 1 for each")
+                descriptions.append(f"{part.name}: {len(part.categories)} categories, a column of 0 and 1 for each")
                 if all(map(_is_number, part.categories)) and isinstance(part.categories[0], str):
-                    said[-1] += (
+                    descriptions[-1] += (
                         f"; if these texts are amounts, pandas.to_numeric(frame[{part.name!r}]) makes numbers of them"
                     )
                 new = ~test[part.name].isin(part.categories) & test[part.name].notna()
                 if new.any():
-                    said.append(f"{part.name}: {int(new.sum())} test rows have a category of no training row: 0 in all")
+                    descriptions.append(
+                        f"{part.name}: {int(new.sum())} test rows have a category of no training row: 0 in all"
+                    )
             elif part.kind == "date":
-                said.append(f"{part.name}: dates, as {part.columns[0].unit}, the first in the training rows")
+                descriptions.append(f"{part.name}: dates, as {part.columns[0].unit}, the first in the training rows")
             if any(gaps):
-                with_ = "a column says where" if part.kind == "category" else f"filled with the median {_median(part)}"
+                treatment = (
+                    "a column says where" if part.kind == "category" else f"filled with the median {_median(part)}"
+                )
                 flag = ", and a column says where" if part.missing and part.kind != "category" else ""
-                said.append(f"{part.name}: missing in {gaps[0]} training and {gaps[1]} test rows; {with_}{flag}")
+                descriptions.append(
+                    f"{part.name}: missing in {gaps[0]} training and {gaps[1]} test rows; {treatment}{flag}"
+                )
                 if part.kind == "category" and not part.missing:
-                    said[-1] = f"{part.name}: missing in {gaps[1]} test rows and in no training row: 0 in all"
-        return said
+                    descriptions[-1] = f"{part.name}: missing in {gaps[1]} test rows and in no training row: 0 in all"
+        return descriptions
 
 
 def category_names(series: Any) -> tuple[str, ...] | None:
-    """The names of the classes of a target of categories that have an order or are no texts, in their order; None of any other."""
+    """Return the class names of a pandas categorical that is ordered or not of texts, in its order; None for any other target."""
     if not hasattr(series, "cat"):
         return None
     if not series.cat.ordered and all(isinstance(category, str) for category in series.cat.categories):
@@ -161,75 +172,77 @@ def category_names(series: Any) -> tuple[str, ...] | None:
 
 
 def rows_by_index(test: Any, index: Any) -> Any:
-    """Test rows that are told by the index of a frame, as a mask or row numbers in its order; anything else as it is.
+    """Convert test rows given by index labels of a frame to a mask or row numbers; other objects are returned unchanged.
 
     Args:
-        test: a mask that is a Series, whose index tells its rows; labels of rows as a pandas Index; or what has no index.
-        index: of the frame.
+        test: mask as a Series, matched by its index; row labels as a pandas Index; or an object without index.
+        index: index of the frame.
 
     Raises:
-        ValueError: labels are not in the index, or stand there for several rows.
+        ValueError: labels are not in the index, or are not unique.
     """
     pandas = require("pandas")
     if isinstance(test, pandas.Series) and pandas.api.types.is_bool_dtype(test) and len(test) == len(index):
-        labels, what = test.index, "a mask"
-        whole = labels.nlevels == 1 and np.array_equal(labels.to_numpy(), np.arange(len(labels)))
-        if labels.equals(index) or (whole and not labels.isin(index).all()):  # one without labels goes by place
+        labels, form = test.index, "a mask"
+        is_default_index = labels.nlevels == 1 and np.array_equal(labels.to_numpy(), np.arange(len(labels)))
+        # a mask with the default index is matched by position
+        if labels.equals(index) or (is_default_index and not labels.isin(index).all()):
             return np.array(test, dtype=bool)
     elif isinstance(test, pandas.Index) and test.dtype != bool:
-        labels, what = test, "an index"
+        labels, form = test, "an index"
     else:
         return np.array(test) if isinstance(test, pandas.Series | pandas.Index) else test
     if not index.is_unique or not labels.is_unique or not labels.isin(index).all():
-        why = "has some labels twice" if not index.is_unique or not labels.is_unique else "has others"
+        reason = "has some labels twice" if not index.is_unique or not labels.is_unique else "has others"
         raise ValueError(
-            f"test: {what} names rows by their labels, such as {labels[0]!r}, and the frame {why}; give a mask as an array, test.to_numpy(), or "
-            "row numbers, from 0"
+            f"test: {form} names rows by their labels, such as {labels[0]!r}, and the frame {reason}; give a mask as an array, "
+            "test.to_numpy(), or row numbers, from 0"
             if len(labels)
-            else f"test: {what} names no row"
+            else f"test: {form} names no row"
         )
-    if what == "a mask":
+    if form == "a mask":
         return np.array(test.reindex(index), dtype=bool)
     return index.get_indexer(labels)
 
 
 def _column(name: str, series: Any) -> FrameColumn:
     kind = _kind(name, series)
-    known = series.dropna()
-    if not len(known):
+    present = series.dropna()
+    if not len(present):
         raise ValueError(
             f"frame: {name!r} has no value in the training rows; leave it out: frame.drop(columns={name!r})"
         )
-    missing = len(known) < len(series)
+    missing = len(present) < len(series)
     if kind == "category":
-        categories = tuple(sorted(known.unique().tolist(), key=lambda value: (type(value).__name__, value)))
-        explicit = hasattr(series, "cat")
+        categories = tuple(sorted(present.unique().tolist(), key=lambda value: (type(value).__name__, value)))
+        is_categorical = hasattr(series, "cat")
         numbers = [category for category in categories if _is_number(category)]
-        if not explicit and 2 * len(numbers) > len(categories) > FEWEST_NAMES:
-            others = [category for category in categories if not _is_number(category)]
-            besides = f" besides {', '.join(map(repr, others[:3]))}" if others else ""
-            gaps = ", errors='coerce'" if others else ""
+        if not is_categorical and 2 * len(numbers) > len(categories) > MIN_DISTINCT:
+            texts = [category for category in categories if not _is_number(category)]
+            exceptions = f" besides {', '.join(map(repr, texts[:3]))}" if texts else ""
+            gaps = ", errors='coerce'" if texts else ""
             raise ValueError(
-                f"frame: {name!r} holds numbers as texts, such as {numbers[0]!r}{besides}: "
-                f"pandas.to_numeric(frame[{name!r}]{gaps}) makes numbers of them"
-                f"{' and gaps of the others' if others else ''}; if they are categories, frame[{name!r}].astype('category')"
+                f"frame: {name!r} holds numbers as texts, such as {numbers[0]!r}{exceptions}: "
+                f"pandas.to_numeric(frame[{name!r}]{gaps}) converts them to numbers"
+                f"{' and the others to missing values' if texts else ''}; if they are categories, frame[{name!r}].astype('category')"
             )
-        if len(categories) > MOST and not explicit:
+        if len(categories) > MAX_CATEGORIES and not is_categorical:
             raise ValueError(
-                f"frame: {name!r} has {len(categories)} different texts in {len(known)} training rows, such as {categories[0]!r}; leave it out, "
-                f"frame.drop(columns={name!r}), or, if they are categories, frame[{name!r}].astype('category'), or dates, pandas.to_datetime"
+                f"frame: {name!r} has {len(categories)} different texts in {len(present)} training rows, such as {categories[0]!r}; leave it "
+                f"out, frame.drop(columns={name!r}), or, if they are categories, frame[{name!r}].astype('category'), "
+                "or dates, pandas.to_datetime"
             )
-        if len(categories) == len(known) >= FEWEST_NAMES and not explicit:
+        if len(categories) == len(present) >= MIN_DISTINCT and not is_categorical:
             raise ValueError(
-                f"frame: {name!r} has another text in each of the {len(known)} training rows, such as {categories[0]!r}, which says nothing "
-                f"about other rows; leave it out, frame.drop(columns={name!r}). Of files make a torch Dataset that opens them, for "
+                f"frame: {name!r} has a different text in each of the {len(present)} training rows, such as {categories[0]!r}, from which "
+                f"nothing can be learned; leave it out, frame.drop(columns={name!r}). For files write a torch Dataset that opens them, and use "
                 "Data.from_dataset"
             )
         return FrameColumn(name, "category", categories=categories, missing=missing)
-    origin = known.min() if kind == "date" else None
-    values = _numbers(known, origin)
+    origin = present.min() if kind == "date" else None
+    values = _numbers(present, origin)
     if np.isfinite(values).all():
-        finite_float(torch.tensor(values), f"frame: {name!r}")  # says what float32 can't hold
+        finite_float(torch.tensor(values), f"frame: {name!r}")  # raises or warns if float32 can't represent the values
     return FrameColumn(name, kind, float(np.median(values)), origin=origin, missing=missing)
 
 
@@ -241,22 +254,22 @@ def _kind(name: str, series: Any) -> Literal["number", "date", "category"]:
         return "number"
     if types.is_timedelta64_dtype(series):
         raise TypeError(
-            f"frame: {name!r} holds spans of time; give a number of a unit: frame[{name!r}].dt.total_seconds()"
+            f"frame: {name!r} holds time spans; convert them to numbers: frame[{name!r}].dt.total_seconds()"
         )
     if types.is_datetime64_any_dtype(series):
         return "date"
-    said = types.infer_dtype(series, skipna=True)
-    if said in ("string", "categorical"):
+    inferred = types.infer_dtype(series, skipna=True)
+    if inferred in ("string", "categorical"):
         return "category"
-    if said in ("integer", "floating", "mixed-integer-float", "decimal", "boolean", "empty"):
+    if inferred in ("integer", "floating", "mixed-integer-float", "decimal", "boolean", "empty"):
         return "number"
     raise TypeError(
-        f"frame: {name!r} holds {said} ({series.dtype}); give numbers, texts, dates or categories, or leave it out"
+        f"frame: {name!r} holds {inferred} ({series.dtype}); give numbers, texts, dates or categories, or leave it out"
     )
 
 
 def _numbers(series: Any, origin: Any) -> np.ndarray:
-    """Numbers float64 [n], NaN where missing; of dates the days since the origin."""
+    """Return numbers as float64 [n], NaN where missing; for dates the days since the origin."""
     pandas = require("pandas")
     if origin is not None:
         if (series.dt.tz is None) != (origin.tzinfo is None):
@@ -266,12 +279,12 @@ def _numbers(series: Any, origin: Any) -> np.ndarray:
 
 
 def _by_name(frame: Any) -> dict[str, Any]:
-    """The columns of a frame, whose names may be numbers or tuples."""
+    """Return the columns of a frame by name; names that are numbers or tuples become strings."""
     return {str(name): frame.iloc[:, i] for i, name in enumerate(frame.columns)}
 
 
 def _is_number(text: Any) -> bool:
-    """Whether a text is a finite number."""
+    """Return whether a value is a text that reads as a finite number."""
     try:
         return isinstance(text, str) and math.isfinite(float(text))
     except ValueError:

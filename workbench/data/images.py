@@ -1,4 +1,4 @@
-"""Images as tensors, by Pillow."""
+"""Conversion of Pillow images to tensors."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from workbench.errors import require
 
-GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")  # modes of Pillow with one channel of grey levels
+GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")  # Pillow modes with a single channel of grey levels
 
 
 def open_image(file: str | Path | bytes) -> Any:
-    """A Pillow image of a file, or of what a file holds.
+    """Read an image by Pillow from a file, or from the bytes of a file.
 
     Raises:
-        ValueError: it is no image, or damaged.
+        ValueError: the file is not an image, or is damaged.
     """
     image_module = require("PIL.Image")
     try:
         image = image_module.open(io.BytesIO(file) if isinstance(file, bytes) else file)
         image.load()
-    except (OSError, SyntaxError, EOFError) as error:  # what Pillow raises of damaged files
+    except (OSError, SyntaxError, EOFError) as error:  # Pillow raises these for damaged files
         raise ValueError(
             f"{'an image' if isinstance(file, bytes) else file} can't be read as an image: {error}"
         ) from error
@@ -33,23 +33,23 @@ def open_image(file: str | Path | bytes) -> Any:
 
 
 def is_image(value: Any) -> bool:
-    """Whether it is an image of Pillow."""
+    """Return whether a value is a Pillow image."""
     return type(value).__module__.partition(".")[0] == "PIL"
 
 
 def to_tensor(image: Any, size: tuple[int, int] | None = None, grey: bool = False) -> Tensor:
-    """Float32 [3, height, width] in [0, 1], or [1, height, width] of grey levels.
+    """Convert an image to float32 [3, height, width] in [0, 1], or [1, height, width] of grey levels.
 
     Args:
-        image: of Pillow.
-        size: (height, width) to bring it to, bilinearly; None keeps its own.
-        grey: whether one channel is wanted.
+        image: Pillow image.
+        size: (height, width) to resize to, bilinearly; None: no resizing.
+        grey: whether to return one channel.
 
     Raises:
-        ValueError: its numbers have no largest one, so that they are no image (modes I and F).
+        ValueError: the values of the image's mode have no upper bound (modes I and F).
     """
     if image.mode in ("I", "F"):
-        raise ValueError(f"an image of mode {image.mode!r} has no range of grey levels; make it one of 8 or 16 bits")
+        raise ValueError(f"an image of mode {image.mode!r} has no range of grey levels; convert it to 8 or 16 bits")
     deep = image.mode.startswith("I;16")
     if not deep:
         image = image.convert("L" if grey else "RGB")
@@ -63,14 +63,14 @@ def to_tensor(image: Any, size: tuple[int, int] | None = None, grey: bool = Fals
 
 
 def to_numbers(image: Any, size: tuple[int, int] | None = None) -> Tensor:
-    """The numbers that the pixels of a mask hold [height, width], float32 of mode F, else int64; of a palette its indices.
+    """Return the pixel values of a mask [height, width] (indices of a palette), float32 for mode F, else int64.
 
     Args:
-        image: of Pillow.
-        size: (height, width) to bring it to, each pixel that of the nearest one; None keeps its own.
+        image: Pillow image.
+        size: (height, width) to resize to, by the nearest pixel; None: no resizing.
 
     Raises:
-        ValueError: it has several channels.
+        ValueError: the image has several channels.
     """
     if len(image.getbands()) > 1:
         raise ValueError(f"a mask of mode {image.mode!r} holds colours; give the number of the class in one channel")

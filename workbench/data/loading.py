@@ -1,4 +1,4 @@
-"""Load data sets by name."""
+"""Loading of data sets by name."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from workbench.errors import require
 
 
 def names(available: bool = False) -> list[str]:
-    """Every name that `load` takes.
+    """Return the names of all data sets, for `load`.
 
     Args:
-        available: True for only those that load without a network now.
+        available: whether to return only those that can be loaded without network access.
 
     Example:
         >>> from workbench import data
@@ -42,17 +42,17 @@ def names(available: bool = False) -> list[str]:
 def load(name: str, split: int = 0, **options: Any) -> Data:
     """Load a data set by name, in original units.
 
-    Looks into the folder in the environment variable WORKBENCH_DATA, in a checkout of the repository into its `datasets`,
-    then into the user cache, and downloads what is in none of them. Every file is checked against its sha256.
+    Files are searched in the folder given by the environment variable WORKBENCH_DATA, in `datasets` of a checkout of the repository,
+    and in the user cache; missing files are downloaded. Every file is verified by its sha256.
 
     Args:
         name: one of `names()`.
-        split: which of the fixed splits into training and test rows: 0 to 19 for the UCI regression sets (protein
-            0 to 4), the seed of an 80/20 split for the sets that come with scikit-learn, the seed of the draw for the
-            toys, the seed of a 90/10 split for "mcycle" and "engel" (80/20 for "cifar10h"), and 0, the only one, for those with a published one.
+        split: number of the split into training and test rows: 0 to 19 for the UCI regression sets (protein
+            0 to 4); the seed of an 80/20 split for the sets that come with scikit-learn; the seed of the draw for the
+            toys; the seed of a 90/10 split for "mcycle" and "engel" (80/20 for "cifar10h"); only 0 for sets with a single published split.
         **options: for the toys the arguments of `toy.cubic`, `toy.sine_gap` or `toy.moons`; for "mnist", "fashion-mnist", the
-            kinds of "cifar10" and "camvid" n_train, n_test and seed, which take a random subset that keeps the shares of the
-            classes; for "cifar10n" labels ("aggregate", "worst", "random1", "random2", "random3" or "clean"); for "ett-h1" and
+            variants of "cifar10" and "camvid" n_train, n_test and seed, for a random subset (stratified by
+            class); for "cifar10n" labels ("aggregate", "worst", "random1", "random2", "random3" or "clean"); for "ett-h1" and
             "ett-h2" input_length and horizon in hours; for "nab" series and window; for "co2" until, the first year of the
             test rows.
 
@@ -61,9 +61,9 @@ def load(name: str, split: int = 0, **options: Any) -> Data:
         int64 [n] or [n, height, width].
 
     Raises:
-        ValueError: no such name, no such split, or a file is damaged.
-        TypeError: an option that this data set does not have.
-        FileNotFoundError: a file is neither on this machine nor to be downloaded.
+        ValueError: there is no such name or split, or a file is damaged.
+        TypeError: the data set has no such option.
+        FileNotFoundError: a file is missing and can't be downloaded.
 
     Example:
         >>> from workbench import data
@@ -78,7 +78,7 @@ def load(name: str, split: int = 0, **options: Any) -> Data:
 
 
 def build(name: str, split: int, **options: Any) -> Data:
-    """Make what `load` gives for a registered name."""
+    """Build the data set of a registered name; see `load`."""
     kind = entries()[name]["kind"]
     if kind == "toy":
         make = getattr(toy, name.replace("-", "_"))
@@ -98,8 +98,8 @@ def build(name: str, split: int, **options: Any) -> Data:
 def _check_split(name: str, split: int) -> None:
     n_splits = entries()[name].get("splits")
     if operator.index(split) < 0 or (n_splits is not None and split >= n_splits):
-        known = "0 only" if n_splits == 1 else f"0 to {n_splits - 1}" if n_splits else "0 or more (a seed)"
-        raise ValueError(f"{name} takes split={known}; found split={split}")
+        valid_splits = "0 only" if n_splits == 1 else f"0 to {n_splits - 1}" if n_splits else "0 or more (a seed)"
+        raise ValueError(f"{name} takes split={valid_splits}; found split={split}")
 
 
 def _uci(name: str, split: int) -> Data:
@@ -136,14 +136,16 @@ def _bundled(name: str, split: int) -> Data:
     )
     target = Column(*entry["target"])
     if entry["task"] == "regression":
-        whole, classes = Split(x, torch.from_numpy(bunch.target.astype(np.float32))[:, None]), None
+        all_rows, classes = Split(x, torch.from_numpy(bunch.target.astype(np.float32))[:, None]), None
     else:
         if hasattr(bunch, "images"):
             x = x.reshape(-1, 1, *bunch.images.shape[1:]) / 16
         classes = tuple(map(str, entry.get("classes", bunch.target_names)))
-        whole = Split(x, torch.from_numpy(bunch.target.astype(np.int64)))
-    train, test = partition(len(whole), 0.2, split, None if classes is None else whole.y)
-    return Data(name, entry["task"], whole.take(train), whole.take(test), features, target, card(name), classes, split)
+        all_rows = Split(x, torch.from_numpy(bunch.target.astype(np.int64)))
+    train, test = partition(len(all_rows), 0.2, split, None if classes is None else all_rows.y)
+    return Data(
+        name, entry["task"], all_rows.take(train), all_rows.take(test), features, target, card(name), classes, split
+    )
 
 
 def _columns(name: str) -> tuple[Column, ...]:

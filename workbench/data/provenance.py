@@ -1,4 +1,4 @@
-"""Checksums of data sets, by which the same data are known again, those that a process has loaded, and what is known of rows."""
+"""Checksums of data sets, the data sets that a process has loaded, and facts about training rows for model files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from workbench.data.usage import AVAILABLE, asked_for
 
 
 def checksum(name: str) -> str:
-    """SHA-256 of the content of a data set, as it is on this machine now.
+    """Return the SHA-256 of the content of a data set as it is on this machine.
 
     Args:
-        name: as `load` takes it. A toy stands for all its draws with the arguments it has by default.
+        name: name of the data set, as for `load`. For a toy, the checksum is that of its default arguments.
 
     Returns:
-        64 hexadecimal digits, or "none" if it is not on this machine, or damaged.
+        64 hexadecimal digits, or "none" if the data set is not on this machine or is damaged.
 
     Raises:
-        ValueError: no such data set.
+        ValueError: there is no such data set.
 
     Example:
         >>> checksum("diabetes") == checksum("Diabetes"), len(checksum("diabetes"))
@@ -50,10 +50,10 @@ def checksum(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _content(name: str, files: tuple[tuple[str, int, int], ...]) -> str:
-    """The checksum; files are read once while their times and sizes stay."""
+    """Return the checksum. Files are read again only if their modification times or sizes change."""
     if files:
         try:
-            read(name)  # holds contents against the sums of the registry
+            read(name)  # verifies the contents
         except ValueError:
             return "none"
         return hashlib.sha256("".join(entries()[name]["files"].values()).encode()).hexdigest()
@@ -63,15 +63,15 @@ def _content(name: str, files: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def facts(data: Any, train: Source, valid: Source | None) -> Facts:
-    """What is known of the rows of a training, for the files and the card of the model.
+    """Return facts about the training data for the files and the card of a model.
 
     Args:
-        data: what was given to train on; a Data says the most.
-        train: the rows of it that are trained on.
-        valid: the rows that it is validated on, if any.
+        data: data as passed by the user; a Data has the most facts.
+        train: training rows.
+        valid: validation rows, or None.
 
     Returns:
-        As `workbench.core.saving.training_data.facts_of`, with "validation rows".
+        Facts as from `workbench.core.saving.training_data.facts_of`, with "validation rows".
 
     Example:
         >>> from workbench import data
@@ -79,23 +79,24 @@ def facts(data: Any, train: Source, valid: Source | None) -> Facts:
         >>> facts(d, d.train, None)["name"]
         'diabetes, split 0'
     """
-    known: Facts = {} if isinstance(data, Data) else facts_of(data)
+    result: Facts = {} if isinstance(data, Data) else facts_of(data)
     if isinstance(data, Data):
         if data.name != UNNAMED:
-            known["name"] = f"{data.name}, split {data.split}"
-        known["columns"] = [str(column) for column in data.features]
-        if not isinstance(data.train, LazySplit) and not isinstance(data.test, LazySplit):  # nothing is read for it
-            known["checksum"] = f"sha256 {data.checksum}"
-    for what, rows in (("rows", train), ("validation rows", valid)):
+            result["name"] = f"{data.name}, split {data.split}"
+        result["columns"] = [str(column) for column in data.features]
+        # lazy rows are not read for a checksum
+        if not isinstance(data.train, LazySplit) and not isinstance(data.test, LazySplit):
+            result["checksum"] = f"sha256 {data.checksum}"
+    for key, rows in (("rows", train), ("validation rows", valid)):
         if isinstance(rows, DataLoader):
-            known |= {what: number} if (number := facts_of(rows).get("rows")) is not None else {}
+            result |= {key: number} if (number := facts_of(rows).get("rows")) is not None else {}
         elif rows is not None:
-            known[what] = len(cast(Sized, rows))
-    return known
+            result[key] = len(cast(Sized, rows))
+    return result
 
 
 def used() -> dict[str, str]:
-    """Every data set that this process has loaded: name -> `checksum`.
+    """Return the data sets that this process has loaded: name -> `checksum`.
 
     Example:
         >>> from workbench import data

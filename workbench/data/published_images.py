@@ -1,4 +1,4 @@
-"""CIFAR-10 with its human labels, and CamVid, out of their files."""
+"""Loaders of CIFAR-10 with human labels, and of CamVid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAMVID_VOID = 11
 
 
 def cifar10(name: str, split: int, n_train: int | None = None, n_test: int | None = None, seed: int = 0) -> Data:
-    """The 50,000 training and 10,000 test images, or some of each, drawn with the shares of the classes."""
+    """Load the 50,000 training and 10,000 test images, or stratified subsets of them."""
     train, test = _cifar_parts(name, read(name))
     drawn = [
         _drawn(name, option, n, images, labels, seed)
@@ -52,7 +52,7 @@ def cifar10n(
     n_test: int | None = None,
     seed: int = 0,
 ) -> Data:
-    """The images of CIFAR-10, the training ones with the labels that people gave them, and regions "wrong" and "right"."""
+    """Load CIFAR-10 with human labels of the training images, and the regions "wrong" and "right" by these labels."""
     if labels not in HUMAN_LABELS:
         raise ValueError(f"{name}: labels must be one of {', '.join(map(repr, HUMAN_LABELS))}; found {labels!r}")
     human, *images = read(name)
@@ -71,7 +71,7 @@ def cifar10n(
 
 
 def cifar10h(name: str, split: int, n_train: int | None = None, n_test: int | None = None, seed: int = 0) -> Data:
-    """The test images of CIFAR-10 with the shares of people that chose each class, and regions "unanimous" and "disputed"."""
+    """Load the test images of CIFAR-10 with the share of people that chose each class, and the regions "unanimous" and "disputed"."""
     *images, votes = read(name)
     pixels, labels = _cifar_parts(name, images)[1]
     counts = np.load(io.BytesIO(votes))
@@ -80,15 +80,15 @@ def cifar10h(name: str, split: int, n_train: int | None = None, n_test: int | No
     parts = []
     drawn = partition(len(labels), 0.2, split, torch.from_numpy(labels))
     for option, n, rows in zip(("n_train", "n_test"), (n_train, n_test), drawn, strict=True):
-        kept = rows[subset(name, option, n, len(rows), torch.from_numpy(labels[rows]), 10, seed)]
-        regions = {"unanimous": unanimous[kept], "disputed": ~unanimous[kept]}
-        parts.append(Split(_pixels(pixels, kept), shares[kept], regions=regions))
+        selected = rows[subset(name, option, n, len(rows), torch.from_numpy(labels[rows]), 10, seed)]
+        regions = {"unanimous": unanimous[selected], "disputed": ~unanimous[selected]}
+        parts.append(Split(_pixels(pixels, selected), shares[selected], regions=regions))
     data = _classification(name, split, parts[0], parts[1], task="probabilities")
     return replace(data, target=Column("share of people", "0 to 1"))
 
 
 def camvid(name: str, split: int, n_train: int | None = None, n_test: int | None = None, seed: int = 0) -> Data:
-    """The published training, validation and test scenes, or some of the first and the last; void pixels are -100."""
+    """Load the published training, validation and test scenes, optionally random subsets of training and test; void pixels are -100."""
 
     def scenes(contents: dict[str, np.ndarray], rows: np.ndarray) -> Split:
         labels = torch.from_numpy(contents["labels"][rows].astype(np.int64))
@@ -103,7 +103,7 @@ def camvid(name: str, split: int, n_train: int | None = None, n_test: int | None
 
 
 class _Jpegs(Sequence[np.ndarray]):
-    """Images [height, width, 3] that are decoded when they are asked for."""
+    """Sequence of Pillow images, each decoded on access."""
 
     def __init__(self, contents: dict[str, np.ndarray]) -> None:
         self.bytes, self.ends = contents["jpeg"].tobytes(), contents["offsets"]
@@ -116,9 +116,9 @@ class _Jpegs(Sequence[np.ndarray]):
 
 
 def _cifar_parts(name: str, contents: list[Any]) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
-    """Images and labels [n] of the training and of the test part, of the official archive or of the copies as JPEG."""
+    """Return images and labels [n] of the training and the test part, from the official archive or from JPEG copies."""
     if isinstance(contents[0], bytes):
-        # what it holds is pickled: that of this checksum only is unpickled
+        # unpickling is safe, since the checksum of the archive has been verified
         with tarfile.open(fileobj=io.BytesIO(contents[0])) as archive:
             batches = [_batch(archive, f"data_batch_{i}") for i in range(1, 6)] + [_batch(archive, "test_batch")]
         pixels = [batch[b"data"].reshape(-1, 3, 32, 32) for batch in batches]
@@ -142,7 +142,7 @@ def _drawn(
 
 
 def _pixels(images: Any, rows: np.ndarray) -> Tensor:
-    """Float32 [n, 3, height, width] in [0, 1]."""
+    """Return images as float32 [n, 3, height, width] in [0, 1]."""
     if isinstance(images, np.ndarray):
         return torch.from_numpy(images[rows].astype(np.float32) / 255)
     return torch.stack([to_tensor(images[row]) for row in rows])

@@ -1,4 +1,4 @@
-"""Tables, series and sentences out of their files."""
+"""Loaders of published tables, series and sentences."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from workbench.data.texts import Vocabulary
 from workbench.errors import require
 
 ETT_HOURS = {"train": (0, 8640), "validation": (8640, 11520), "test": (11520, 14400)}  # 12, 4 and 4 months of 30 days
-NAB_PROBATION = 0.15  # of a series, and of no more than 5,000 values, is free of scores: published training rows
+NAB_PROBATION = 0.15  # share of a series (of at most 5,000 values) that the benchmark does not score: the training rows
 
 
 def adult(name: str, split: int) -> Data:
-    """The census rows of the published files; categories are columns of 0 and 1, and "?" is missing."""
+    """Load the census rows of the published files, with one-hot encoded categories; "?" marks missing values."""
     pandas, columns = require("pandas"), entries()[name]["columns"]
     frames = [
         pandas.read_csv(io.BytesIO(content), names=columns, skipinitialspace=True, na_values="?")
@@ -44,28 +44,28 @@ def adult(name: str, split: int) -> Data:
 
 
 def curve(name: str, split: int, until: int | None = None) -> Data:
-    """One value against another: 90/10 by a seed, or, with `until`, the years before and from then on."""
+    """Load a curve of one value over another, split 90/10 by a seed, or with `until` into the years before and from then on."""
     entry = entries()[name]
     (content,) = read(name)
     frame = require("pandas").read_csv(io.BytesIO(content))
     x, y = (torch.from_numpy(frame[column].to_numpy(np.float32))[:, None] for column in entry["columns"])
-    whole = Split(x, y)
+    all_rows = Split(x, y)
     if "until" in entry:
         until = entry["until"] if until is None else whole_number("until", until)
         past = x[:, 0] < until
         if not bool(past.any()) or bool(past.all()):
             raise ValueError(f"{name}: until must lie between {x.min():.0f} and {x.max():.0f}; found {until}")
-        train, test = whole.take(past), whole.take(~past)
+        train, test = all_rows.take(past), all_rows.take(~past)
     elif until is not None:
         raise TypeError(f"load({name!r}): got an unexpected option 'until'; it takes split")
     else:
-        train, test = map(whole.take, partition(len(x), 0.1, split))
+        train, test = map(all_rows.take, partition(len(x), 0.1, split))
     features = tuple(Column(*column) for column in entry["features"])
     return Data(name, "regression", train, test, features, _target(name), card(name), split=split)
 
 
 def ett(name: str, split: int, input_length: int = 96, horizon: int = 96) -> Data:
-    """Windows of seven readings [n, 7, input_length], and the oil temperature of the hours after each [n, horizon]."""
+    """Load windows of seven readings [n, 7, input_length], and the oil temperature in the hours after each [n, horizon]."""
     (content,) = read(name)
     frame = require("pandas").read_csv(io.BytesIO(content))
     for option, value in (("input_length", input_length), ("horizon", horizon)):
@@ -74,7 +74,7 @@ def ett(name: str, split: int, input_length: int = 96, horizon: int = 96) -> Dat
     readings = torch.from_numpy(frame.drop(columns="date").to_numpy(np.float32))
 
     def windows(start: int, end: int) -> Split:
-        # what is looked back at may lie in the part before
+        # inputs may reach back into the part before
         rows = readings[max(0, start - input_length) : end]
         both = rows.unfold(0, input_length + horizon, 1)
         return Split(both[:, :, :input_length].contiguous(), both[:, -1, input_length:].contiguous())
@@ -86,19 +86,19 @@ def ett(name: str, split: int, input_length: int = 96, horizon: int = 96) -> Dat
 
 
 def nab(name: str, split: int, series: str = "realKnownCause/nyc_taxi", window: int = 24) -> Data:
-    """The values before each value of a series [n, window], that value [n, 1], and the test regions "anomaly" and "normal"."""
+    """Load the values before each value of a series [n, window], that value [n, 1], and the test regions "anomaly" and "normal"."""
     pandas = require("pandas")
     (content,) = read(name)
-    whole = json.loads(content)
-    if series not in whole["series"]:
-        raise ValueError(f"{name}: there is no series {series!r}; there are {', '.join(whole['series'])}")
-    frame = pandas.read_csv(io.StringIO(whole["series"][series]), parse_dates=["timestamp"])
+    benchmark = json.loads(content)
+    if series not in benchmark["series"]:
+        raise ValueError(f"{name}: there is no series {series!r}; there are {', '.join(benchmark['series'])}")
+    frame = pandas.read_csv(io.StringIO(benchmark["series"][series]), parse_dates=["timestamp"])
     probation = int(NAB_PROBATION * min(len(frame), 5000))
     if not 1 <= whole_number("window", window) < probation:
         raise ValueError(f"{name}: window must lie between 1 and {probation - 1} values; found {window}")
     values = torch.from_numpy(frame["value"].to_numpy(np.float32))
     anomaly = np.zeros(len(frame), dtype=bool)
-    for start, end in whole["windows"][f"{series}.csv"]:
+    for start, end in benchmark["windows"][f"{series}.csv"]:
         anomaly |= frame["timestamp"].between(pandas.Timestamp(start), pandas.Timestamp(end)).to_numpy()
     unusual = torch.from_numpy(anomaly)[window:]
     rows = Split(
@@ -115,7 +115,7 @@ def nab(name: str, split: int, series: str = "realKnownCause/nyc_taxi", window: 
 
 
 def clinc(name: str, split: int) -> Data:
-    """Numbers of words [n, words] and intents [n]; sentences without an intent are the parts "out of scope", with class -100."""
+    """Load word numbers [n, words] and intents [n]; sentences without an intent are in the parts "out of scope", with class -100."""
     (content,) = read(name)
     sentences: dict[str, Any] = json.loads(content)
     vocabulary = Vocabulary.of(sentence for sentence, _ in sentences["train"])
@@ -126,7 +126,7 @@ def clinc(name: str, split: int) -> Data:
         texts, labels = zip(*sentences[key], strict=True)
         return Split(vocabulary(texts), torch.tensor([numbers[label] for label in labels]))
 
-    others = {
+    other_parts = {
         "validation": "val",
         "out of scope": "oos_test",
         "out of scope, validation": "oos_val",
@@ -136,7 +136,7 @@ def clinc(name: str, split: int) -> Data:
     data = Data(
         name, "classification", part("train"), part("test"), features, _target(name), card(name), tuple(intents), split
     )
-    return replace(data, parts={label: part(key) for label, key in others.items()}, encoding=vocabulary)
+    return replace(data, parts={label: part(key) for label, key in other_parts.items()}, encoding=vocabulary)
 
 
 def _target(name: str) -> Column:

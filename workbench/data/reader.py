@@ -1,4 +1,4 @@
-"""Read rows from every form that users give: names of data sets here, all others by `workbench.core.batches.rows`."""
+"""Reading of rows in all accepted forms: names of data sets here, all others by `workbench.core.batches.rows`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from workbench.data.split_drawing import partition
 from workbench.data.splits import Split
 from workbench.data.targets import VOID, finite_float, kind
 
-HELD_OUT = 0.2  # share of the rows that become test rows, where they are not a Data
+TEST_SHARE = 0.2  # share of test rows, for rows that are not a Data
 
 
 def read(data: Any, name: str = "data", several: bool = False) -> Source:
-    """The rows to train on: those of a named data set, or of any form that `workbench.core.batches.rows.read` takes.
+    """Return the rows to train on, from the name of a data set or any form accepted by `workbench.core.batches.rows.read`.
 
     Args:
-        data: a name that `load` takes, or rows.
-        name: of the argument, for errors.
-        several: whether a tuple or dict of targets is taken, one for each output.
+        data: name for `load`, or rows.
+        name: name of the argument for error messages.
+        several: whether a tuple or dict of targets, one per output, is accepted.
 
     Raises:
         TypeError, ValueError: as `load` and `workbench.core.batches.rows.read`.
@@ -37,15 +37,15 @@ def read(data: Any, name: str = "data", several: bool = False) -> Source:
 
 
 def data_of(data: Any, split: int = 0) -> Data:
-    """A Data of what the user has: one, the name of one, or rows in another form, a fifth of which become test rows.
+    """Return a Data from a Data, a name, or rows in another form, of which a fifth become test rows.
 
     Args:
-        data: a Data, a name that `load` takes, or rows (x, y) as `read` takes them, with x [n, ...] and y, class numbers [n] or values [n] or
-            [n, 1]. Rows of a Dataset or DataLoader are gone through once and kept.
-        split: which split, for a name or rows.
+        data: Data, name for `load`, or rows (x, y) as for `read`, with x [n, ...] and y as class numbers [n] or values [n] or
+            [n, 1]. Rows of a Dataset or DataLoader are read once and kept in memory.
+        split: number of the split, for a name or rows.
 
     Raises:
-        TypeError, ValueError: it is something else, or has too few rows.
+        TypeError, ValueError: data is of another form, or has too few rows.
 
     Example:
         >>> d = data_of((torch.rand(50, 2), torch.arange(50) % 2))
@@ -65,7 +65,7 @@ def data_of(data: Any, split: int = 0) -> Data:
     x, y = _checked(rows)
     classes = not y.is_floating_point()
     try:
-        train, test = partition(len(x), HELD_OUT, split, y if classes else None)
+        train, test = partition(len(x), TEST_SHARE, split, y if classes else None)
     except ValueError as error:
         raise ValueError(f"data: the rows can't be cut into training and test rows: {error}") from error
     return Data(
@@ -82,31 +82,31 @@ def data_of(data: Any, split: int = 0) -> Data:
 
 
 def one_target(data: Data) -> Data:
-    """A Data of one number or one class for each row, in memory, which is what tables of wrappers side by side are made of.
+    """Return the data in memory, with one value or one class per row, as tables that compare wrappers need.
 
-    Counts are values there, and bytes floating-point numbers.
+    Counts become regression targets, and uint8 inputs floating-point numbers.
 
     Raises:
-        ValueError: it has maps, tokens, several targets or inputs; the message says what goes instead.
+        ValueError: the data have maps, tokens, several targets or inputs; the message names alternatives.
     """
     if isinstance(data.task, Mapping):
-        what = f"the targets {', '.join(data.task)}"
+        unsupported = f"the targets {', '.join(data.task)}"
     elif data.task == "labels":
-        what = f"{data.n_outputs} labels a row"
+        unsupported = f"{data.n_outputs} labels a row"
     else:
         first = data.train.take([0]).load()
         if not isinstance(first.x, Tensor):
-            what = f"the inputs {', '.join(first.x)}"
+            unsupported = f"the inputs {', '.join(first.x)}"
         elif first.y.shape[1:] != ((1,) if data.classes is None else ()):
-            what = f"targets {kind(first.y)[: -len(str(list(first.y.shape)))]}{['n', *first.y.shape[1:]]}".replace(
-                "'", ""
+            unsupported = (
+                f"targets {kind(first.y)[: -len(str(list(first.y.shape)))]}{['n', *first.y.shape[1:]]}".replace("'", "")
             )
         else:
-            what = ""
-    if what:
+            unsupported = ""
+    if unsupported:
         raise ValueError(
-            f"data: {data.name} has {what}; this takes one tensor x, and one value or one class a row. `Explorer`, `Comparison`, `workbench "
-            "compare` and experiments.grid take maps, tokens, several columns of targets and several labels as well. Or train with "
+            f"data: {data.name} has {unsupported}; this takes one tensor x, and one value or one class a row. `Explorer`, `Comparison`, "
+            "`workbench compare` and experiments.grid take maps, tokens, several columns of targets and several labels as well. Or train with "
             "workbench.fit(wrapped, data), ask wrapped(x, return_risk=True) for the risks of test rows, and draw them with workbench.plots"
         )
     train, test = (_in_memory(split) for split in (data.train, data.test))
@@ -125,7 +125,7 @@ def _in_memory(split: Any) -> Split:
 
 
 def _collected(source: Any) -> TensorRows:
-    """All rows of a Dataset or DataLoader."""
+    """Return all rows of a Dataset or DataLoader in memory."""
     pairs = list(source if isinstance(source, DataLoader) else rows_loader(source, batch_size=1024))
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
@@ -137,7 +137,7 @@ def _collected(source: Any) -> TensorRows:
 
 
 def _checked(rows: TensorRows) -> tuple[Tensor, Tensor]:
-    """x float32 [n, ...], and y float32 [n, 1] or int64 [n]."""
+    """Check rows, and return x float32 [n, ...] and y float32 [n, 1] or int64 [n]."""
     if not isinstance(rows.x, Tensor):
         raise TypeError(f"data: x is a {type(rows.x).__name__} of {len(rows.inputs)} inputs; one tensor is needed")
     x, y = rows.x.cpu(), rows.y.cpu()

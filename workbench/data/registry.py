@@ -1,22 +1,22 @@
-"""Registry of data sets: what registry.json says of each.
+"""Registry of data sets, read from registry.json.
 
-Adding a data set is adding an entry, from its name to:
+To add a data set, add an entry under its name with these fields:
 
-- `kind`: how it is read. "uci": one table with fixed splits; "images": four idx files, those of MNIST; "scikit-learn": it comes with
+- `kind`: how it is read. "uci": one table with fixed splits; "images": four idx files as for MNIST; "scikit-learn": included in
   scikit-learn; "toy": computed by the function of its name in `workbench.data.toy`; any other: the function of this name in
   `workbench.data.published_images` or `workbench.data.published_tables`.
-- `card`: `description`, `source`, `licence`, `citation`, and `notes`, a list of what to beware of.
+- `card`: `description`, `source`, `licence`, `citation`, and `notes`, a list of caveats.
 - `task`: "regression" or "classification"; only for scikit-learn.
-- `features` and `target`: columns as pairs [name, unit]; scikit-learn may name its features itself. `classes`: names of the classes.
-- `splits`: how many fixed splits there are; without it a split is a seed.
-- `files`: path below the data folder -> sha256 of the content (of the arrays of an .npz as `workbench.data.data_set.digest` counts it, of the
-  unpacked bytes of a .gz but an archive), and `addresses`: where they are downloaded from, one after another until one answers; each ends with a
-  slash; none where nobody offers these files. `bytes`: what the files take on the disk, in their order, where they can be downloaded.
-  `remote`: name of a file below an address, or its own whole address; null where nobody offers it.
-- `columns`: of the file, where it does not name them, or those that are x and y. `until`: the value of x from which rows are test rows.
-- `loader`: the function of `sklearn.datasets`, and `arguments` for it.
+- `features` and `target`: columns as pairs [name, unit]; optional for features named by scikit-learn. `classes`: class names.
+- `splits`: number of fixed splits; without it a split is a seed.
+- `files`: path below the data folder -> sha256 of the content (for an .npz of its arrays, see `workbench.data.digests.digest`; for a .gz
+  of the unpacked bytes; for a .tar.gz of the archive). `addresses`: base URLs of downloads, which end with a slash and are tried in order;
+  empty if there is no download. `bytes`: sizes of the files on disk, in their order, if they can be downloaded.
+  `remote`: name of a file below an address, or its full URL; null if there is no download of it.
+- `columns`: column names of a file without header, or the names of the columns x and y. `until`: value of x from which rows are test rows.
+- `loader`: function of `sklearn.datasets`, and `arguments` for it.
 
-Data of another kind need a function in `workbench.data.loading` as well.
+Data of another kind also need a function in `workbench.data.loading`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from workbench.data.columns import Card
 
 @cache
 def entries() -> dict[str, dict[str, Any]]:
-    """The whole registry, by name."""
+    """Return the registry: name -> entry."""
     return json.loads(resources.files("workbench.data").joinpath("registry.json").read_text(encoding="utf-8"))
 
 
 def resolve(name: str) -> str:
-    """Find the registered name for what the user wrote ("Sine_Gap" is "sine-gap"); a typo gets a suggestion.
+    """Return the registered name for a user's spelling ("Sine_Gap" is "sine-gap"). The error for a typo suggests a name.
 
     Raises:
         TypeError: name is not a string.
@@ -45,16 +45,16 @@ def resolve(name: str) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a data set must be a string; found {type(name).__name__}")
-    known = name.strip().lower().replace("_", "-")
-    if known not in entries():
-        near = difflib.get_close_matches(known, entries(), n=1)
+    normalized = name.strip().lower().replace("_", "-")
+    if normalized not in entries():
+        near = difflib.get_close_matches(normalized, entries(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"there is no data set {name!r}{hint} Known names: {', '.join(entries())}")
-    return known
+    return normalized
 
 
 def card(name: str) -> Card:
-    """Description, source, licence, citation and notes of a data set, without loading it.
+    """Return the card of a data set (description, source, licence, citation and notes) without loading the data.
 
     Example:
         >>> from workbench import data

@@ -1,4 +1,4 @@
-"""Windows of series: what was known before each origin, and what came after it."""
+"""Windows of series: the values before and after each forecast origin."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from workbench.core.batches.arrays import is_frame, numbers_of
 from workbench.data.split_drawing import whole_number
 from workbench.errors import WorkbenchWarning
 
-REGULAR = 0.9  # of the steps of a series are the same, where others are gaps; months and working days are not
+# if at least this share of the time steps are equal, the others are gaps; with less (months, working days) the series is irregular
+REGULAR_SHARE = 0.9
 
 
 class Windows(NamedTuple):
-    """Rows of a task of forecasting.
+    """Rows of a forecasting task.
 
     Args:
-        x: the values before each origin [n, window, ...].
-        y: the values from it on [n, horizon, ...].
-        origin: int64 [n], how many values of the series come before y.
+        x: values before each origin [n, window, ...].
+        y: values from the origin on [n, horizon, ...].
+        origin: number of values of the series before y, int64 [n].
     """
 
     x: Tensor
@@ -32,20 +33,20 @@ class Windows(NamedTuple):
 
 
 def windows(series: Any, window: int, horizon: int = 1, *, every: int = 1, target: Any = None) -> Windows:
-    """All windows of a series, in the order of time.
+    """Return all windows of a series, in time order.
 
     Args:
         series: values [time], or of k series at the same times [time, k]; tensor, array or frame of numbers.
-        window: how many values are looked back at.
-        horizon: how many values are forecast.
-        every: how many times lie between two origins.
-        target: the number of the one of k series that is forecast, or several numbers; None: all of them.
+        window: number of past values in x.
+        horizon: number of values to forecast, in y.
+        every: distance between two origins in time steps.
+        target: index of the series to forecast, or several indices; None: all series.
 
     Returns:
-        x [n, window] or [n, window, k], y [n, horizon], or [n, horizon, k] where several are forecast, and the origins [n].
+        x [n, window] or [n, window, k], y [n, horizon] or, for several targets, [n, horizon, k], and the origins [n].
 
     Raises:
-        TypeError: a number is not whole, or series holds no numbers.
+        TypeError: a number is not an integer, or series holds no numbers.
         ValueError: a number is out of range, or the series is shorter than one window and its horizon.
 
     Example:
@@ -59,25 +60,25 @@ def windows(series: Any, window: int, horizon: int = 1, *, every: int = 1, targe
             raise ValueError(f"{name} must be at least 1; found {number}")
     if len(values) < window + horizon:
         raise ValueError(f"series: {len(values)} values are fewer than window + horizon = {window} + {horizon}")
-    seen = chosen(values, target)
+    target_series = chosen(values, target)
     x = values[: len(values) - horizon].unfold(0, window, every).movedim(-1, 1)
-    y = seen[window:].unfold(0, horizon, every).movedim(-1, 1)
+    y = target_series[window:].unfold(0, horizon, every).movedim(-1, 1)
     return Windows(x.contiguous(), y.contiguous(), window + every * torch.arange(len(x)))
 
 
 def as_series(series: Any) -> Tensor:
-    """Values [time] or [time, k] as floating-point numbers.
+    """Convert a series to a floating-point tensor [time] or [time, k].
 
     Raises:
-        TypeError: they are no numbers.
-        ValueError: the shape is another one, or the times of a series of pandas do not ascend.
+        TypeError: the values are not numbers.
+        ValueError: the shape is different, or the times in a pandas index are not increasing.
     """
     if is_frame(series):
         _check_times(series.index)
-    if isinstance(series, list | tuple) and any(getattr(one, "shape", ()) for one in series):
+    if isinstance(series, list | tuple) and any(getattr(element, "shape", ()) for element in series):
         raise TypeError(
-            f"series must hold numbers [time] or [time, k], found {type(series).__name__} of {len(series)} series: torch.stack(series, 1) makes "
-            "columns of those that begin and end together; of others make windows one by one, and join them by torch.cat"
+            f"series must hold numbers [time] or [time, k], found {type(series).__name__} of {len(series)} series: join series at the same "
+            "times by torch.stack(series, 1); for others make windows one by one, and join these by torch.cat"
         )
     try:
         values = series if isinstance(series, Tensor) else torch.tensor(numbers_of(series))
@@ -88,42 +89,42 @@ def as_series(series: Any) -> Tensor:
     if values.dim() not in (1, 2) or not values.numel() or values.is_complex():
         raise ValueError(
             f"series must be real numbers [time] or [time, k], found {values.dtype} {list(values.shape)}; "
-            "of several series that do not begin and end together make windows one by one, and join them by torch.cat"
+            "for several series at different times make windows one by one, and join these by torch.cat"
         )
     return values if values.is_floating_point() else values.to(torch.get_default_dtype())
 
 
 def _check_times(index: Any) -> None:
-    """Raise where the rows of a series are in another order than its times, and warn of gaps, over which windows would go."""
+    """Raise if the times of a series are not increasing, and warn of gaps, which windows would span."""
     if index.dtype.kind not in "iufM" and not hasattr(index, "asfreq"):
         return  # texts and the like
     if not (index.is_monotonic_increasing and index.is_unique):
-        twice = int(index.duplicated().sum())
+        n_repeated = int(index.duplicated().sum())
         raise ValueError(
             "series: the times in its index "
             + (
-                f"stand there twice in {twice} rows; keep one of each"
-                if twice
-                else "do not ascend; give series.sort_index()"
+                f"are repeated in {n_repeated} rows; keep one row per time"
+                if n_repeated
+                else "are not increasing; sort them by series.sort_index()"
             )
-            + ". Windows are cut in the order of the rows: if that is meant, series.to_numpy()"
+            + ". To make windows in the order of the rows regardless of times, give series.to_numpy()"
         )
     times = np.asarray(index.asi8 if hasattr(index, "asi8") else index)
     steps, counts = np.unique(np.diff(times), return_counts=True)
-    if len(steps) > 1 and counts.max() >= REGULAR * counts.sum():
+    if len(steps) > 1 and counts.max() >= REGULAR_SHARE * counts.sum():
         warnings.warn(
-            f"series: {counts.sum() - counts.max()} steps between its times differ from all others, and windows go over them all the same. "
-            "series.asfreq(...) shows the gaps, .interpolate() fills them; or make windows of each part, and join them by torch.cat",
+            f"series: {counts.sum() - counts.max()} steps between its times differ from the others, and windows span these gaps. "
+            "series.asfreq(...) shows the gaps, .interpolate() fills them; or make windows of each part, and join these by torch.cat",
             WorkbenchWarning,
             stacklevel=4,
         )
 
 
 def chosen(series: Tensor, target: Any) -> Tensor:
-    """The values that are forecast, [time] or [time, k].
+    """Return the series to forecast, [time] or [time, k].
 
     Raises:
-        TypeError, ValueError: target names none of the series.
+        TypeError, ValueError: target is not the index of a series, or a list of such indices.
     """
     if target is None:
         return series

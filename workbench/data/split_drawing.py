@@ -1,4 +1,4 @@
-"""Draw rows by a seed, without touching the global random state."""
+"""Random draws of rows by a seed, without changing the global random state."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from workbench.errors import require
 
 
 def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Two sets of row numbers out of n, the second of this size (a share or a number), stratified by labels [n].
+    """Split the row numbers 0 to n - 1 in two, the second part of this size (a share or a number), stratified by labels [n].
 
-    A class of one row, which can't be in both, is in the first.
+    The row of a class with a single row goes to the first part.
     """
     split = require("sklearn.model_selection").train_test_split
     seed = whole_number("the split, which is the seed of the rows drawn", seed)
@@ -23,16 +23,16 @@ def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> t
     rows = np.arange(n)
     if labels is not None:
         _, number, counts = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
-        if (alone := counts[number] == 1).any() and not alone.all():
+        if (is_single := counts[number] == 1).any() and not is_single.all():
             size = math.ceil(size * n) if size < 1 else size
-            first, second = split(rows[~alone], test_size=size, random_state=seed, stratify=labels[~alone])
-            return np.concatenate([first, rows[alone]]), second
+            first, second = split(rows[~is_single], test_size=size, random_state=seed, stratify=labels[~is_single])
+            return np.concatenate([first, rows[is_single]]), second
     first, second = split(rows, test_size=size, random_state=seed, stratify=labels)
     return first, second
 
 
 def whole_number(name: str, value: object) -> int:
-    """The value as an int, if it is a whole number of any type."""
+    """Convert an integer of any type to int; raise TypeError for anything else."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
@@ -40,13 +40,13 @@ def whole_number(name: str, value: object) -> int:
 
 
 def subset(
-    name: str, option: str, n: int | None, every: int, labels: Tensor | None, n_classes: int, seed: int
+    name: str, option: str, n: int | None, n_rows: int, labels: Tensor | None, n_classes: int, seed: int
 ) -> np.ndarray:
-    """Row numbers of n of all rows of a data set, with the shares of the classes; of all in their order if n is None or all."""
-    if n is None or n == every:
-        return np.arange(every)
-    if not n_classes <= n <= every - n_classes:
+    """Draw n row numbers of a data set, stratified by class; return all in order if n is None or the number of rows."""
+    if n is None or n == n_rows:
+        return np.arange(n_rows)
+    if not n_classes <= n <= n_rows - n_classes:
         raise ValueError(
-            f"{name}: {option} must be {every} (all) or lie between {n_classes} (one of each class) and {every - n_classes}; found {n}"
+            f"{name}: {option} must be {n_rows} (all) or lie between {n_classes} (one of each class) and {n_rows - n_classes}; found {n}"
         )
-    return partition(every, n, seed, labels)[1]
+    return partition(n_rows, n, seed, labels)[1]

@@ -1,4 +1,4 @@
-"""Parts of a data set: rows in memory, and rows that are read when they are asked for."""
+"""Parts of a data set: `Split` with rows in memory, and `LazySplit`, which reads rows when they are needed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from workbench.core.batches.rows import rows_loader
 from workbench.data.targets import kind
 from workbench.engine.tree import tensors, tree_map
 
-LARGEST = 4 * 2**30  # bytes of rows that are read into memory without a question
-INPUTS = (torch.float32, torch.uint8, torch.int64, torch.bool)
+MAX_BYTES = 4 * 2**30  # limit for reading all rows of a LazySplit into memory
+INPUT_DTYPES = (torch.float32, torch.uint8, torch.int64, torch.bool)
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One part of a data set: inputs, targets and, where they are known, the true risk and named regions.
+    """One part of a data set: inputs, targets and, if known, the true risk and named regions.
 
     Args:
-        x: inputs [n, ...] in the units of the feature columns: float32, bytes (uint8, such as images), or whole numbers (int64, such as
+        x: inputs [n, ...] in the units of the feature columns: float32, uint8 (such as images) or int64 (such as
             tokens [n, T]); or a dict of them, the keyword arguments of a model.
-        y: targets: values float32 [n, k] or maps of them [n, ...]; class numbers int64 [n], for each token [n, T] or pixel [n, H, W], -100 where
-            there is no class; several labels int64 [n, k] of 0 and 1; or a dict of targets, one for each output.
-        sigma: true aleatoric standard deviation, float32 [n, 1], in the units of y; None where it is not known.
+        y: targets: values float32 [n, k] or maps of them [n, ...]; class numbers int64 [n], per token [n, T] or per pixel [n, H, W], -100 for
+            no class; labels int64 [n, k] of 0 and 1; or a dict of targets, one per output.
+        sigma: true aleatoric standard deviation, float32 [n, 1], in the units of y; None if unknown.
         regions: named parts of the split, each a bool mask [n], such as "data" and "gap".
 
     Raises:
@@ -51,8 +51,8 @@ class Split:
         n = len(self)
         inputs = self.x if isinstance(self.x, Mapping) else {None: self.x}
         for key, x in inputs.items():
-            least = 2 if key is None else 1
-            if not isinstance(x, Tensor) or x.dtype not in INPUTS or x.ndim < least or len(x) != n:
+            min_dims = 2 if key is None else 1
+            if not isinstance(x, Tensor) or x.dtype not in INPUT_DTYPES or x.ndim < min_dims or len(x) != n:
                 raise ValueError(
                     f"{'x' if key is None else f'x[{key!r}]'} must be float32 [n, ...] (or uint8, int64, bool) with "
                     f"{'at least two dimensions' if key is None else f'{n} rows'}; found {kind(x)}"
@@ -77,24 +77,24 @@ class Split:
 
     @property
     def labels(self) -> Tensor | None:
-        """Class numbers of the rows [n], which keep their shares where rows are drawn; None where each row has none or several."""
+        """Class numbers [n], by which random draws of rows are stratified; None unless each row has exactly one class."""
         return self.y if isinstance(self.y, Tensor) and self.y.dtype == torch.int64 and self.y.ndim == 1 else None
 
     def take(self, rows: Tensor | Sequence[int] | np.ndarray) -> Split:
-        """The split with these rows only: row numbers, or a bool mask such as `split.regions["gap"]`."""
+        """Return the split of some rows, given by row numbers or a bool mask such as `split.regions["gap"]`."""
         index = row_index(rows)
         x, y = tree_map(lambda t: t[index], (self.x, self.y))
         sigma = None if self.sigma is None else self.sigma[index]
         return Split(x, y, sigma, {name: mask[index] for name, mask in self.regions.items()})
 
     def dataset(self) -> Dataset:
-        """The pairs (x, y), as `torch.utils.data.DataLoader` wants them."""
+        """Return a Dataset of pairs (x, y) for `torch.utils.data.DataLoader`."""
         if isinstance(self.x, Tensor) and isinstance(self.y, Tensor):
             return TensorDataset(self.x, self.y)
         return LazySplit(_Rows(self))
 
     def load(self) -> Split:
-        """The same rows in memory: these."""
+        """Return this split, whose rows are in memory already."""
         return self
 
     def __repr__(self) -> str:
@@ -104,16 +104,16 @@ class Split:
 
 
 class LazySplit(Dataset):
-    """One part of a data set whose rows are read when they are asked for: a torch Dataset of pairs (x, y).
+    """One part of a data set whose rows are read when needed: a torch Dataset of pairs (x, y).
 
-    `fit`, `wrapped.fit` and `calibrate` go through it batch by batch; `x`, `y` and `load()` read all rows into memory.
+    `fit`, `wrapped.fit` and `calibrate` read it batch by batch; `x`, `y` and `load()` read all rows into memory.
 
     Args:
-        dataset: gives the pair of each row by its number.
-        rows: numbers of the rows that belong to the split [n]; None for all.
-        convert: makes tensors of a pair, and checks them: convert(x, y, number).
-        labels: class numbers of the rows of the dataset, where they are known without reading them.
-        workers: processes that read rows.
+        dataset: map-style Dataset of pairs.
+        rows: numbers of the rows in the split [n]; None: all.
+        convert: function convert(x, y, number) that checks a pair and converts it to tensors.
+        labels: class numbers of all rows of the dataset, if known without reading them.
+        workers: number of processes that read rows.
     """
 
     sigma = None
@@ -144,48 +144,48 @@ class LazySplit(Dataset):
 
     @property
     def labels(self) -> Tensor | None:
-        """Class numbers of the rows [n], where they are known without reading them."""
+        """Class numbers [n], if known without reading the rows, else None."""
         return None if self._labels is None else self._labels[self.rows]
 
     @property
     def x(self) -> Any:
-        """The inputs of all rows, read into memory."""
+        """Inputs of all rows, read into memory."""
         return self._whole.x
 
     @property
     def y(self) -> Any:
-        """The targets of all rows, read into memory."""
+        """Targets of all rows, read into memory."""
         return self._whole.y
 
     @cached_property
     def _whole(self) -> Split:
         bytes_of_row = sum(t.numel() * t.element_size() for t in tensors(self[0])) if len(self) else 0
-        if bytes_of_row * len(self) > LARGEST:
+        if bytes_of_row * len(self) > MAX_BYTES:
             raise ValueError(
-                f"all {len(self):,} rows need {bytes_of_row * len(self) / 2**30:.1f} GiB of memory; go through them batch by batch, or take "
-                "fewer: take(torch.arange(1000)).load()"
+                f"all {len(self):,} rows need {bytes_of_row * len(self) / 2**30:.1f} GiB of memory; read them batch by batch, or load fewer: "
+                "take(torch.arange(1000)).load()"
             )
         batches = list(rows_loader(self, batch_size=256, generator=torch.Generator()))
         if not batches:
-            raise ValueError("there is no row")
+            raise ValueError("the split has no rows")
         x, y = tree_map(lambda *parts: torch.cat(parts), *[(x, y) for x, y in batches])
         return Split(x, y)
 
     def load(self) -> Split:
-        """The same rows in memory."""
+        """Read all rows into memory."""
         return self._whole
 
     def take(self, rows: Tensor | Sequence[int] | np.ndarray) -> LazySplit:
-        """The split with these rows only, by number or bool mask; nothing is read."""
+        """Return the split of some rows, given by number or bool mask, without reading them."""
         chosen = self.rows[row_index(rows)]
         return LazySplit(self.source, chosen, convert=self.convert, labels=self._labels, workers=self.workers)
 
     def dataset(self) -> Dataset:
-        """The pairs (x, y): this."""
+        """Return this split, which is a Dataset of pairs (x, y)."""
         return self
 
     def loader(self, batch_size: int = 64, **options: Any) -> DataLoader:
-        """A DataLoader of the rows that reads them in the worker processes of the split."""
+        """Return a DataLoader that reads the rows in worker processes."""
         return rows_loader(self, batch_size=batch_size, **options)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class LazySplit(Dataset):
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows of a split in memory, one by one."""
+    """Dataset of the rows of a split in memory."""
 
     split: Split
 
@@ -209,8 +209,9 @@ class _Rows:
 
 
 def row_index(rows: Any) -> Tensor:
-    """Row numbers or a bool mask as a tensor."""
-    if isinstance(rows, np.ndarray) and not rows.flags.writeable:  # as those of pandas are, of which torch warns
+    """Convert row numbers or a bool mask to a tensor."""
+    # torch warns of read-only arrays, such as those of pandas
+    if isinstance(rows, np.ndarray) and not rows.flags.writeable:
         rows = rows.copy()
-    # an empty list would become floats
+    # an empty list would become a float tensor
     return torch.as_tensor(rows) if len(rows) else torch.empty(0, dtype=torch.int64)

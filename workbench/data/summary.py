@@ -1,4 +1,4 @@
-"""A data set in words: a table of what it is, as text and as HTML."""
+"""Summary of a data set as a table, in text and HTML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.data.targets import VOID, kind
 
 
 def as_text(data: Any) -> str:
-    """The table as aligned lines."""
+    """Return the summary as aligned lines of text."""
     rows = _summary(data)
     width = max(len(label) for label, _ in rows)
     lines = [f"{data.name}: {data.card.description}"]
@@ -26,7 +26,7 @@ def as_text(data: Any) -> str:
 
 
 def as_html(data: Any) -> str:
-    """The table for notebooks; of a class in which JupyterLab takes two dollars for no formula."""
+    """Return the summary as an HTML table, in which JupyterLab does not typeset text between dollar signs."""
     left = "text-align: left; vertical-align: top"
     body = "".join(
         f'<tr><th style="{left}">{html.escape(label)}</th><td style="{left}">{html.escape(text)}</td></tr>'
@@ -65,11 +65,11 @@ def _summary(data: Any) -> list[tuple[str, str]]:
         )
     rows += [("source", card.source), ("licence", card.licence), ("citation", card.citation)]
     rows += [("note", note) for note in card.notes]
-    return [row for row in rows if row[1]]  # rows of one's own have no citation
+    return [row for row in rows if row[1]]  # a user's own data have no citation
 
 
 def _described_target(data: Any) -> str:
-    """Range or counts of one target, as far as they are known without reading rows."""
+    """Describe one target by its range or class counts, if these are known without reading rows."""
     train = data.train
     if isinstance(train, LazySplit) and (data.classes is None or train.labels is None):
         return f"{data.target}{': ' + ', '.join(data.classes) if data.classes else ''}"
@@ -81,6 +81,6 @@ def _described_target(data: Any) -> str:
         shares = zip(data.classes, y.mean(0).tolist(), strict=True)
         return f"{data.target}: " + ", ".join(f"{name} {share:.3g}" for name, share in shares)
     counts = y.sum(0) if data.task == "labels" else torch.bincount(y[y != VOID], minlength=len(data.classes))
-    counted = [f"{c} {n}" for c, n in zip(data.classes, counts.tolist(), strict=True)]
-    left_out = int((y == VOID).sum())
-    return f"{data.target}: " + ", ".join([*counted, *([f"none {left_out}"] if left_out else [])])
+    texts = [f"{c} {n}" for c, n in zip(data.classes, counts.tolist(), strict=True)]
+    n_void = int((y == VOID).sum())
+    return f"{data.target}: " + ", ".join([*texts, *([f"none {n_void}"] if n_void else [])])

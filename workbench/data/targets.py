@@ -1,4 +1,4 @@
-"""Targets and inputs as tensors, and what kind of target they are."""
+"""Conversion of inputs and targets to tensors, and inference of the task from the targets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from workbench.errors import WorkbenchWarning
 
 Task = Literal["regression", "classification", "labels", "counts", "probabilities"]
 TASKS: tuple[str, ...] = get_args(Task)
-VOID = -100  # the class number of what has no class, as in torch's cross entropy
+VOID = -100  # class number for "no class", the default ignore_index of torch's cross entropy
 
 
 def kind(tensor: Any) -> str:
-    """Dtype and shape, for errors: "float32 [3, 1]"; of a dict those of its items."""
+    """Describe dtype and shape for error messages, such as "float32 [3, 1]"; for a dict those of its items."""
     if isinstance(tensor, Mapping):
         return "{" + ", ".join(f"{name}: {kind(value)}" for name, value in tensor.items()) + "}"
     if not isinstance(tensor, Tensor):
@@ -30,10 +30,10 @@ def kind(tensor: Any) -> str:
 
 
 def as_tensor(values: Any, name: str) -> Tensor:
-    """A tensor [n, ...] of numbers.
+    """Convert values to a tensor [n, ...] of numbers.
 
     Raises:
-        TypeError: the values are no numbers, or rows of unequal length.
+        TypeError: the values are not numbers, or rows differ in length.
     """
     if isinstance(values, Tensor):
         return values.detach().cpu()
@@ -52,15 +52,15 @@ def as_tensor(values: Any, name: str) -> Tensor:
         )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
-    # what belongs to a file or a frame is read only or may change
+    # copied, since arrays of files and frames may be read-only or change later
     return torch.from_numpy(np.array(array))
 
 
 def as_inputs(x: Any, name: str = "x") -> Any:
-    """Inputs [n, ...] in a dtype that models take: float32, or bytes, truth values and whole numbers (int64) as they are; or a dict of them.
+    """Convert inputs [n, ...], or a dict of them: floating-point numbers to float32, integers to int64; uint8 and bool are kept.
 
     Raises:
-        TypeError, ValueError: they hold no numbers, NaN or infinite numbers, or their rows differ in number.
+        TypeError, ValueError: they are not numbers, are NaN or infinite, or differ in their number of rows.
     """
     if isinstance(x, Mapping):
         if not x:
@@ -83,19 +83,19 @@ def as_inputs(x: Any, name: str = "x") -> Any:
 def as_target(
     y: Any, task: Task | None, classes: Any = None, void: int | None = None, lengths: Any = None, name: str = "y"
 ) -> tuple[Tensor, Task, tuple[str, ...] | None]:
-    """One target as a tensor, what it is, and the names of its classes.
+    """Convert one target to a tensor, and return it with its task and class names.
 
     Args:
-        y: values [n] or [n, ...], class numbers [n] or [n, ...], names of classes [n], yes or no [n, labels], or counts.
-        task: None tells values (floating-point) from class numbers of rows [n] and of maps [n, height, width] (integers).
-        classes: names of the classes in the order of their numbers, how many there are, or a dict number -> name, whose numbers then are
-            replaced by 0, 1, ... in this order.
-        void: class number of what has no class; it becomes -100.
-        lengths: how many of the tokens of each row count [n]; class numbers of the others become -100.
-        name: of the target, for errors.
+        y: values [n] or [n, ...], class numbers [n] or [n, ...], class names [n], labels (0 or 1) [n, labels], or counts.
+        task: task of the target; None: regression for floating-point numbers, classification for integers [n] or maps [n, height, width].
+        classes: class names in the order of their numbers, the number of classes, or a dict number -> name, whose numbers are
+            replaced by 0, 1, ... in its order.
+        void: class number that means "no class"; it becomes -100.
+        lengths: number of valid tokens per row [n]; class numbers of the others become -100.
+        name: name of the target for error messages.
 
     Raises:
-        TypeError, ValueError: y does not fit the task, or could be one of several.
+        TypeError, ValueError: y does not fit the task, or its task is ambiguous.
     """
     if task is not None and task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}; found {task!r}")
@@ -104,10 +104,11 @@ def as_target(
     if not tensor.dim():
         raise ValueError(f"{name} is a single number; its first dimension must be the rows")
     check_finite(tensor, name)
-    task = task or _told_task(tensor, void, lengths, name)
+    task = task or _inferred_task(tensor, void, lengths, name)
     if task != "classification" and (void is not None or lengths is not None):
         raise ValueError(
-            f"{name}: void and lengths leave out class numbers, and this is {task}; values can't be left out: drop the rows, or fill them in"
+            f"{name}: void and lengths leave out class numbers, but the task is {task}, where values can't be ignored: "
+            "drop the rows, or fill in values"
         )
     if task == "probabilities":
         tensor = finite_float(tensor, name)
@@ -120,30 +121,30 @@ def as_target(
     if task == "labels":
         if tensor.dim() != 2 or tensor.shape[1] == 1:
             raise ValueError(
-                f"{name}: labels are [n, labels] with at least two of them; found {kind(tensor)}. One yes or no a row is a class: [n], "
-                "task='classification'"
+                f"{name}: labels are [n, labels] with at least two of them; found {kind(tensor)}. For a single yes or no per row "
+                "give classes [n], task='classification'"
             )
         return tensor, task, class_names(classes, tensor.shape[1])
     if tensor.dim() == 2 and tensor.shape[1] == 1 and lengths is None:
         tensor = tensor[:, 0]
-    tensor = _left_out(tensor, void, lengths, name)
+    tensor = _masked(tensor, void, lengths, name)
     if isinstance(classes, Mapping):
         tensor, classes = _renumbered(tensor, classes, name), tuple(map(str, classes.values()))
-    kept = tensor[tensor != VOID]
-    most = int(kept.max()) if kept.numel() else 0
-    if classes is None and tensor.dim() > 1 and most == 255 and not bool((kept == 254).any()):
-        numbers = kept.unique().tolist()
+    valid = tensor[tensor != VOID]
+    max_class = int(valid.max()) if valid.numel() else 0
+    if classes is None and tensor.dim() > 1 and max_class == 255 and not bool((valid == 254).any()):
+        numbers = valid.unique().tolist()
         raise ValueError(
-            f"{name}: the numbers are {', '.join(map(str, numbers[:12]))}{', ...' if len(numbers) > 12 else ''}: is 255 what has no class "
-            "(void=255), or the number of a class (classes={0: 'background', 255: 'object'})?"
+            f"{name}: the numbers are {', '.join(map(str, numbers[:12]))}{', ...' if len(numbers) > 12 else ''}: does 255 mean no class "
+            "(void=255), or is it the number of a class (classes={0: 'background', 255: 'object'})?"
         )
-    return tensor, task, class_names(classes, most + 1)
+    return tensor, task, class_names(classes, max_class + 1)
 
 
 def check_target(y: Tensor, task: Task, classes: Sequence[str] | None, what: str) -> None:
     """Raise ValueError if a target does not fit its task or its classes."""
-    whole = not y.is_floating_point()
-    if whole != (task in ("classification", "labels")):
+    is_integer = not y.is_floating_point()
+    if is_integer != (task in ("classification", "labels")):
         raise ValueError(f"{what}: task {task!r} does not fit targets {kind(y)}")
     if task == "probabilities" and classes is not None and len(y):
         off = (y < 0).any() or (y.sum(-1) - 1).abs().max() > 1e-3
@@ -159,11 +160,11 @@ def check_target(y: Tensor, task: Task, classes: Sequence[str] | None, what: str
     if task == "labels" and classes is not None and y.shape[1] != len(classes):
         raise ValueError(f"{what}: {y.shape[1]} labels, but {len(classes)} names: {', '.join(classes)}")
     if task == "classification" and classes is not None:
-        kept = y[y != VOID]
-        if kept.numel() and not 0 <= int(kept.min()) <= int(kept.max()) < len(classes):
+        valid = y[y != VOID]
+        if valid.numel() and not 0 <= int(valid.min()) <= int(valid.max()) < len(classes):
             raise ValueError(
                 f"{what}: class numbers must lie between 0 and {len(classes) - 1}, as there are {len(classes)} classes; found "
-                f"{int(kept.min())} to {int(kept.max())}. What has no class is {VOID}, which Data.from_arrays(..., void=...) makes of its number"
+                f"{int(valid.min())} to {int(valid.max())}. No class is {VOID}; Data.from_arrays(..., void=...) converts another number to it"
             )
 
 
@@ -177,11 +178,11 @@ def check_finite(tensor: Tensor, name: str, infinite: bool = True) -> None:
 
 
 def finite_float(tensor: Tensor, name: str) -> Tensor:
-    """In float32, unless a number is too large for that; warns where numbers differ by less than float32 can say."""
+    """Convert to float32. Raise if a number is too large for it, and warn if numbers differ by less than its precision."""
     single = tensor.float()
-    if tensor.dtype == torch.float64 and (said := coarse_columns(tensor, name, torch.float32)):
+    if tensor.dtype == torch.float64 and (problem := coarse_columns(tensor, name, torch.float32)):
         warnings.warn(
-            f"{said}, which a Data holds, so that rows can't be told apart: subtract the mean of the column first",
+            f"{problem}, which a Data holds, so that rows can't be told apart: subtract the mean of the column first",
             WorkbenchWarning,
             stacklevel=2,
         )
@@ -190,32 +191,32 @@ def finite_float(tensor: Tensor, name: str) -> Tensor:
 
 
 def class_names(classes: Any, at_least: int) -> tuple[str, ...]:
-    """Names of classes; "0", "1", ... where there are none."""
+    """Return class names; without names "0", "1", ..., at least `at_least` of them."""
     if classes is None or isinstance(classes, int):
         return tuple(map(str, range(at_least if classes is None else classes)))
     return tuple(map(str, classes.values() if isinstance(classes, Mapping) else classes))
 
 
 def _numbers_of_names(y: Any, classes: Any, name: str) -> tuple[Any, Any]:
-    """Class numbers in place of names of classes."""
+    """Replace class names by class numbers, and return these with the class names; other targets are returned unchanged."""
     if isinstance(y, Tensor):
         return y, classes
     try:
         array = np.asarray(y)
-    except ValueError:  # said where numbers are made of it
+    except ValueError:  # `as_tensor` reports the error
         return y, classes
     texts = array.dtype.kind in "UST" or (array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat))
     if not texts or not array.size:
         return y, classes
-    known = sorted({str(item) for item in array.flat}) if classes is None else list(class_names(classes, 0))
-    numbers = {label: number for number, label in enumerate(known)}
-    if unknown := sorted({str(item) for item in array.flat} - set(known)):
-        raise ValueError(f"{name}: {', '.join(map(repr, unknown[:5]))} is none of the classes {', '.join(known)}")
-    return np.array([numbers[str(item)] for item in array.flat]).reshape(array.shape), tuple(known)
+    labels = sorted({str(item) for item in array.flat}) if classes is None else list(class_names(classes, 0))
+    numbers = {label: number for number, label in enumerate(labels)}
+    if unknown := sorted({str(item) for item in array.flat} - set(labels)):
+        raise ValueError(f"{name}: {', '.join(map(repr, unknown[:5]))} is none of the classes {', '.join(labels)}")
+    return np.array([numbers[str(item)] for item in array.flat]).reshape(array.shape), tuple(labels)
 
 
-def _told_task(y: Tensor, void: int | None, lengths: Any, name: str) -> Task:
-    """What a target is by its dtype and shape, where that tells."""
+def _inferred_task(y: Tensor, void: int | None, lengths: Any, name: str) -> Task:
+    """Infer the task from dtype and shape of the target, and raise ValueError if it is ambiguous."""
     if y.is_floating_point():
         return "regression"
     if y.dtype == torch.bool:
@@ -239,7 +240,7 @@ def _fraction(y: Tensor) -> float:
     return float(y[y != y.round()][0])
 
 
-def _left_out(y: Tensor, void: int | None, lengths: Any, name: str) -> Tensor:
+def _masked(y: Tensor, void: int | None, lengths: Any, name: str) -> Tensor:
     if void is not None:
         y = y.masked_fill(y == void, VOID)
     if lengths is None:

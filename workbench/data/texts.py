@@ -1,4 +1,4 @@
-"""Sentences as numbers of words."""
+"""Encoding of sentences as word numbers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Numbers of words: 0 fills short sentences, 1 is a word that is in no training sentence.
+    """Vocabulary that encodes sentences as word numbers; 0 is padding, and 1 a word that is in no training sentence.
 
     Args:
-        words: in the order of their numbers, from 2 on.
-        length: words of a sentence.
+        words: words in the order of their numbers, which start at 2.
+        length: number of words to which sentences are padded or truncated.
 
     Example:
         >>> vocabulary = Vocabulary.of(["turn it off", "is it on?"])
@@ -32,7 +32,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, sentences: Iterable[str]) -> Vocabulary:
-        """The words of training sentences, in order of the alphabet."""
+        """Build the vocabulary of training sentences, with words sorted alphabetically."""
         split = [_words(sentence) for sentence in sentences]
         return cls(tuple(sorted({word for words in split for word in words})), max(map(len, split)))
 
@@ -40,12 +40,12 @@ class Vocabulary:
         return len(self.words) + 2
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
-        """Numbers int64 [n, length]; what is longer is cut off."""
+        """Encode sentences as int64 [n, length]; longer sentences are truncated."""
         numbers = {word: number for number, word in enumerate(self.words, 2)}
         rows = torch.full((len(sentences), self.length), PADDING)
         for row, sentence in zip(rows, sentences, strict=True):
-            known = [numbers.get(word, UNKNOWN) for word in _words(sentence)][: self.length]
-            row[: len(known)] = torch.tensor(known, dtype=torch.int64)
+            word_numbers = [numbers.get(word, UNKNOWN) for word in _words(sentence)][: self.length]
+            row[: len(word_numbers)] = torch.tensor(word_numbers, dtype=torch.int64)
         return rows
 
 

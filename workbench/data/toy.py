@@ -1,4 +1,4 @@
-"""Small made-up data sets whose true risk is known, so that a picture shows at once whether a risk is right."""
+"""Small synthetic data sets whose true risk is known, so that a plot shows whether a risk is right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.data.splits import Split
 
 
 def cubic(n_train: int = 2000, n_test: int = 500, seed: int = 0, test_noise: bool = False) -> Data:
-    """A cubic curve with a noisy place and thin ends: y = x^3 / 6 + N(0, sigma(x)).
+    """Cubic curve with a noisy region and few points at its ends: y = x^3 / 6 + N(0, sigma(x)).
 
     sigma(x) = 2 exp(-(x + 1)^2) + 0.2; training x is triangular on [-4, 4] with its peak at 2. The test grid covers
     [-6, 6] evenly, so |x| > 4 lies outside the data: aleatoric risk should peak at x = -1, epistemic and vacuitic
@@ -26,9 +26,9 @@ def cubic(n_train: int = 2000, n_test: int = 500, seed: int = 0, test_noise: boo
     Args:
         n_train: number of training rows.
         n_test: number of test rows.
-        seed: of the draw; global random state is left alone.
-        test_noise: False gives the curve itself as test targets, True a draw from N(curve, sigma), which scores of
-            calibration and likelihood need.
+        seed: seed of the draw; the global random state is not changed.
+        test_noise: whether test targets are drawn from N(curve, sigma), as scores of calibration and likelihood need; False:
+            they lie on the curve.
 
     Returns:
         Data with x [n, 1], y [n, 1], sigma [n, 1] and the test regions "data" and "outside".
@@ -59,7 +59,7 @@ def cubic(n_train: int = 2000, n_test: int = 500, seed: int = 0, test_noise: boo
 def sine_gap(
     n_train: int = 2000, n_test: int = 500, noise: float = 0.1, seed: int = 0, test_noise: bool = False
 ) -> Data:
-    """A sine seen on both sides of a gap: y = sin(x) + N(0, noise), x uniform on [-2 pi, -pi] and [pi, 2 pi].
+    """Sine with training data on both sides of a gap: y = sin(x) + N(0, noise), x uniform on [-2 pi, -pi] and [pi, 2 pi].
 
     The test grid covers [-3 pi, 3 pi] evenly: epistemic risk should rise in the gap (|x| < pi) and outside
     (|x| > 2 pi), aleatoric risk should stay at `noise`.
@@ -68,8 +68,8 @@ def sine_gap(
         n_train: number of training rows, half on each side.
         n_test: number of test rows.
         noise: standard deviation of the noise.
-        seed: of the draw; global random state is left alone.
-        test_noise: False gives the sine itself as test targets, True adds noise to them.
+        seed: seed of the draw; the global random state is not changed.
+        test_noise: whether test targets have noise; False: they lie on the sine.
 
     Returns:
         Data with x [n, 1], y [n, 1], sigma [n, 1] and the test regions "data", "gap" and "outside".
@@ -96,16 +96,16 @@ def sine_gap(
 def moons(n_train: int = 6000, n_test: int = 2000, noise: float = 0.1, seed: int = 0) -> Data:
     """Two interlocking half circles; in one blob every fifth label is wrong.
 
-    Outer moon (cos t, sin t), inner moon (1 - cos t, 1/2 - sin t), t even on [0, pi], plus N(0, noise) in both
+    Outer moon (cos t, sin t), inner moon (1 - cos t, 1/2 - sin t), t evenly spaced on [0, pi], plus N(0, noise) in both
     coordinates (as scikit-learn's make_moons). The blob holds the n / 12 training points of highest density under a
-    normal distribution with mean (-0.7, 0.7) and variances (0.03, 0.05), so 5000 of 60000 (Lolla et al., Capsa, 2023);
-    test points lie in it if they are no further out.
+    normal distribution with mean (-0.7, 0.7) and variances (0.03, 0.05), so 5000 of 60000 (Lolla et al., Capsa, 2023),
+    and the test points of at least the same density.
 
     Args:
         n_train: number of training rows, at least 12.
         n_test: number of test rows.
-        noise: standard deviation of the points about the moons.
-        seed: of the draw; global random state is left alone.
+        noise: standard deviation of the points around the moons.
+        seed: seed of the draw; the global random state is not changed.
 
     Returns:
         Data with x [n, 2], labels y [n], sigma = sqrt(p (1 - p)) [n, 1], where p is the true probability of a wrong
@@ -127,7 +127,7 @@ def moons(n_train: int = 6000, n_test: int = 2000, noise: float = 0.1, seed: int
     parts: list[Split] = []
     for x, y in ((train_x, train_y), (test_x, test_y)):
         blob = _distance(x) <= radius
-        # rows are in random order, so every fifth of them is spread over the whole blob
+        # rows are in random order, so that every fifth is a random sample of the blob
         wrong = np.flatnonzero(blob)[::5]
         y[wrong] = 1 - y[wrong]
         sigma = np.where(blob, math.sqrt(0.2 * 0.8), 0.0)
@@ -164,7 +164,7 @@ def _two_moons(n: int, noise: float, rng: np.random.Generator) -> tuple[np.ndarr
 
 
 def _distance(x: np.ndarray) -> np.ndarray:
-    """Squared Mahalanobis distance to the blob: least where its density is highest."""
+    """Return the squared Mahalanobis distance to the centre of the blob, which is smallest where the density is highest."""
     return (x[:, 0] + 0.7) ** 2 / 0.03 + (x[:, 1] - 0.7) ** 2 / 0.05
 
 

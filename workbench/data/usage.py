@@ -1,17 +1,17 @@
-"""Which data sets a process has asked for, so that a record of a run can name them."""
+"""Record of the data sets that a process has used, for the records of runs."""
 
 from __future__ import annotations
 
-AVAILABLE = "names(available=True)"  # what a notebook decides by, when it takes "what is there"
+AVAILABLE = "names(available=True)"  # recorded when a notebook's result depends on which data sets are available
 
 _asked_for: set[str] = set()
 
 
 def note(name: str) -> None:
-    """Remember that this process has asked for a data set, or for `AVAILABLE`."""
+    """Record that this process has used a data set, or `AVAILABLE`."""
     _asked_for.add(name)
 
 
 def asked_for() -> list[str]:
-    """All that was noted, in order of the alphabet."""
+    """Return all recorded names, sorted."""
     return sorted(_asked_for)

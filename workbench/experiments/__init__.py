@@ -1,8 +1,9 @@
-"""Experiments of many cells: each in a process of its own, results on disk after each, a killed run goes on.
+"""Experiments made of many cells. A cell is one call of a function with one set of keyword arguments.
 
-`run_cells` runs a function over a list of arguments; `workbench bench` is that for the modules in `benchmarks/`. `grid` runs models x wrappers
-x data x seeds; `workbench compare` is that on the command line. `backtest` makes forecasts of a series as if time went by; `novelty`,
-`anomaly_likelihood` and `first_alarms` find anomalies in it likewise.
+Each cell runs in a worker process and its results are saved when it ends, so that a killed run can be resumed. `run_cells` runs a function over
+a list of cells; `workbench bench` does so for the modules in `benchmarks/`. `grid` runs models x wrappers x data x seeds; `workbench compare` is
+its command line. `backtest` makes rolling forecasts of a series, each from earlier values only; `novelty`, `anomaly_likelihood` and
+`first_alarms` detect anomalies in a series in the same causal way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from .streams import anomaly_likelihood, first_alarms, novelty
     from .sweep import grid
 
-_HOMES = {
+_MODULES = {
     "Backtest": "backtests",
     "anomaly_likelihood": "streams",
     "backtest": "backtests",
@@ -29,10 +30,10 @@ __all__ = ["Backtest", "anomaly_likelihood", "backtest", "first_alarms", "grid",
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first asked for: a worker process sets its number of threads before anything heavy is imported."""
-    if name not in _HOMES:
+    """Import a name on first use: a worker process must set its number of threads before it imports anything heavy."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Rolling back-tests: forecasts of a series at one origin after another, each made of what was known by then."""
+"""Rolling back-tests: forecasts of a series at successive origins, each from earlier values only."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ from workbench.training.checkpoint import Checkpoint, describe
 if TYPE_CHECKING:
     import pandas as pd
 
-OWN_OPTIONS = ("wrapped", "data", "checkpoint", "progress", "strategy")  # of `fit`, which the back-test sets itself
+# arguments of `fit` that users can't set here
+RESERVED_OPTIONS = ("wrapped", "data", "checkpoint", "progress", "strategy")
 
 
 @dataclass(frozen=True, eq=False)
 class Backtest:
-    """Forecasts of a back-test beside what came.
+    """Forecasts of a back-test and the true values.
 
     Args:
-        origin: int64 [origins], how many values of the series were known.
-        prediction: [origins, horizon] or [origins, horizon, series].
-        risk: the risks of the predictions by name, of the same shape; vacuitic [origins].
-        truth: what came, shaped like the predictions.
-        series: all values of what was forecast [time] or [time, series].
-        paths: joint draws [paths, *prediction], where they were asked for.
+        origin: number of known values at each origin, int64 [origins].
+        prediction: forecasts [origins, horizon] or [origins, horizon, series].
+        risk: risks of the predictions, of the same shape; vacuitic [origins].
+        truth: true values, of the shape of the predictions.
+        series: the forecast series [time] or [time, series].
+        paths: sample paths [paths, *prediction.shape], or None.
     """
 
     origin: Tensor
@@ -53,19 +54,19 @@ class Backtest:
     paths: Tensor | None = None
 
     def summary(self, level: float = 0.9, season: int = 1) -> dict[str, float]:
-        """Metrics over all origins and steps.
+        """Return metrics over all origins and steps.
 
         Args:
-            level: of the intervals, which are those of normal distributions with the total risk as standard deviation.
-            season: how many times lie between values of one season (24 for days of hours), for `mase`: its unit is the error of the seasonal
-                naive forecast before the first origin.
+            level: coverage of the intervals, which are those of normal distributions with the total risk as standard deviation.
+            season: length of a season in time steps (24 for a daily season of hourly values), for `mase`: its unit is the error of the
+                seasonal naive forecast before the first origin.
 
         Returns:
-            rmse, mae and mase; with risks crps, coverage (and its least over the steps), width and interval_score; with paths energy_score
-            and path_coverage (of enough paths for the level).
+            rmse, mae and mase; with risks also crps, coverage, worst_step (the lowest coverage of a step), width and interval_score; with
+            paths also energy_score, and path_coverage if there are enough paths for the level.
 
         Raises:
-            ValueError: a forecast is not finite, level or season are out of range, or the series never changes before the first origin.
+            ValueError: a forecast is not finite, level or season is out of range, or the series is constant before the first origin.
         """
         y, truth, total = self.prediction, self.truth, self.risk.total
         past = self.series[: int(self.origin[0])]
@@ -90,13 +91,13 @@ class Backtest:
         return {name: float(value) for name, value in scores.items()}
 
     def by_step(self, level: float = 0.9) -> pd.DataFrame:
-        """Metrics of each step of the horizon: rmse and mae; with risks crps, coverage and width.
+        """Return metrics of each step of the horizon: rmse and mae; with risks also crps, coverage and width.
 
         Args:
-            level: as for `summary`.
+            level: coverage of the intervals, as in `summary`.
 
         Returns:
-            One row for each step; the index counts from 1.
+            One row per step; the index starts at 1.
         """
         rows = []
         for h in range(self.prediction.shape[1]):
@@ -137,42 +138,42 @@ def backtest(
     progress: bool = True,
     **options: Any,
 ) -> Backtest:
-    """Forecast a series at one origin after another, each time of the values before it alone.
+    """Forecast a series at successive origins, each time from the values before the origin only.
 
-    At an origin t the values 0 to t - 1 are known: the model looks at the last `window` of them, and forecasts those from t on. Where it is
-    trained, its windows, their targets, the rows that its best epoch is chosen by and its standardisation are all of values before t.
+    At an origin t the values 0 to t - 1 are known. The model sees the last `window` of them and forecasts the values from t on. If it is
+    trained, its windows, their targets, the validation rows and the standardization all come from values before t.
 
     Args:
-        forecaster: a wrapped (or calibrated) model, x [n, window] -> [n, horizon], or of k series [n, window, k] -> [n, horizon, k]; or a
-            function without arguments that makes a wrapped one. The model itself stays as it is: copies of it are trained, each from its
-            weights as they are now.
-        series: values [time], or of k series at the same times [time, k]; finite.
-        window: how many values are looked back at.
-        horizon: how many values are forecast.
-        start: the first origin.
-        every: how many times lie between two origins.
-        refit: a copy is trained at the first origin and at every `refit`-th after it; 1 trains at each origin, a number as large as that
-            of the origins once. None never trains: the model must then have been trained on values before `start`.
-        history: how many of the latest values are trained on; None: all.
-        target: the number of the one of k series that is forecast, or several numbers; None: all of them.
-        validation: share of the windows, the latest, by which the best epoch is chosen; windows whose targets overlap with theirs are left
-            out of the training. 0 for none, as with `folds=` (which here are stretches of time).
-        paths: how many joint draws of each forecast are kept, `wrapped.predictive(x).sample_paths`.
-        seed: of the training, and of what a model draws to predict.
-        checkpoint: file to keep finished forecasts in. If it exists, the back-test goes on from there, to the same forecasts as without a break.
-        progress: whether to show a bar, if it takes more than two seconds.
-        options: more of `workbench.fit`: epochs, lr, batch_size, criterion, folds, device, ... Several series [time, k] are standardised each
-            by itself, unless `standardize` or `criterion` are given.
+        forecaster: wrapped (or calibrated) model, x [n, window] -> [n, horizon], or for k series [n, window, k] -> [n, horizon, k]; or a
+            function without arguments that returns a wrapped model. The model is not changed: copies of it are trained, each from its
+            present weights.
+        series: finite values [time], or of k series at the same times [time, k].
+        window: number of past values that the model sees.
+        horizon: number of values to forecast.
+        start: first origin.
+        every: distance between two origins in time steps.
+        refit: number of origins between two trainings, the first being at the first origin; 1 trains at each origin, a number as large as
+            that of the origins only once. None never trains: the model must then have been trained on values before `start`.
+        history: number of latest values to train on; None: all.
+        target: index of the series to forecast, or several indices; None: all series.
+        validation: share of the windows, the latest ones, by which the best epoch is chosen; windows whose targets overlap with theirs are not
+            trained on. 0: no validation, as with `folds=` (here contiguous periods).
+        paths: number of sample paths of each forecast to keep, `wrapped.predictive(x).sample_paths`.
+        seed: seed of the training and of random draws in predictions.
+        checkpoint: file that stores finished forecasts. If it exists, the back-test resumes from it, with the same forecasts as without a break.
+        progress: whether to show a progress bar if the back-test takes more than two seconds.
+        options: further arguments of `workbench.fit`: epochs, lr, batch_size, criterion, folds, device, ... Series [time, k] are
+            standardized separately, unless `standardize` or `criterion` is given.
 
     Returns:
-        Forecasts, risks and truth, with `summary()` and `by_step()`. Risks are the model's own; for intervals that keep their coverage,
+        Forecasts, risks and truth, with `summary()` and `by_step()`. Risks are those of the model; for intervals that keep their coverage use
         `OnlineConformal(0.9).replay(result.prediction, result.truth, result.risk.total, every)`.
 
     Raises:
         TypeError: forecaster is not wrapped, or an argument is of the wrong type.
         ValueError: a number is out of range, the series has NaN or is too short, the model's forecasts have another shape, or checkpoint is of
             another back-test.
-        KeyboardInterrupt: Ctrl-C; finished forecasts are in the checkpoint.
+        KeyboardInterrupt: Ctrl-C was pressed; finished forecasts are in the checkpoint.
 
     Example:
         >>> from workbench import vote
@@ -185,37 +186,49 @@ def backtest(
     """
     values = as_series(series).detach()
     _check_numbers(values, window, horizon, start, every, refit, history, paths, validation, options)
-    wanted = chosen(values, target)
+    target_values = chosen(values, target)
     with own_random(seed, values.device):
         model = forecaster if isinstance(forecaster, nn.Module) else forecaster()
     _check_forecaster(model, refit)
-    numbers: dict[str, Any] = {"window": window, "horizon": horizon, "start": start, "every": every, "refit": refit}
-    numbers |= {"history": history, "target": target, "validation": validation, "paths": paths, "seed": seed}
-    settings = {name: str(value) for name, value in numbers.items()}
+    arguments: dict[str, Any] = {"window": window, "horizon": horizon, "start": start, "every": every, "refit": refit}
+    arguments |= {"history": history, "target": target, "validation": validation, "paths": paths, "seed": seed}
+    settings = {name: str(value) for name, value in arguments.items()}
     settings |= {name: describe(value) for name, value in options.items() if name != "log_to"}
     settings |= {"series": _digest({"": values}), "model": _digest(model.state_dict(), repr(model))}
-    keeper = None if checkpoint is None else Checkpoint(checkpoint, settings)
+    checkpoint_file = None if checkpoint is None else Checkpoint(checkpoint, settings)
     origins = range(start, len(values) - horizon + 1, every)
-    rows = _stored(keeper)
+    rows = _stored(checkpoint_file)
 
-    def trained(origin: int) -> nn.Module:
-        known = slice(0 if history is None else max(0, origin - history), origin)
-        x, y, _ = windows(values[known], window, horizon, target=target)
+    def train_at(origin: int) -> nn.Module:
+        known_range = slice(0 if history is None else max(0, origin - history), origin)
+        x, y, _ = windows(values[known_range], window, horizon, target=target)
         return _fitted(copy.deepcopy(model), x, y, values.dim() == 2, horizon, validation, seed, options)
 
     try:
         _forecast_all(
-            rows, origins, model, values, wanted, window, horizon, refit, paths, seed, progress, trained, keeper
+            rows,
+            origins,
+            model,
+            values,
+            target_values,
+            window,
+            horizon,
+            refit,
+            paths,
+            seed,
+            progress,
+            train_at,
+            checkpoint_file,
         )
     finally:
-        if keeper is not None and rows:
-            keeper.write(_joined(rows), force=True)
-    truth = torch.stack([wanted[t : t + horizon] for t in origins])
+        if checkpoint_file is not None and rows:
+            checkpoint_file.write(_joined(rows), force=True)
+    truth = torch.stack([target_values[t : t + horizon] for t in origins])
     joined = _joined(rows)
     drawn = joined.pop("paths", None)
     prediction = joined.pop("prediction")
     drawn = None if drawn is None else drawn.movedim(0, 1)
-    return Backtest(torch.tensor(origins), prediction, Risk(**joined), truth, wanted, drawn)
+    return Backtest(torch.tensor(origins), prediction, Risk(**joined), truth, target_values, drawn)
 
 
 def _forecast_all(
@@ -223,46 +236,48 @@ def _forecast_all(
     origins: range,
     model: nn.Module,
     values: Tensor,
-    wanted: Tensor,
+    target_values: Tensor,
     window: int,
     horizon: int,
     refit: int | None,
     paths: int,
     seed: int,
     progress: bool,
-    trained: Callable[[int], nn.Module],
-    keeper: Checkpoint | None,
+    train_at: Callable[[int], nn.Module],
+    checkpoint_file: Checkpoint | None,
 ) -> None:
-    """Add to the rows what is said at each origin that has none yet."""
+    """Append the forecasts at the origins that have none yet to the rows."""
     from tqdm.auto import tqdm
 
-    shape = (1, *wanted[:horizon].shape)
+    shape = (1, *target_values[:horizon].shape)
     current = model if refit is None else None
     total = len(origins)
     with tqdm(
         total=total, initial=len(rows), desc="back-test", unit="origin", delay=2, disable=not progress, leave=False
     ) as bar:
         for number in range(len(rows), total):
-            # a back-test that goes on begins in the middle of a stretch, and trains once more what spoke there
+            # a resumed back-test may start between two trainings, and must train again the model of that period
             if refit is not None and (current is None or number % refit == 0):
-                current = trained(origins[number - number % refit])
+                current = train_at(origins[number - number % refit])
             assert current is not None
-            rows.append(_said(current, values[origins[number] - window : origins[number]][None], shape, paths, seed))
-            if keeper is not None:
-                keeper.write(_joined(rows))
+            rows.append(
+                _forecast(current, values[origins[number] - window : origins[number]][None], shape, paths, seed)
+            )
+            if checkpoint_file is not None:
+                checkpoint_file.write(_joined(rows))
             bar.update()
 
 
-def _said(model: Any, x: Tensor, shape: tuple[int, ...], paths: int, seed: int) -> dict[str, Tensor]:
-    """Prediction, risks and paths of one origin, by name and without the dimension of rows."""
+def _forecast(model: Any, x: Tensor, shape: tuple[int, ...], paths: int, seed: int) -> dict[str, Tensor]:
+    """Return the prediction, risks and paths at one origin by name, without the batch dimension."""
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
-    x, place = x.to(like), like.device
-    with evaluating(model, whole=True), torch.no_grad(), own_random(seed, place):
+    x, device = x.to(like), like.device
+    with evaluating(model, whole=True), torch.no_grad(), own_random(seed, device):
         prediction, risk = model(x, return_risk=True)
         if not isinstance(prediction, Tensor) or prediction.shape != shape:
             answer = list(prediction.shape) if isinstance(prediction, Tensor) else type(prediction).__name__
             raise ValueError(
-                f"forecaster: of x {list(x.shape)} it gives {answer}, but horizon and target ask for {list(shape)}"
+                f"forecaster: for x {list(x.shape)} it returns {answer}, but horizon and target require {list(shape)}"
             )
         row = {
             "prediction": prediction,
@@ -277,8 +292,8 @@ def _draws(model: Any, x: Tensor, paths: int) -> Tensor:
     predictive = model.predictive(x) if is_wrapped(model) else None
     if not isinstance(predictive, Mixture):
         raise ValueError(
-            f"paths: {type(predictive if is_wrapped(model) else model).__name__} has no joint draws; give a wrapped model whose last layers say "
-            "a distribution, such as compose(vote.Wrapper(), sculpt.Wrapper())(model), or paths=0"
+            f"paths: {type(predictive if is_wrapped(model) else model).__name__} can't draw sample paths; give a wrapped model whose last "
+            "layers predict a distribution, such as compose(vote.Wrapper(), sculpt.Wrapper())(model), or paths=0"
         )
     return predictive.sample_paths((paths,))[:, 0][None]
 
@@ -287,24 +302,24 @@ def _fitted(
     wrapped: Any,
     x: Tensor,
     y: Tensor,
-    several: bool,
+    many_series: bool,
     horizon: int,
     validation: float,
     seed: int,
     options: dict[str, Any],
 ) -> nn.Module:
-    """The model trained on windows in the order of time, of which the latest choose its best epoch."""
+    """Return the model trained on windows in time order; the latest of them are used to choose the best epoch."""
     folds = options.get("folds")
     held_out = 0 if folds is not None else round(validation * len(x))
     rows = len(x) - held_out - (horizon - 1 if held_out else 0)
     if rows < 2:
         raise ValueError(
-            f"start: {len(x)} windows lie before an origin, of which {max(0, rows)} are left to train on; give a later start, a longer history, "
+            f"start: {len(x)} windows lie before an origin, and {max(0, rows)} of them are left to train on; use a later start, longer history, "
             "or validation=0"
         )
-    if several and not {"standardize", "criterion"} & options.keys() and getattr(wrapped, "scaling", None) is None:
+    if many_series and not {"standardize", "criterion"} & options.keys() and getattr(wrapped, "scaling", None) is None:
         _standardize(wrapped, x[:rows], y[:rows])
-    if isinstance(folds, int) and 2 <= folds <= rows:  # stretches of time, since neighbours overlap
+    if isinstance(folds, int) and 2 <= folds <= rows:  # contiguous folds, since neighbouring windows overlap
         options = {**options, "folds": torch.arange(rows) * folds // rows}
     stopped, callback = [], options.get("callback")
     if callback is not None:
@@ -323,15 +338,15 @@ def _fitted(
 
 
 def _standardize(wrapped: Any, x: Tensor, y: Tensor) -> None:
-    """Bring each series to mean 0 and standard deviation 1, where the targets allow it."""
+    """Standardize each series to mean 0 and standard deviation 1, if the distribution of the targets allows it."""
     families = [method.distribution for method in wrapped._workbench.methods]
     if not all(getattr(family, name, True) for family in families for name in ("standardizable", "location_scale")):
-        return  # `fit` knows what such targets may be divided by
+        return  # `fit` scales such targets in its own way
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), x)
     moments: dict[str, Tensor] = {}
     for name, rows in (("x", x), ("y", y)):
-        each = rows.double().flatten(0, 1) if rows.dim() == 3 else rows.double().flatten()
-        scale, mean = torch.std_mean(each, 0, correction=0)
+        flat = rows.double().flatten(0, 1) if rows.dim() == 3 else rows.double().flatten()
+        scale, mean = torch.std_mean(flat, 0, correction=0)
         moments |= {f"{name}_mean": mean.to(like), f"{name}_scale": scale.where(scale > 0, 1.0).to(like)}
     wrapped.scale(**moments)
 
@@ -348,13 +363,13 @@ def _check_numbers(
     validation: Any,
     options: dict[str, Any],
 ) -> None:
-    least = {"window": (window, 1), "horizon": (horizon, 1), "start": (start, window), "every": (every, 1)}
-    least |= {"paths": (paths, 0)}
-    least |= {} if refit is None else {"refit": (refit, 1)}
-    least |= {} if history is None else {"history": (history, window + horizon)}
-    for name, (number, smallest) in least.items():
-        if isinstance(number, bool) or whole_number(name, number) < smallest:
-            raise ValueError(f"{name} must be a whole number of at least {smallest}; found {number!r}")
+    minima = {"window": (window, 1), "horizon": (horizon, 1), "start": (start, window), "every": (every, 1)}
+    minima |= {"paths": (paths, 0)}
+    minima |= {} if refit is None else {"refit": (refit, 1)}
+    minima |= {} if history is None else {"history": (history, window + horizon)}
+    for name, (number, minimum) in minima.items():
+        if isinstance(number, bool) or whole_number(name, number) < minimum:
+            raise ValueError(f"{name} must be a whole number of at least {minimum}; found {number!r}")
     if start + horizon > len(values):
         raise ValueError(
             f"start: the series has {len(values)} values, none to compare with the forecast of {horizon} from {start} on"
@@ -362,17 +377,17 @@ def _check_numbers(
     if not bool(values.isfinite().all()):
         first = int((~values.isfinite()).nonzero()[0, 0])
         raise ValueError(
-            f"series: found {int((~values.isfinite()).sum())} numbers that are NaN or infinite, the first at time {first}; fill them with "
-            "what was known at the time, such as the last value (pandas: frame.ffill())"
+            f"series: found {int((~values.isfinite()).sum())} numbers that are NaN or infinite, the first at time {first}; fill them from "
+            "earlier values, such as the last one (pandas: frame.ffill())"
         )
     if isinstance(validation, bool) or not isinstance(validation, int | float) or not 0 <= validation < 1:
         raise ValueError(
-            f"validation must be a share of at least 0 and below 1, of the latest windows; found {validation!r:.100}"
+            f"validation must be a share of the windows, at least 0 and below 1; found {validation!r:.100}"
         )
-    offered = inspect.signature(fit).parameters
+    fit_parameters = inspect.signature(fit).parameters
     for name in options:
-        if name in OWN_OPTIONS or name not in offered:
-            raise TypeError(f"backtest() and fit() together take no option {name!r}")
+        if name in RESERVED_OPTIONS or name not in fit_parameters:
+            raise TypeError(f"backtest() has no argument {name!r}, nor does fit() accept it here")
     if options and refit is None:
         raise ValueError(f"{', '.join(options)}: without refit= nothing is trained; give refit=1, or leave these out")
 
@@ -381,31 +396,31 @@ def _check_forecaster(model: Any, refit: int | None) -> None:
     check_model(model)
     if refit is not None and not is_wrapped(model):
         raise TypeError(
-            f"forecaster: a {type(model).__name__} was fitted to rows of its own; give the wrapped model to be trained, or refit=None"
+            f"forecaster: a {type(model).__name__} was fitted already and can't be trained; give the wrapped model, or refit=None"
         )
     if (form := output_of(model)) != "values":
-        raise ValueError(f"forecaster: it gives {form}; a back-test is of values")
+        raise ValueError(f"forecaster: it predicts {form}; back-tests need a model that predicts values")
 
 
 def _digest(state: dict[str, Any], text: str = "") -> str:
-    total = hashlib.sha256(text.encode())
+    hasher = hashlib.sha256(text.encode())
     for name, value in state.items():
-        total.update(name.encode())
+        hasher.update(name.encode())
         if isinstance(value, Tensor):
-            total.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            hasher.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            hasher.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         else:
-            total.update(repr(value).encode())
-    return total.hexdigest()
+            hasher.update(repr(value).encode())
+    return hasher.hexdigest()
 
 
 def _joined(rows: list[dict[str, Tensor]]) -> dict[str, Any]:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _stored(keeper: Checkpoint | None) -> list[dict[str, Tensor]]:
-    """The rows of the origins that are in the file."""
-    state = None if keeper is None else keeper.read()
+def _stored(checkpoint_file: Checkpoint | None) -> list[dict[str, Tensor]]:
+    """Return the rows stored in the checkpoint, one per origin."""
+    state = None if checkpoint_file is None else checkpoint_file.read()
     if state is None:
         return []
     del state["settings"]

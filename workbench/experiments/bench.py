@@ -1,4 +1,4 @@
-"""Benchmarks: modules with ``cells``, ``run`` and ``summary`` in the repository's folder benchmarks, and the page made of their results."""
+"""Benchmarks: modules in the repository's folder benchmarks that define ``cells``, ``run`` and ``summary``, and the page of their results."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ FUNCTIONS = ("cells", "run", "summary")
 
 
 def benchmarks_folder() -> Path:
-    """The folder benchmarks of the repository that this package is run from.
+    """Return the folder benchmarks of the repository that contains this package or the current folder.
 
     Raises:
-        FileNotFoundError: the package was installed without its repository.
+        FileNotFoundError: there is no such repository.
     """
     for root in (Path(__file__).parents[2], Path.cwd()):
         if (root / "pyproject.toml").is_file() and (root / "benchmarks").is_dir():
             return root / "benchmarks"
     raise FileNotFoundError(
-        "the benchmarks are part of the repository and not of the installed package: run this in a clone of it, or give the "
+        "the benchmarks are in the repository, not in the installed package: run this in a clone of the repository, or give the "
         "path of a benchmark's .py file"
     )
 
 
 def names(folder: Path) -> dict[str, Path]:
-    """The benchmarks of a folder, by name: its modules that define cells, run and summary. Nothing is imported."""
-    return {path.stem: path for path in sorted(folder.glob("*.py")) if not _lacks(path)}
+    """Return the benchmarks in a folder, name -> path: modules that define cells, run and summary. Nothing is imported."""
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if not _missing_functions(path)}
 
 
 def find(name: str) -> Path:
-    """The module of a benchmark.
+    """Return the path of a benchmark's module.
 
     Args:
-        name: its name, or the path of a .py file.
+        name: name of the benchmark, or path of a .py file.
 
     Raises:
-        ValueError: there is none of this name (the nearest names are in the message), or the file is no benchmark.
+        ValueError: there is no benchmark of this name (the message suggests similar ones), or the file is not a benchmark.
         FileNotFoundError: there is no such file, or no folder of benchmarks.
     """
     path = Path(name) if name.endswith(".py") else benchmarks_folder() / f"{name}.py"
@@ -55,35 +55,35 @@ def find(name: str) -> Path:
         if name.endswith(".py"):
             raise FileNotFoundError(f"there is no file {name}")
         raise ValueError(f"there is no benchmark {name!r}: {hint(name, names(path.parent))}")
-    if lacking := _lacks(path):
+    if missing := _missing_functions(path):
         raise ValueError(
-            f"{path.name} is no benchmark: it must define {', '.join(FUNCTIONS)}, and lacks {', '.join(lacking)}"
+            f"{path.name} is not a benchmark: it must define {', '.join(FUNCTIONS)}, and lacks {', '.join(missing)}"
         )
     return path.resolve()
 
 
-def _lacks(path: Path) -> list[str]:
+def _missing_functions(path: Path) -> list[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"), path.name)
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     return [name for name in FUNCTIONS if name not in defined]
 
 
 def description(path: Path) -> str:
-    """The first paragraph of a benchmark's docstring, as one line."""
+    """Return the first paragraph of a benchmark's docstring as one line."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(docstring.split("\n\n")[0].split())
 
 
 def cells_of(path: Path, smoke: bool = False, axes: Sequence[tuple[str, Sequence[str]]] = ()) -> list[dict[str, Any]]:
-    """The cells of a benchmark, restricted to some values of some arguments.
+    """Return the cells of a benchmark, optionally restricted to some values of some arguments.
 
     Args:
-        path: its module.
-        smoke: whether the tiny version is meant.
-        axes: pairs of an argument and the values, as texts, that are wanted of it.
+        path: module of the benchmark.
+        smoke: whether to use the tiny version.
+        axes: pairs of an argument and its selected values, as texts.
 
     Raises:
-        ValueError: no cell has such an argument or such a value; what there is is in the message.
+        ValueError: no cell has such an argument or value (the message lists the existing ones).
 
     Example:
         >>> from workbench.experiments.bench import benchmarks_folder
@@ -92,15 +92,15 @@ def cells_of(path: Path, smoke: bool = False, axes: Sequence[tuple[str, Sequence
         {('vote', 0)}
     """
     cells: list[dict[str, Any]] = load_file(path).cells(smoke=smoke)
-    for name, wanted in axes:
+    for name, selected in axes:
         arguments = dict.fromkeys(argument for cell in cells for argument in cell)
         if name not in arguments:
             raise ValueError(f"{path.stem} has no argument {name!r}: {hint(name, arguments)}")
         values = dict.fromkeys(text(cell[name]) for cell in cells if name in cell)
-        for value in wanted:
+        for value in selected:
             if value not in values:
                 raise ValueError(f"{path.stem} has no cell with {name}={value}: {hint(value, values)}")
-    chosen = [cell for cell in cells if all(name in cell and text(cell[name]) in wanted for name, wanted in axes)]
+    chosen = [cell for cell in cells if all(name in cell and text(cell[name]) in selected for name, selected in axes)]
     if not chosen:
         raise ValueError(
             f"no cell of {path.stem} has all of {' '.join(f'{n}={chr(44).join(w)}' for n, w in axes)} at once"
@@ -109,31 +109,31 @@ def cells_of(path: Path, smoke: bool = False, axes: Sequence[tuple[str, Sequence
 
 
 def possible(path: Path, cells: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The cells that can run here, and why the others can't, by the benchmark's own word.
+    """Return the cells that can run on this machine, and the reasons why the others can't.
 
     Args:
-        path: its module; if it has a function `possible(cell)`, that gives the reason why a cell can't run, "" if it can.
+        path: module of the benchmark. Its optional function `possible(cell)` returns the reason why a cell can't run, "" if it can.
         cells: keyword arguments of its `run`.
 
     Returns:
-        The cells that can run, and for each reason the number of those that can't.
+        The cells that can run, and the number of skipped cells for each reason.
 
     Example:
         >>> possible(benchmarks_folder() / "toy.py", [{"seed": 0}])
         ([{'seed': 0}], {})
     """
-    why_not = getattr(load_file(path), "possible", lambda cell: "")
-    here, reasons = [], Counter[str]()
+    reason_against = getattr(load_file(path), "possible", lambda cell: "")
+    possible_cells, reasons = [], Counter[str]()
     for cell in cells:
-        if reason := why_not(cell):
+        if reason := reason_against(cell):
             reasons[reason] += 1
         else:
-            here.append(cell)
-    return here, dict(reasons)
+            possible_cells.append(cell)
+    return possible_cells, dict(reasons)
 
 
 def table(frame: pd.DataFrame) -> str:
-    """A Markdown table of a frame of texts, without its index; columns are aligned right but for the first.
+    """Return a DataFrame of texts as a Markdown table without its index; all columns but the first are right-aligned.
 
     Example:
         >>> import pandas as pd
@@ -148,17 +148,17 @@ def table(frame: pd.DataFrame) -> str:
 
 
 def page(folder: Path, docs: Path) -> Path:
-    """Write benchmarks.md and its pictures from the files of results; rows of cells that a benchmark no longer has are left out.
+    """Write benchmarks.md and its pictures from the saved results. Rows of cells that a benchmark no longer has are ignored.
 
     Args:
-        folder: the benchmarks; their results are in its folder results.
-        docs: where benchmarks.md goes; pictures go into its folder images.
+        folder: folder of the benchmarks, with the results in its subfolder results.
+        docs: folder for benchmarks.md, with pictures in its subfolder images.
 
     Returns:
         Path of the page.
 
     Raises:
-        ValueError: a benchmark's results are too few, or of another form, for its summary.
+        ValueError: the summary of a benchmark fails on its results, say because some are missing.
     """
     images = docs / "images"
     images.mkdir(parents=True, exist_ok=True)
@@ -174,14 +174,14 @@ def page(folder: Path, docs: Path) -> Path:
         if results.is_file():
             module, frame = load_file(path), read(results)
             frame = frame[frame["cell"].isin([key(cell) for cell in module.cells()])].reset_index(drop=True)
-            if frame.empty:  # a run has begun
+            if frame.empty:  # no cell has ended yet
                 continue
             try:
                 summary = module.summary(frame, images).strip()
             except (KeyError, ValueError, IndexError) as error:
                 raise ValueError(
-                    f"{path.name} can't sum up the {len(frame)} rows of {results.name} ({type(error).__name__}: {error}): run the rest of it "
-                    f"(workbench bench {name}), or mend its summary"
+                    f"{path.name} can't summarize the {len(frame)} rows of {results.name} ({type(error).__name__}: {error}): run its remaining "
+                    f"cells (workbench bench {name}), or fix its summary"
                 ) from error
             sections += [f"## {name}", description(path), summary]
             origins += [f"### Made by: {name}", _made_by(frame, results.with_suffix(".json"))]
@@ -193,15 +193,15 @@ def page(folder: Path, docs: Path) -> Path:
 
 
 def _made_by(frame: pd.DataFrame, record: Path) -> str:
-    """Under which command, when, on what and for how long the results were made; and by which versions of the code."""
+    """Return Markdown that lists the runs behind the results: command, dates, duration, machine and versions."""
     lines = []
     for run in json.loads(record.read_text(encoding="utf-8"))["runs"]:
-        here = run["environment"]
-        versions = ", ".join(f"{name} {here[name]}" for name in ("python", "torch", "numpy", "workbench"))
+        environment = run["environment"]
+        versions = ", ".join(f"{name} {environment[name]}" for name in ("python", "torch", "numpy", "workbench"))
         dates = " to ".join(dict.fromkeys((run["started"][:10], run["ended"][:10])))
         lines.append(
             f"`{run['command']}`, {dates}: {run['cells']} cells, {_duration(run['seconds'])} of work, {run['jobs']} at a time with "
-            f"{run['threads']} thread{'s' if run['threads'] > 1 else ''} each, on {here['device']}; {versions}."
+            f"{run['threads']} thread{'s' if run['threads'] > 1 else ''} each, on {environment['device']}; {versions}."
         )
     cells = frame.drop_duplicates("cell")["version"].value_counts(sort=False).sort_index()
     if len(cells) > 1:
@@ -212,9 +212,11 @@ def _made_by(frame: pd.DataFrame, record: Path) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Example:
-    >>> _duration(42.4), _duration(600), _duration(7300)
-    ('42 s', '10 min', '2.0 h')
+    """Format a duration.
+
+    Example:
+        >>> _duration(42.4), _duration(600), _duration(7300)
+        ('42 s', '10 min', '2.0 h')
     """
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Run a function over many cells of arguments, in processes, resumable."""
+"""Resumable runs of a function over many cells (sets of keyword arguments), in worker processes."""
 
 from __future__ import annotations
 
@@ -42,53 +42,52 @@ def run_cells(
     files: Sequence[Path | str] = (),
     log_to: str | Tracker | None = None,
 ) -> pd.DataFrame:
-    """Call a function once for each cell, in processes of their own, and keep what it returns in files.
+    """Call a function once per cell, in worker processes, and save what it returns.
 
-    ``name.jsonl`` keeps all results with their types, a line for each cell. ``name.csv`` or ``name.parquet``, a table to open elsewhere, is made
-    from it, and so are ``name.json``, what made the results, and, while there are cells without, ``name.failed.txt`` with the traceback of each
-    and what it printed. Files are replaced in one step after each cell, so that a run that is ended in any way (Ctrl-C, SIGTERM and SIGKILL
-    too) loses at most the cells in flight. A file of that name that is somebody else's, or was changed since, is named and left as it is.
+    ``name.jsonl`` stores all results with their types, one line per cell. Three files are generated from it: ``name.csv`` or ``name.parquet``, a
+    table for other programs; ``name.json``, a record of the runs that made the results; and, while some cells have no results,
+    ``name.failed.txt`` with the traceback and the output of each. Files are replaced atomically after each cell, so that a run that is ended in
+    any way (Ctrl-C, SIGTERM, even SIGKILL) loses at most the cells in flight. An existing file that is not of this experiment, or was changed by
+    hand, is never overwritten: an error names it.
 
-    On a machine with several GPUs each process sees one of them. With a scheduler, processes run on the workers of a
-    dask.distributed cluster instead, each worker giving as many at a time as it has threads; a cell whose worker is lost runs
-    again elsewhere. The function's file, and those beside it that it imports, are sent along.
+    On a machine with several GPUs each process sees one of them. With a scheduler, the processes run on the workers of a
+    dask.distributed cluster instead, as many at a time on each worker as it has threads; a cell whose worker is lost is run
+    again on another one. The function's file is sent to the workers, with the modules beside it that it imports.
 
     Args:
-        function: a function at the top of a module, or "module:name" or "path/to/file.py:name"; returns one row (dict
-            of JSON's types) or a list of rows. To give the same result wherever and in whichever order
-            cells run, it must draw all that is random from its arguments.
-        cells: keyword arguments, each a dict of JSON's types; the file has them as columns, and four more: "cell" (the
-            key of the arguments), "seconds", "version" (of the code) and "device".
-        path: the .csv or .parquet file (for which pyarrow is needed); its folder is made. Without ``name.jsonl`` a table of an earlier
-            version is gone on with.
-        jobs: cells at a time, each in a worker process (spawned; it runs many cells one after another).
-        threads: torch threads of each worker.
-        timeout: seconds that one cell may take, None for no limit.
-        resume: whether cells whose results are in the file are taken from there; False runs all of these cells again.
-        progress: whether to print a line for each cell, and show a bar.
-        command: what to record as the command that made the file; None: the function's name.
+        function: module-level function, or "module:name" or "path/to/file.py:name"; returns one row (a dict of JSON types) or a list of rows.
+            For results that do not depend on where and in which order cells run, it must seed all random numbers from its arguments.
+        cells: keyword arguments of each call, dicts of JSON types. They become columns of the table, with four more: "cell" (the key of the
+            arguments), "seconds", "version" (of the code) and "device".
+        path: .csv or .parquet file (Parquet needs pyarrow); its folder is created. A table of an earlier version, without ``name.jsonl``, is
+            continued.
+        jobs: number of cells run in parallel, each in a spawned worker process that runs many cells one after another.
+        threads: torch threads per worker.
+        timeout: time limit per cell in seconds; None: no limit.
+        resume: whether to skip cells whose results are in the file; False runs all of these cells again.
+        progress: whether to print a line per cell and show a progress bar.
+        command: command to record as the origin of the file; None: the function's name.
         scheduler: address of a dask.distributed scheduler ("tcp://host:8786", or the path of its .json file), or a Client or
-            Cluster; jobs then says nothing.
-        files: more .py files that the function loads by `worker.load_file` under these paths, to be sent to a cluster's workers.
-        log_to: "tensorboard", "mlflow", "wandb" or a `workbench.trackers.Tracker`, which is given each cell that has ended as a run of its own,
-            from this process: its arguments, the numbers of its row (of several rows as steps) and how it ended. What is there already is not.
+            Cluster; jobs is then ignored.
+        files: further .py files that the function loads by `worker.load_file` under these paths, to be sent to the workers of a cluster.
+        log_to: "tensorboard", "mlflow", "wandb" or a `workbench.trackers.Tracker`. Each cell that ends is logged from this process as a
+            separate run: its arguments, the numbers of its row (several rows as steps) and its status. Earlier results are not logged.
 
     Returns:
-        The rows of these cells, in their order, each value with its type; one that a row does not have is NaN.
-        ``frame.attrs["failed"]`` lists the cells that have none, each a dict
-        with "cell", "status" (failed, timeout or died) and "error".
+        The rows of these cells, in the order of the cells, each value with its type; a value that a row lacks is NaN.
+        ``frame.attrs["failed"]`` lists the cells without results, each a dict with "cell", "status" (failed, timeout or died) and "error".
 
     Raises:
         TypeError: function or a cell is of the wrong type.
-        ValueError: two cells are the same, a number is out of range, one of the files holds something else or was changed since, or workers of
+        ValueError: two cells are equal, a number is out of range, one of the files holds something else or was changed by hand, or workers of
             the scheduler have other versions of Python, torch, numpy or workbench.
-        BlockingIOError: another run writes this file.
-        ModuleNotFoundError: pyarrow, dask.distributed or the package of log_to is asked for and not installed.
-        ConnectionError: there is no scheduler.
-        ConnectionAbortedError: the scheduler was lost while cells ran; those that have ended are kept, run again to go on.
+        BlockingIOError: another run is writing this file.
+        ModuleNotFoundError: pyarrow, dask.distributed or the package of log_to is needed and not installed.
+        ConnectionError: no scheduler answers at the address.
+        ConnectionAbortedError: the connection to the scheduler was lost while cells ran; results so far are kept, run again to resume.
 
     Warns:
-        WorkbenchWarning: some results in the file are of another version of the code, or a file was cut off, and what is missing runs again.
+        WorkbenchWarning: some results in the file are of another version of the code, or a file was truncated and the missing cells run again.
 
     Example:
         >>> import tempfile
@@ -101,7 +100,7 @@ def run_cells(
     require("pandas")
     log = None if log_to is None else Delivery(tracker_of(log_to))
     reference = _reference(function)
-    path = Path(path).parent.resolve() / Path(path).name  # a link there is refused, not followed
+    path = Path(path).parent.resolve() / Path(path).name  # the file itself is not resolved: `Store` refuses a link
     cells = _checked(cells)
     for name, number in (("jobs", jobs), ("threads", threads)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
@@ -114,7 +113,9 @@ def run_cells(
     try:
         lock.acquire(blocking=False)
     except filelock.Timeout as error:
-        raise BlockingIOError(f"another run writes {path.name}: wait for it, end it, or write elsewhere") from error
+        raise BlockingIOError(
+            f"another run is writing {path.name}: wait for it, stop it, or choose another file"
+        ) from error
     try:
         store = Store(path)
         store.sweep()
@@ -140,16 +141,16 @@ def _run(
 ) -> list[CellOutcome]:
     from tqdm.auto import tqdm
 
-    place = reference.rpartition(":")[0]
-    file = Path(place if place.endswith(".py") else getattr(sys.modules[place], "__file__", None) or ".").resolve()
-    here = environment.environment(file.parent)
-    stamp = {"version": environment.version(file), "device": here["device"]}
-    order = [key(cell) for cell in cells]
+    module = reference.rpartition(":")[0]
+    file = Path(module if module.endswith(".py") else getattr(sys.modules[module], "__file__", None) or ".").resolve()
+    machine = environment.environment(file.parent)
+    stamp = {"version": environment.version(file), "device": machine["device"]}
+    keys = [key(cell) for cell in cells]
     if not resume:
-        store.drop(order)
-    done = store.keys() & set(order)
-    _tell_versions(store, done, stamp["version"])
-    todo = [cell for cell, known in zip(cells, order, strict=True) if known not in done]
+        store.drop(keys)
+    done = store.keys() & set(keys)
+    _warn_of_versions(store, done, stamp["version"])
+    todo = [cell for cell, cell_key in zip(cells, keys, strict=True) if cell_key not in done]
     if not todo:
         return []
     failed: list[CellOutcome] = []
@@ -164,10 +165,10 @@ def _run(
             cluster = stack.enter_context(Cluster(scheduler))
             jobs = cluster.check()
             ended = cluster.outcomes(reference, todo, threads=threads, timeout=timeout, files=files)
-        run = store.made_by(command or reference, here, jobs, threads)
-        store.write()  # a folder that can't be written to is found out before hours are spent
+        run = store.made_by(command or reference, machine, jobs, threads)
+        store.write()  # so that a folder without write permission fails now, not after hours of work
         stack.enter_context(bar)
-        stack.enter_context(_terminated_like_interrupted())
+        stack.enter_context(_sigterm_as_interrupt())
         stack.enter_context(contextlib.closing(ended))
         try:
             for number, outcome in enumerate(ended, len(done) + 1):
@@ -175,39 +176,39 @@ def _run(
                 run["cells"] += outcome.status == "ok"
                 run["seconds"] = round(run["seconds"] + outcome.seconds, 3)
                 with _uninterrupted():
-                    store.add(outcome, stamp, order)
+                    store.add(outcome, stamp, keys)
                 if outcome.status != "ok":
                     failed.append(outcome)
                 if log is not None:
                     rows = [{**row, "seconds": outcome.seconds} for row in outcome.rows or [{}]]
                     status = "finished" if outcome.status == "ok" else outcome.status
-                    log.run(_what(outcome), outcome.cell, rows, status, store.path.stem)
+                    log.run(_arguments(outcome), outcome.cell, rows, status, store.path.stem)
                 if progress:
                     tqdm.write(_line(number, len(cells), outcome), file=sys.stdout)
                     sys.stdout.flush()
                 bar.update()
         except KeyboardInterrupt:
             if progress:
-                there = len(store.keys() & set(order))
-                tqdm.write(f"{there} of {len(cells)} cells have results; run again to go on", file=sys.stdout)
+                n_done = len(store.keys() & set(keys))
+                tqdm.write(f"{n_done} of {len(cells)} cells have results; run again to resume", file=sys.stdout)
             raise
     return failed
 
 
-def _line(number: int, of: int, outcome: CellOutcome) -> str:
+def _line(number: int, total: int, outcome: CellOutcome) -> str:
     reason = ""
     if outcome.error:
         lines = outcome.error.split("\nprinted:\n")[0].strip().splitlines()
-        reason = f"  {_shown(lines[-1].strip(), 500)}"
-    return f"[{number}/{of}] {outcome.status:<8} {outcome.seconds:7.1f} s  {_what(outcome)}{reason}"
+        reason = f"  {_printable(lines[-1].strip(), 500)}"
+    return f"[{number}/{total}] {outcome.status:<8} {outcome.seconds:7.1f} s  {_arguments(outcome)}{reason}"
 
 
-def _what(outcome: CellOutcome) -> str:
-    return " ".join(f"{name}={_shown(text(value), 100)}" for name, value in outcome.cell.items())
+def _arguments(outcome: CellOutcome) -> str:
+    return " ".join(f"{name}={_printable(text(value), 100)}" for name, value in outcome.cell.items())
 
 
-def _shown(value: str, width: int) -> str:
-    """A text as any terminal takes it: what does not print, in its encoding too, as an escape."""
+def _printable(value: str, width: int) -> str:
+    """Return a text that any terminal can print: shortened, with unprintable and unencodable characters escaped."""
     value = value if len(value) <= width else f"{value[:width]}..."
     value = value if value.isprintable() else repr(value)[1:-1]
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -219,29 +220,29 @@ def _frame(store: Store, cells: list[dict[str, Any]], failed: list[CellOutcome])
 
     if store.cells:
         frame = store.frame()
-        places = {key(cell): place for place, cell in enumerate(cells)}
-        frame = frame[frame["cell"].isin(places)]
-        frame = frame.sort_values("cell", key=lambda column: column.map(places), kind="stable", ignore_index=True)
+        positions = {key(cell): position for position, cell in enumerate(cells)}
+        frame = frame[frame["cell"].isin(positions)]
+        frame = frame.sort_values("cell", key=lambda column: column.map(positions), kind="stable", ignore_index=True)
     else:
         frame = pd.DataFrame(columns=[*RESERVED])
     frame.attrs["failed"] = [{"cell": o.cell, "status": o.status, "error": o.error} for o in failed]
     return frame
 
 
-def _tell_versions(store: Store, done: set[str], version: str) -> None:
-    others = {known: other for known, other in store.versions(done).items() if other != version}
-    if others:
-        versions = ", ".join(sorted(set(others.values())))
+def _warn_of_versions(store: Store, done: set[str], version: str) -> None:
+    other_versions = {cell_key: other for cell_key, other in store.versions(done).items() if other != version}
+    if other_versions:
+        versions = ", ".join(sorted(set(other_versions.values())))
         warnings.warn(
-            f"{len(others)} of the {len(done)} cells that {store.path.name} has already are of other versions of the code ({versions}; "
-            f"now {version}): the column version tells which; resume=False (--fresh) runs them again",
+            f"{len(other_versions)} of the {len(done)} cells that {store.path.name} already has were computed by other versions of the code "
+            f"({versions}; now {version}), see its column version; resume=False (--fresh) runs them again",
             WorkbenchWarning,
             stacklevel=4,
         )
 
 
 def _reference(function: str | Callable[..., Any]) -> str:
-    """The function as a text by which a worker finds it."""
+    """Return the text by which a worker process finds the function."""
     if isinstance(function, str):
         if ":" not in function:
             raise ValueError(f'function must be "module:name" or "path/to/file.py:name", not {function!r}')
@@ -249,7 +250,9 @@ def _reference(function: str | Callable[..., Any]) -> str:
         return function
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if not name or "." in name or name == "<lambda>":
-        raise TypeError(f"function must be one at the top of a module, which a worker can import, not {function!r}")
+        raise TypeError(
+            f"function must be defined at the top level of a module, so that workers can import it, not {function!r}"
+        )
     if module == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
         raise TypeError(
             f"{name} is defined in a notebook or at a prompt, where no worker process can import it: put it in a .py "
@@ -266,7 +269,7 @@ def _checked(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in cell:
             if not isinstance(name, str) or name in RESERVED:
                 raise ValueError(
-                    f"cell {number} has an argument {name!r}; {', '.join(RESERVED)} are columns of their own"
+                    f"cell {number} has an argument {name!r}; names must be strings other than the reserved columns {', '.join(RESERVED)}"
                 )
         try:
             checked.append({name: plain(value) for name, value in cell.items()})
@@ -276,26 +279,26 @@ def _checked(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     seen: dict[str, int] = {}
     for number, cell in enumerate(checked):
         if (first := seen.setdefault(key(cell), number)) != number:
-            raise ValueError(f"cells {first} and {number} are the same: {json.dumps(cell)}")
+            raise ValueError(f"cells {first} and {number} are equal: {json.dumps(cell)}")
     return checked
 
 
 @contextlib.contextmanager
 def _handled(handler: Callable[..., None], *numbers: signal.Signals) -> Iterator[None]:
-    """Signals are given to this handler, where signals can be taken: in the main thread."""
+    """Handle these signals by a handler within the context. No effect outside the main thread, where Python allows no handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, known in before.items():
-            signal.signal(number, signal.SIG_DFL if known is None else known)
+        for number, old_handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if old_handler is None else old_handler)
 
 
-def _terminated_like_interrupted() -> contextlib.AbstractContextManager[None]:
-    """SIGTERM ends workers and lock in the same orderly way as Ctrl-C."""
+def _sigterm_as_interrupt() -> contextlib.AbstractContextManager[None]:
+    """Raise KeyboardInterrupt on SIGTERM, so that workers and lock are cleaned up as after Ctrl-C."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -305,9 +308,9 @@ def _terminated_like_interrupted() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Signals wait until the files are written, all of them."""
-    came: list[int] = []
-    with _handled(lambda number, _: came.append(number), signal.SIGINT, signal.SIGTERM):
+    """Delay SIGINT and SIGTERM to the end of the context, so that all files are written."""
+    received: list[int] = []
+    with _handled(lambda number, _: received.append(number), signal.SIGINT, signal.SIGTERM):
         yield
-    for number in came[:1]:
+    for number in received[:1]:
         signal.raise_signal(number)

@@ -1,4 +1,4 @@
-"""The command ``workbench compare``: a grid on the command line, and the table of its results."""
+"""The ``workbench compare`` command: `grid` on the command line, and a printed summary of its results."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from .options import FAILED, OK, add_grid, add_log_to, add_parameter, axis
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = {
+DEFAULT_METRICS = {
     "regression": ("rmse", "nll", "picp90", "aurc", "passes", "fit_seconds"),
     "classification": ("accuracy", "mean_iou", "nll", "ece", "error_auroc", "aurc", "passes", "fit_seconds"),
 }
-MORE = (
+OTHER_METRICS = (
     *("mae", "mixture_nll", "crps", "calibration_error", "mpiw90", "sharpness", "brier"),
     *("risk_error_correlation", "aleatoric", "epistemic", "vacuitic"),
 )
-COSTS = ("passes", "fit_seconds", "predict_seconds", "peak_memory", "parameters")  # means are enough
+COSTS = ("passes", "fit_seconds", "predict_seconds", "peak_memory", "parameters")  # shown without standard errors
 LABELS = {
     "picp90": "in 90%",
     "risk_error_correlation": "corr.",
     "fit_seconds": "fit (s)",
     "peak_memory": "memory (MiB)",
 }
-NEAREST = {"picp90": 0.9}
+IDEAL = {"picp90": 0.9}  # metrics that are best near a value
 AXES = ("data", "wrapper", "seed", "model")
 SMOKE = {"epochs": 2, "rows": 200}
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to a parser of commands."""
+    """Add the command to the subparsers of a parser."""
     parser = commands.add_parser(
         "compare",
-        help="train and measure wrappers side by side: models x wrappers x data x seeds",
-        description="Train every model in every wrapper on every data set with every seed, each in a process of its own, keep the results in a "
-        "table, and print what came out. What the table has already is not run again.",
+        help="train and compare wrappers: models x wrappers x data x seeds",
+        description="Train every model in every wrapper on every data set with every seed, each in its own process, save the results to a "
+        "table, and print a summary. Cells whose results are in the table already are not run again.",
         epilog='example: workbench compare -g data=concrete,yacht -g wrapper="plain, sculpt, vote(n_voters=5) + sculpt" -g seed=0,1,2 -j 4',
     )
     add_grid(
@@ -55,31 +55,35 @@ def add_parser(commands: Any) -> None:
         "-m",
         "--model",
         metavar="A,B",
-        help="linear, mlp, cnn, tabular, such as mlp(width=100), or path/to/file.py:factory (default: auto, which is tabular for a table of "
-        "numbers and mlp for anything else)",
+        help="linear, mlp, cnn or tabular, with arguments if needed, as in mlp(width=100); or path/to/file.py:factory (default: auto, which is "
+        "tabular for a table of numbers and mlp for anything else)",
     )
-    add_parameter(parser, "of fit, such as lr 0.003; repeatable")
-    parser.add_argument("--epochs", type=int, metavar="N", help="of each training (default: 100)")
-    parser.add_argument("--metrics", metavar="A,B", help="what the printed table shows; the file has all")
+    add_parameter(parser, "argument of workbench.fit, such as lr 0.003; repeatable")
+    parser.add_argument("--epochs", type=int, metavar="N", help="training epochs (default: 100)")
+    parser.add_argument("--metrics", metavar="A,B", help="metrics to print; the file has all of them")
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         default=Path("compare.csv"),
         metavar="FILE",
-        help=".csv or .parquet (default: compare.csv)",
+        help="file for the results, .csv or .parquet (default: compare.csv)",
     )
-    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads of each (default: 1)")
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds that one cell may take (default: no limit)")
     parser.add_argument(
-        "--scheduler", metavar="ADDRESS", help="run on the workers of this dask.distributed scheduler, tcp://host:8786"
+        "-j", "--jobs", type=int, default=1, metavar="N", help="number of cells run in parallel (default: 1)"
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads per cell (default: 1)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="time limit per cell in seconds (default: none)")
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="address of a dask.distributed scheduler whose workers run the cells, such as tcp://host:8786",
     )
     add_log_to(parser, "each cell")
+    parser.add_argument("--fresh", action="store_true", help="discard existing results of these cells and rerun them")
     parser.add_argument(
-        "--fresh", action="store_true", help="drop the results of these cells first, and run them again"
+        "--smoke", action="store_true", help="run 2 epochs on 200 rows with one seed, to check that it works"
     )
-    parser.add_argument("--smoke", action="store_true", help="2 epochs on 200 rows with one seed, to see that it runs")
     parser.set_defaults(command=compare)
 
 
@@ -87,12 +91,12 @@ def compare(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        Exit code: 0 if all cells have results, 1 if some have none or the scheduler was lost.
+        Exit code: 0 if all cells have results, 1 if some have none or the connection to the scheduler was lost.
     """
     from .sweep import grid
 
     axes, options = _axes(arguments), _options(arguments)
-    shown = _shown(arguments.metrics)
+    shown = _metrics_to_show(arguments.metrics)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
         try:
@@ -126,12 +130,12 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def summary(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> str:
-    """A table for each data set: a row for each wrapper, mean and standard error over the seeds, the best mean of each column marked.
+    """Return one text table per data set, with a row per wrapper: mean and standard error over the seeds, the best mean of each column marked.
 
-    Marked are means over all seeds, and widths only of intervals that cover.
+    Only means over all seeds are marked, and interval widths only where the intervals reach their coverage.
 
     Args:
-        frame: what `grid` gave.
+        frame: result of `grid`.
         metrics: columns to show; None: the main scores and costs of the task.
 
     Example:
@@ -153,17 +157,17 @@ def summary(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> str:
     ]
     tables = []
     for values, group in frame.groupby(setting, sort=False, dropna=False):
-        chosen = dict(zip(setting, values, strict=True))
-        wanted = _of_targets(metrics or SHOWN[group["task"].iloc[0]], group)
-        names = [name for name in wanted if group[name].notna().any()]
-        tables.append("\n".join([_title(chosen, group), _table(group, names)]))
-    several = frame.groupby([*setting, "wrapper"], dropna=False).size().max() > 1
-    legend = "mean ± standard error over seeds; " if several else ""
-    return "\n\n".join([*tables, f"{legend}* the best {'mean ' if several else ''}of its column"])
+        values_by_name = dict(zip(setting, values, strict=True))
+        columns = _metric_columns(metrics or DEFAULT_METRICS[group["task"].iloc[0]], group)
+        names = [name for name in columns if group[name].notna().any()]
+        tables.append("\n".join([_title(values_by_name, group), _table(group, names)]))
+    repeated = frame.groupby([*setting, "wrapper"], dropna=False).size().max() > 1
+    legend = "mean ± standard error over seeds; " if repeated else ""
+    return "\n\n".join([*tables, f"{legend}* the best {'mean ' if repeated else ''}of its column"])
 
 
-def _of_targets(metrics: Sequence[str], group: pd.DataFrame) -> list[str]:
-    """The columns of metrics, and for those that are measured for each of several targets these."""
+def _metric_columns(metrics: Sequence[str], group: pd.DataFrame) -> list[str]:
+    """Return the columns of the metrics; a metric that is measured per target has several."""
     return [
         column
         for name in metrics
@@ -174,35 +178,35 @@ def _of_targets(metrics: Sequence[str], group: pd.DataFrame) -> list[str]:
 
 def _title(setting: dict[str, Any], group: pd.DataFrame) -> str:
     seeds = group["seed"].nunique()
-    more = [
+    options = [
         f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
         for name, value in setting.items()
         if name not in ("data", "model", "epochs", "source") and value == value
     ]
     counts = group.groupby("wrapper")["seed"].nunique()
-    uneven = " at most (some are missing)" if counts.nunique() > 1 else ""
-    what = [
+    incomplete = " at most (some are missing)" if counts.nunique() > 1 else ""
+    parts = [
         str(group["network"].iloc[0] if setting["model"] == "auto" and "network" in group else setting["model"]),
         f"{setting['epochs']} epoch{'s' if setting['epochs'] > 1 else ''}",
-        *more,
-        f"{seeds} seed{'s' if seeds > 1 else ''}{uneven}",
+        *options,
+        f"{seeds} seed{'s' if seeds > 1 else ''}{incomplete}",
     ]
-    return f"{setting['data']}: {', '.join(what)}"
+    return f"{setting['data']}: {', '.join(parts)}"
 
 
 def _table(group: pd.DataFrame, names: Sequence[str]) -> str:
     import pandas as pd
 
-    # a metric may have given None in some cells
-    by = group.astype(dict.fromkeys(names, float)).groupby("wrapper", sort=False)[list(names)]
-    means, errors = by.mean(), by.sem()
+    # a metric may be None in some cells
+    grouped = group.astype(dict.fromkeys(names, float)).groupby("wrapper", sort=False)[list(names)]
+    means, errors = grouped.mean(), grouped.sem()
     errors[[name for name in names if name in COSTS]] = math.nan
     columns = {}
     for name in names:
         largest = float(means[name].abs().max())
         digits = 0 if name == "parameters" else max(0, 2 - math.floor(math.log10(largest))) if largest > 0 else 2
         texts = [_text(mean, error, min(digits, 5)) for mean, error in zip(means[name], errors[name], strict=True)]
-        best = _best(_comparable(means, by.count(), group, name))
+        best = _best(_comparable(means, grouped.count(), group, name))
         marks = [" *" if wrapper in best else "  " for wrapper in means.index]
         columns[f"{LABELS.get(name, name)}  "] = [text + mark for text, mark in zip(texts, marks, strict=True)]
     lines = pd.DataFrame(columns, index=means.index).rename_axis(None)
@@ -210,13 +214,13 @@ def _table(group: pd.DataFrame, names: Sequence[str]) -> str:
 
 
 def _comparable(means: pd.DataFrame, counts: pd.DataFrame, group: pd.DataFrame, name: str) -> pd.Series:
-    """The means of a column that may be the best: those over all seeds, and widths only of intervals that cover."""
+    """Return the means of a column, with NaN for those that can't be best: not over all seeds, or widths of intervals that undercover."""
     import pandas as pd
 
     numbers = group.select_dtypes("number").groupby(group["wrapper"], sort=False).mean()
-    whole = counts[name] == counts[name].max()
+    complete = counts[name] == counts[name].max()
     covers = pd.Series({wrapper: may_be_best(name, numbers.loc[wrapper]) for wrapper in means.index})
-    return means[name].where(whole & covers)
+    return means[name].where(complete & covers)
 
 
 def _text(mean: float, error: float, digits: int) -> str:
@@ -226,11 +230,11 @@ def _text(mean: float, error: float, digits: int) -> str:
 
 
 def _best(means: pd.Series) -> set[str]:
-    """The wrappers with the best mean, none where all are alike or nothing is better than another."""
+    """Return the wrappers with the best mean; none if all means are equal or the metric has no direction."""
     name = str(means.name)
     higher = higher_is_better(name)
-    if name in NEAREST:
-        distance = (means - NEAREST[name]).abs()
+    if name in IDEAL:
+        distance = (means - IDEAL[name]).abs()
     elif higher is not None:
         distance = -means if higher else means
     else:
@@ -247,7 +251,7 @@ def _axes(arguments: argparse.Namespace) -> dict[str, list[Any]]:
     for item in (*arguments.grid, *models):
         name, values = axis(item, split)
         if name not in AXES:
-            raise ValueError(f"-g has no {name!r}: {hint(name, AXES)}; what fit takes is given by -p NAME VALUE")
+            raise ValueError(f"-g has no {name!r}: {hint(name, AXES)}; give arguments of fit as -p NAME VALUE")
         if name in axes:
             raise ValueError(f"{name} is given twice")
         axes[name] = values
@@ -279,10 +283,12 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def _shown(text: str | None) -> list[str] | None:
+def _metrics_to_show(text: str | None) -> list[str] | None:
     if text is None:
         return None
-    known = list(dict.fromkeys([*SHOWN["regression"], *SHOWN["classification"], *MORE, *COSTS]))
+    known = list(
+        dict.fromkeys([*DEFAULT_METRICS["regression"], *DEFAULT_METRICS["classification"], *OTHER_METRICS, *COSTS])
+    )
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
@@ -291,7 +297,7 @@ def _shown(text: str | None) -> list[str] | None:
 
 
 def _command(arguments: argparse.Namespace) -> str:
-    """The command as others would give it."""
+    """Return the command line to record with the results."""
     words = ["workbench compare", *(f'-g "{item}"' if " " in item else f"-g {item}" for item in arguments.grid)]
     words += [f"-m {arguments.model}"] if arguments.model else []
     words += [f"-p {name} {value}" for name, value in arguments.parameter]

@@ -1,4 +1,4 @@
-"""Metrics among recorded numbers, and whether more or less of them is better, by their names."""
+"""Recognition of metrics by the names of recorded numbers, and whether higher values of them are better."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-# beside the metrics of `workbench.metrics`, some that everybody uses; None: neither more nor less is better
+# common metrics besides those of `workbench.metrics`; None: neither higher nor lower is better
 OTHERS: dict[str, bool | None] = {
     **dict.fromkeys(("r2", "f1", "log_likelihood"), True),
     **dict.fromkeys(("mse", "loss", "error", "sample_crps"), False),
@@ -14,11 +14,11 @@ OTHERS: dict[str, bool | None] = {
 }
 _WIDTHS = ("mpiw", "sharpness")
 _COVERAGES = ("picp", "coverage")
-_USUAL = "90"  # percent, where the name of a metric says no level
+_DEFAULT_LEVEL = "90"  # percent, for metric names without a level
 
 
 def directions() -> dict[str, bool | None]:
-    """For each metric by name whether more of it is better; loaded when first asked for, since metrics need torch."""
+    """Return, for each metric name, whether higher is better. Imports torch."""
     from ..metrics.registry import METRICS  # the package registers all of its functions
 
     return {**OTHERS, **{name: info.higher_is_better for name, info in METRICS.items()}}
@@ -26,7 +26,7 @@ def directions() -> dict[str, bool | None]:
 
 @functools.cache
 def _patterns(metrics: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Names that end in a metric, and names that begin with one."""
+    """Return patterns of the names that end with a metric and of those that begin with one."""
     word = f"(?P<metric>(?:ood_)?(?P<base>{'|'.join(sorted(metrics, key=len, reverse=True))})[0-9]*)"
     return re.compile(rf"(?:(?P<of>.+?)_)?{word}"), re.compile(rf"{word}_(?P<of>.+)")
 
@@ -37,7 +37,7 @@ def _match(name: str) -> re.Match[str] | None:
 
 
 def metric_of(name: str) -> tuple[str, str] | None:
-    """What a metric is of, and its name, for names such as "vote_rmse" or "rmse_vote"; None for what is no known metric.
+    """Split a name such as "vote_rmse" or "rmse_vote" into subject and metric; None if it contains no known metric.
 
     Example:
         >>> metric_of("vote_sculpt_ood_auroc"), metric_of("picp90"), metric_of("rows_train")
@@ -48,7 +48,7 @@ def metric_of(name: str) -> tuple[str, str] | None:
 
 
 def higher_is_better(name: str) -> bool | None:
-    """Whether more of a metric is better; None where neither is, or that is not known.
+    """Return whether higher values of a metric are better; None if neither direction is, or the metric is unknown.
 
     Example:
         >>> higher_is_better("baseline_accuracy"), higher_is_better("vote_nll"), higher_is_better("vote_picp90")
@@ -59,11 +59,11 @@ def higher_is_better(name: str) -> bool | None:
 
 
 def may_be_best(name: str, numbers: Mapping[str, float | None]) -> bool:
-    """Whether a number may be the best of all: the width of intervals only where these cover, to the percent.
+    """Return whether a value may count as best: interval widths may only if the coverage, rounded to percent, reaches its level.
 
     Args:
-        name: of the metric.
-        numbers: all that was recorded beside it, by name; its coverage is looked for there.
+        name: name of the metric.
+        numbers: all numbers recorded with it, by name, among which its coverage is looked up.
 
     Example:
         >>> [may_be_best("mpiw90", {"picp90": covered}) for covered in (0.5, 0.91)], may_be_best("rmse", {})
@@ -73,8 +73,8 @@ def may_be_best(name: str, numbers: Mapping[str, float | None]) -> bool:
     width = re.fullmatch(rf"(?:ood_)?({'|'.join(_WIDTHS)})([0-9]*)", metric)
     if width is None:
         return True
-    level = width[2] or _USUAL
-    suffixes = (level, "") if level == _USUAL else (level,)
+    level = width[2] or _DEFAULT_LEVEL
+    suffixes = (level, "") if level == _DEFAULT_LEVEL else (level,)
     for coverage in (f"{word}{suffix}" for word in _COVERAGES for suffix in suffixes):
         observed = numbers.get(name.replace(f"{width[1]}{width[2]}", coverage))
         if observed is not None:

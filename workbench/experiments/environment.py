@@ -1,4 +1,4 @@
-"""The software, the machine and the state of the code that computed a result."""
+"""Record of the software, the machine and the version of the code that computed a result."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from workbench.version import __version__
 
 
 def environment(folder: Path | str | None = None, ask_torch: bool = True) -> dict[str, str]:
-    """What a result was computed with.
+    """Return the software and the machine that results are computed with.
 
     Args:
-        folder: a folder of the repository whose state is described; default: the current one.
-        ask_torch: False leaves out the device, which takes a second where torch is not imported yet.
+        folder: folder in the repository to describe; default: the current folder.
+        ask_torch: whether to include the device, which imports torch (about a second).
 
     Returns:
-        python, platform, device, git (``git describe`` of the folder's repository, "none" outside one) and the versions
-        of the packages that decide the numbers and the pictures.
+        python, platform, device, git (``git describe`` of the folder's repository, "none" outside a repository) and the versions
+        of the packages that affect numbers and pictures.
 
     Example:
         >>> sorted(environment())[:4]
@@ -41,7 +41,7 @@ def environment(folder: Path | str | None = None, ask_torch: bool = True) -> dic
 
 
 def device() -> str:
-    """Name of what computes: the GPU if there is one, else the processor and its number of cores."""
+    """Return the name of the GPU, or of the processor with its number of cores if there is no GPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -52,7 +52,7 @@ def device() -> str:
 
 
 def processor() -> str:
-    """Name of the processor, and its number of cores."""
+    """Return the name of the processor and its number of cores."""
     try:
         line = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:  # not Linux
@@ -62,10 +62,10 @@ def processor() -> str:
 
 
 def version(file: Path) -> str:
-    """The code that makes a result: ``git describe``, with a digest of the sources where that does not tell.
+    """Return the version of the code that computes a result: ``git describe``, plus a digest of the sources if that does not identify it.
 
     Args:
-        file: the module whose results they are; its repository is described, and the digest covers it and this package.
+        file: module that computes the results. Its repository is described, and the digest covers the module and this package.
 
     Example:
         >>> len(version(Path("/none.py")).rpartition("none+")[2])  # not in a repository
@@ -76,7 +76,7 @@ def version(file: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide numbers and pictures; "none" for one that is not installed."""
+    """Return the versions of the packages that affect numbers and pictures; "none" for packages that are not installed."""
     installed = {"workbench": __version__}
     for package in ("torch", "numpy", "pandas", "matplotlib", "papermill"):
         try:
@@ -87,11 +87,11 @@ def versions() -> dict[str, str]:
 
 
 def usage() -> dict[str, Any]:
-    """What this process has used so far.
+    """Return the resources and data that this process has used so far.
 
     Returns:
-        peak_memory (MiB that it held at most; None where the system does not tell), peak_device_memory (MiB of the GPU
-        that torch held at most; None without one), device (name of what computes) and data (name -> sha256 of the data sets that it has loaded).
+        peak_memory (MiB; None if the system does not report it), peak_device_memory (peak of torch's GPU memory, MiB; None without
+        a GPU), device (its name) and data (name -> sha256 of the data sets that were loaded).
 
     Example:
         >>> usage()["peak_memory"] > 1
@@ -114,17 +114,17 @@ def _used() -> dict[str, str]:
 
 
 def peak_memory() -> float | None:
-    """MiB that this process held at most; None where the system does not tell (Windows)."""
+    """Return the peak memory of this process in MiB; None if the system does not report it (Windows)."""
     try:
         import resource
     except ImportError:
         return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, on macOS in bytes
-    return round(most / (2**20 if sys.platform == "darwin" else 2**10), 1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, on macOS in bytes
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
 
 
 def source_digest(*more: Path) -> str:
-    """SHA-256 of the source of this package, and of more files, in hexadecimal digits."""
+    """Return the SHA-256, in hexadecimal digits, of the source of this package and of more files."""
     digest = hashlib.sha256()
     for path in (*sorted(Path(__file__).parent.parent.rglob("*.py")), *filter(Path.is_file, more)):
         digest.update(path.read_bytes())
@@ -132,7 +132,10 @@ def source_digest(*more: Path) -> str:
 
 
 def cause(exit_code: int | None) -> str:
-    """In words, how a process died of which this is the exit code (negative: the number of a signal).
+    """Describe in words how a process died.
+
+    Args:
+        exit_code: exit code of the process; negative: number of the signal that killed it.
 
     Example:
         >>> cause(-9)
@@ -142,7 +145,7 @@ def cause(exit_code: int | None) -> str:
         return f"exit code {exit_code or 0}"
     name = signal.Signals(-exit_code).name
     hints = {"SIGKILL": "as the system does when memory runs out", "SIGSEGV": "a crash in native code"}
-    return f"killed by {name} ({hints.get(name, 'sent from outside, or a crash in native code')})"
+    return f"killed by {name} ({hints.get(name, 'sent by another process, or a crash in native code')})"
 
 
 def _git(folder: Path | str | None) -> str:

@@ -1,4 +1,4 @@
-"""Scores of one trained model on the test rows, and its costs."""
+"""Scores of one trained model on test rows, and its costs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from ..data import Data
     from ..data.splits import Split
 
-ROWS = 1024  # rows of one pass of prediction
-VALUES = (  # scores of values, in the order of a table's columns
+BATCH_SIZE = 1024  # rows per prediction call
+REGRESSION_SCORES = (  # in the order of a table's columns
     *("rmse", "mae", "nll", "crps", "calibration_error", "picp90", "mpiw90", "sharpness", "mixture_nll"),
     *("aurc", "risk_error_correlation", "aleatoric", "epistemic", "vacuitic"),
 )
 
 
 class PeakMemory:
-    """The most memory that this process held at once since the object was made: of the GPU where one is used, else of the process.
+    """Peak memory since the object was created: of the GPU if one is used, else of the process.
 
-    Linux can tell a peak from now on; elsewhere it is that since the process began.
+    Linux can reset the peak of a process; elsewhere the peak counts from the start of the process.
 
     Example:
         >>> PeakMemory().read() > 1
@@ -48,10 +48,10 @@ class PeakMemory:
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
     def read(self) -> float | None:
-        """MiB; None where the system does not tell."""
+        """Return the peak in MiB; None if the system does not report it."""
         if torch.cuda.is_initialized():
             return torch.cuda.max_memory_allocated() / 2**20
-        try:  # the system's ru_maxrss counts the process from which this one was started, too
+        try:  # not ru_maxrss, which a process inherits from its parent
             status = Path("/proc/self/status").read_text(encoding="utf-8")
         except OSError:
             return peak_memory()
@@ -60,41 +60,40 @@ class PeakMemory:
 
 
 def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) -> dict[str, float]:
-    """Scores on the test rows, and costs.
+    """Return scores on the test rows, and costs.
 
-    A model that says nothing about noise is given a constant one for each column of the target, its root mean squared error on the held-out
-    training rows, which is added to its epistemic risk as variances add, so that likelihoods can be compared. `nll`, `crps` and the intervals
-    are those of one distribution with the prediction and the total risk: sculpt's family, else Normal (Lakshminarayanan et al. 2017);
-    `mixture_nll` is that of the exact mixture of all members, where they say one. `aurc` and `risk_error_correlation` rank rows by the total
-    risk (vacuitic where that is all there is).
+    A model without aleatoric risk gets a constant noise for each target column, its root mean squared error on the held-out training rows,
+    so that likelihoods can be compared; its square is added to the square of the epistemic risk. `nll`, `crps` and the intervals are those of
+    one distribution with the prediction and the total risk: sculpt's family, else Normal (Lakshminarayanan et al. 2017). `mixture_nll` is the
+    negative log-likelihood of the exact mixture of all members, if they predict distributions. `aurc` and `risk_error_correlation` rank rows
+    by the total risk, or by the vacuitic risk if there is no other.
 
-    Pixels and tokens count alike, those without a class (-100) not at all; a risk of whole rows ranks none of them. Labels count alike, each
-    as a choice between no and yes. Of 2 to 8 columns of targets
-    what has a unit is said of each by itself, `rmse_NAME`, and `nll`, `calibration_error` and `picp90` are means over all numbers, as all
-    scores are of maps and series.
+    Pixels and tokens are weighted equally, and those without a class (-100) are ignored; a risk with one number per row does not rank them.
+    Labels are weighted equally, each as a binary choice. For 2 to 8 target columns, scores that have a unit are computed per column,
+    `rmse_NAME`, while `nll`, `calibration_error` and `picp90` are means over all values. For maps and series, all scores are means over all
+    values.
 
     Args:
-        wrapped: the trained model.
-        plain: the model before wrapping, on the same device, which `passes` is a multiple of.
-        data: the data set, of which the test rows are looked at.
-        held_out: training rows that nothing was fitted to; None: all training rows give the constant.
+        wrapped: trained model.
+        plain: model before wrapping, on the same device; the reference for `passes`.
+        data: data set, of which the test rows are scored.
+        held_out: training rows that were not trained on, for the constant noise; None: all training rows.
 
     Returns:
-        Regression: rmse, mae, nll, mixture_nll, crps, calibration_error, picp90, mpiw90, sharpness; classification: accuracy, nll, brier, ece.
-        of pixels and tokens also mean_iou, of these and of labels error_auroc.
-        Both: risk_error_correlation and aurc where rows differ in risk, the mean of each
-        risk (of standard deviations the root mean square), and the costs: parameters, passes (operations of a prediction with its risks over
-        those of the plain model) and predict_seconds.
+        Regression: rmse, mae, nll, mixture_nll, crps, calibration_error, picp90, mpiw90, sharpness. Classification: accuracy, nll, brier, ece;
+        for pixels and tokens also mean_iou; for pixels, tokens and labels also error_auroc.
+        Both: risk_error_correlation and aurc if rows differ in risk; the mean of each risk (the root mean square of standard deviations); and
+        the costs: parameters, passes (floating-point operations of a prediction with risks, relative to the plain model) and predict_seconds.
     """
     wrapped.eval()
     device = next((p.device for p in wrapped.parameters()), torch.device("cpu"))
     x, target = data.test.x.to(device), data.test.y.to(device)
     with torch.no_grad():
         start = time.perf_counter()
-        size = batch_rows(target, ROWS)
+        size = batch_rows(target, BATCH_SIZE)
         by_position = has_class_positions(data) or has_labels(data)
         if by_position:
-            scores_of = _no_and_yes(wrapped) if has_labels(data) else lambda y: y
+            scores_of = _label_scores(wrapped) if has_labels(data) else lambda y: y
             pairs = zip(_answers(wrapped, x, size), target.split(size), strict=True)
             answers = labelled((scores_of(y), risk, labels) for (y, risk), labels in pairs)
         else:
@@ -105,13 +104,13 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) 
         if by_position:
             scores = _positions(*answers)
             if has_labels(data):
-                del scores["mean_iou"]  # no and yes are no regions
+                del scores["mean_iou"]  # meaningless for labels, which are no regions of an image
         elif data.task == "classification":
             scores = _classes(y, risk, target)
         else:
             scores = _values(wrapped, data, held_out, y, risk, x, target)
-        few = x[: min(64, size)]
-        passes = _operations(lambda: _predict(wrapped, few)) / max(1, _operations(lambda: plain.eval()(few)))
+        sample = x[: min(64, size)]
+        passes = _operations(lambda: _predict(wrapped, sample)) / max(1, _operations(lambda: plain.eval()(sample)))
     return {
         **{name: float(value) for name, value in scores.items()},
         "parameters": sum(p.numel() for p in wrapped.parameters()),
@@ -124,8 +123,8 @@ def _answers(wrapped: Any, x: Tensor, size: int) -> Iterator[tuple[Tensor, Risk]
     return (ask(wrapped, (rows,), bool(wrapped._workbench.methods)) for rows in x.split(size))
 
 
-def _predict(wrapped: Any, x: Tensor, size: int = ROWS) -> tuple[Tensor, Risk]:
-    """Prediction and risks in original units; no risks of the plain model."""
+def _predict(wrapped: Any, x: Tensor, size: int = BATCH_SIZE) -> tuple[Tensor, Risk]:
+    """Return predictions and risks in original units; a model without wrappers has no risks."""
     answers = list(_answers(wrapped, x, size))
     names = answers[0][1].names()
     risk = Risk(**{name: torch.cat([part[name] for _, part in answers]) for name in names})
@@ -136,16 +135,16 @@ def _values(
     wrapped: Any, data: Data, held_out: Split | None, y: Tensor, risk: Risk, x: Tensor, target: Tensor
 ) -> dict[str, Any]:
     family: Any = distribution_of(wrapped)
-    size = batch_rows(target, ROWS)
+    size = batch_rows(target, BATCH_SIZE)
     parts = [wrapped.predictive(rows) for rows in x.split(size)] if _says_a_distribution(wrapped) else []
     if risk.aleatoric is not None:
         total = risk.total
-    elif parts:  # cross-fitting has found a noise
+    elif parts:  # cross-fitting has estimated the noise
         total = torch.cat([mixture.stddev for mixture in parts])
     else:
         rows = held_out if held_out is not None else data.train
         held_out_pairs = _predict(wrapped, rows.x.to(x.device), size)[0], rows.y.to(x.device)
-        # each column of targets has a unit and a noise of its own
+        # each target column has its own unit and noise level
         columns = (
             zip(*(values.split(1, 1) for values in held_out_pairs), strict=True) if y.ndim == 2 else [held_out_pairs]
         )
@@ -159,21 +158,21 @@ def _values(
     }
     if parts:
         terms = torch.cat([part.log_prob(rows) for part, rows in zip(parts, target.split(size), strict=True)])
-        if terms.shape == target.shape:  # that of a joint distribution is no mean over columns
+        if terms.shape == target.shape:  # the log-density of a joint distribution can't be averaged over columns
             scores["mixture_nll"] = -terms.double().mean()
     names = target_names(data, target)
     if not names:
         scores |= _in_units(y, risk, total, target, family)
-        return {name: scores[name] for name in sorted(scores, key=VALUES.index)}
+        return {name: scores[name] for name in sorted(scores, key=REGRESSION_SCORES.index)}
     for i, name in enumerate(names):
-        at = Risk(**{kind: risk[kind] if risk[kind].ndim == 1 else risk[kind][:, i] for kind in risk.names()})
-        column_scores = _in_units(y[:, i], at, total[:, i], target[:, i], family)
+        column_risk = Risk(**{kind: risk[kind] if risk[kind].ndim == 1 else risk[kind][:, i] for kind in risk.names()})
+        column_scores = _in_units(y[:, i], column_risk, total[:, i], target[:, i], family)
         scores |= {f"{metric}_{name}": value for metric, value in column_scores.items()}
     return scores
 
 
 def _in_units(y: Tensor, risk: Risk, total: Tensor, target: Tensor, family: Any) -> dict[str, Any]:
-    """The scores of values that have their unit, or rank by a risk that has one."""
+    """Return the scores that have the unit of the target, or rank rows by a risk that has it."""
     scores = {
         "rmse": metrics.rmse(y, target),
         "mae": metrics.mae(y, target),
@@ -184,23 +183,23 @@ def _in_units(y: Tensor, risk: Risk, total: Tensor, target: Tensor, family: Any)
     return scores | _ranked(risk, (y - target).abs()) | _levels(risk, squared=True)
 
 
-def _no_and_yes(wrapped: Any) -> Callable[[Tensor], Tensor]:
-    """What makes scores [n, labels, 2] of what a model with several labels gives.
+def _label_scores(wrapped: Any) -> Callable[[Tensor], Tensor]:
+    """Return the function that turns the outputs of a multi-label model into log-scores [n, labels, 2] of no and yes.
 
     Raises:
-        ValueError: the model is not said to give labels, so that its numbers could be anything.
+        ValueError: the model was not wrapped with output="binary", so that the meaning of its outputs is unknown.
     """
     output = wrapped._workbench.output
     meaning = None if isinstance(output, Mapping) else meaning_of(output)
     if not isinstance(meaning, Binary):
         raise ValueError(
-            f'labels are scored of a model that is wrapped with output="binary"; this one has output={output!r}'
+            f'to be scored on labels, a model must be wrapped with output="binary"; this one has output={output!r}'
         )
     return meaning.log_scores
 
 
 def _positions(probs: Tensor, risk: Risk, labels: Tensor, of_rows: dict[str, Tensor]) -> dict[str, Any]:
-    """The scores of pixels or tokens that have a class; see `labelled`."""
+    """Return the scores of the pixels or tokens that have a class; arguments as returned by `labelled`."""
     if not risk.names() and not of_rows:
         risk = Risk(total=torch.special.entr(probs).sum(-1))
     wrong = (probs.argmax(-1) != labels).double()
@@ -211,9 +210,9 @@ def _positions(probs: Tensor, risk: Risk, labels: Tensor, of_rows: dict[str, Ten
         "brier": metrics.brier(probs, labels),
         "ece": metrics.ece(probs, labels),
     }
-    by = risk.total if risk.total is not None else risk.vacuitic
-    if by is not None and 0 < wrong.mean() < 1:
-        scores["error_auroc"] = metrics.error_auroc(by, wrong)
+    ranking_risk = risk.total if risk.total is not None else risk.vacuitic
+    if ranking_risk is not None and 0 < wrong.mean() < 1:
+        scores["error_auroc"] = metrics.error_auroc(ranking_risk, wrong)
     return scores | _ranked(risk, wrong) | _levels(risk, squared=False) | _levels(Risk(**of_rows), squared=False)
 
 
@@ -234,21 +233,24 @@ def _says_a_distribution(wrapped: Any) -> bool:
     from ..core.crossfit import committee_of
     from ..distributions.base import Distribution
 
-    said = (method.distribution for method in wrapped._workbench.methods)
-    by_risk = any(family.by_risk for family in said if isinstance(family, Distribution))
+    distributions = (method.distribution for method in wrapped._workbench.methods)
+    by_risk = any(family.by_risk for family in distributions if isinstance(family, Distribution))
     return by_risk or committee_of(wrapped) is not None
 
 
 def _ranked(risk: Risk, error: Tensor) -> dict[str, Tensor]:
-    """How well the risk tells rows with large errors; nothing where it does not tell rows apart."""
-    by = risk.total if risk.total is not None else risk.vacuitic
-    if by is None or by.numel() != error.numel():  # one number a row ranks no pixels
+    """Return scores of how well the risk ranks rows by error; the correlation only if risks and errors vary."""
+    ranking_risk = risk.total if risk.total is not None else risk.vacuitic
+    # a risk with one number per row can't rank pixels
+    if ranking_risk is None or ranking_risk.numel() != error.numel():
         return {}
-    by, error = by.flatten(), error.flatten()
-    scores = {"aurc": metrics.aurc(by, error)}
-    if by.unique().numel() > 1 and error.unique().numel() > 1:
-        # vacuitic risk may be negative; only its order counts here
-        scores["risk_error_correlation"] = metrics.risk_error_correlation(error, by - by.min(), torch.zeros_like(error))
+    ranking_risk, error = ranking_risk.flatten(), error.flatten()
+    scores = {"aurc": metrics.aurc(ranking_risk, error)}
+    if ranking_risk.unique().numel() > 1 and error.unique().numel() > 1:
+        # shifted, since a vacuitic risk may be negative; the correlation depends only on the order
+        scores["risk_error_correlation"] = metrics.risk_error_correlation(
+            error, ranking_risk - ranking_risk.min(), torch.zeros_like(error)
+        )
     return scores
 
 
@@ -261,7 +263,7 @@ def _levels(risk: Risk, squared: bool) -> dict[str, Tensor]:
 
 
 def _operations(run: Any) -> int:
-    """Floating-point operations of matrix products and convolutions, which hardly depend on how they are batched."""
+    """Count the floating-point operations of the matrix products and convolutions in `run`."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:

@@ -1,4 +1,4 @@
-"""Ready models for `workbench.experiments.grid`: small, of the shape that the data set asks for."""
+"""Ready models for `workbench.experiments.grid`: small networks that fit the shapes of a data set."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def linear(data: Data) -> nn.Module:
-    """One linear layer.
+    """Linear model.
 
     Args:
-        data: whose input and output shapes it gets.
+        data: data set, for the input and output shapes.
 
     Example:
         >>> from workbench import data
@@ -30,11 +30,11 @@ def linear(data: Data) -> nn.Module:
 
 
 def mlp(data: Data, width: int = 50, depth: int = 2) -> nn.Module:
-    """Hidden layers of ReLU units.
+    """Multilayer perceptron with ReLU.
 
     Args:
-        data: whose input and output shapes it gets; images are flattened.
-        width: units of each hidden layer.
+        data: data set, for the input and output shapes; images are flattened.
+        width: units per hidden layer.
         depth: number of hidden layers.
 
     Example:
@@ -48,14 +48,14 @@ def mlp(data: Data, width: int = 50, depth: int = 2) -> nn.Module:
 
 
 def cnn(data: Data, width: int = 16) -> nn.Module:
-    """Two convolutions of 3x3, each with pooling, and a hidden layer of four times as many units as channels.
+    """Small convolutional network: two 3x3 convolutions, each with ReLU and 2x2 max pooling, and a hidden layer of ``4 * width`` units.
 
     Args:
-        data: images [channels, height, width].
+        data: data set of images [channels, height, width].
         width: channels of the first convolution; the second has twice as many.
 
     Raises:
-        ValueError: the data are no images, or have fewer than 4 pixels to a side.
+        ValueError: the data are not images of at least 4x4 pixels.
 
     Example:
         >>> from workbench import data
@@ -65,7 +65,7 @@ def cnn(data: Data, width: int = 16) -> nn.Module:
     shape = data.input_shape
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ValueError(
-            f"cnn takes images [channels, height, width] of at least 4 pixels a side; a row of {data.name} is {list(shape)}: take mlp"
+            f"cnn takes images [channels, height, width] of at least 4x4 pixels; a row of {data.name} is {list(shape)}: use mlp instead"
         )
     channels, high, wide = shape
     return nn.Sequential(
@@ -77,7 +77,7 @@ def cnn(data: Data, width: int = 16) -> nn.Module:
 
 
 def suited(data: Data) -> str:
-    """The ready model that `auto` takes.
+    """Return the name of the ready model that `auto` chooses.
 
     Example:
         >>> from workbench import data
@@ -88,10 +88,10 @@ def suited(data: Data) -> str:
 
 
 def auto(data: Data) -> nn.Module:
-    """What is trained where no model is named: `workbench.models.tabular` for a table of numbers, `mlp` for anything else.
+    """Default model: `workbench.models.tabular` for a table of numbers, `mlp` for anything else.
 
     Args:
-        data: whose input and output shapes it gets.
+        data: data set, for the input and output shapes.
 
     Example:
         >>> from workbench import data

@@ -1,4 +1,4 @@
-"""Exit codes and options that several commands share. Nothing heavy is imported."""
+"""Exit codes and options that several commands share, without heavy imports."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ OK, FAILED, BAD_INPUT, DOUBTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def add_grid(parser: Any, help: str) -> None:
-    """Add ``-g NAME=A,B``, any number of times, to a parser."""
+    """Add the repeatable option ``-g NAME=A,B`` to a parser."""
     parser.add_argument("-g", "--grid", action="append", default=[], metavar="NAME=A,B", help=help)
 
 
 def add_parameter(parser: Any, help: str) -> None:
-    """Add ``-p NAME VALUE``, any number of times, to a parser."""
+    """Add the repeatable option ``-p NAME VALUE`` to a parser."""
     parser.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help=help)
 
 
 def add_log_to(parser: Any, what: str) -> None:
-    """Add ``--log-to TRACKER`` to a parser, for what it measures."""
+    """Add the option ``--log-to TRACKER`` to a parser; `what` names the thing logged, for the help text."""
     parser.add_argument(
         "--log-to",
         choices=("tensorboard", "mlflow", "wandb"),
-        help=f"log {what} to this tracker as well, as a run of its own",
+        help=f"also log {what} to this tracker, as a separate run",
     )
 
 
 def axis(item: str, split: Callable[[str], list[str]]) -> tuple[str, list[str]]:
-    """Name and values of a ``-g``.
+    """Return the name and the values of a ``-g`` option.
 
     Args:
-        item: as it was given.
-        split: makes values of what stands behind the sign of equality.
+        item: the option's argument, ``NAME=A,B``.
+        split: function that splits the text after the equals sign into values.
 
     Raises:
-        ValueError: there is no such sign, or no value.
+        ValueError: item has no equals sign or no value.
 
     Example:
         >>> axis("seed = 0,1", lambda text: text.split(","))

@@ -1,4 +1,4 @@
-"""Worker processes for cells: an error, a time limit or the death of one costs that one cell."""
+"""Worker processes for cells. An error, a time-out or a crash in a worker costs only the cell that it was running."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from typing import Any
 from .environment import cause
 from .worker import BEGUN, work
 
-# seconds after which to look whether a worker has died without closing its end (its own children may hold it)
-LOOK = 1.0
-GOODBYE = 5.0  # seconds that an idle worker has to end by itself
-TAIL = 4000  # characters of what a cell printed that are kept if it fails
+# seconds between checks that a worker is alive: children of a dead worker may still hold its end of the connection open
+POLL_INTERVAL = 1.0
+EXIT_TIMEOUT = 5.0  # seconds that an idle worker has to end by itself
+OUTPUT_LENGTH = 4000  # characters, from the end, of the output of a failed cell that are kept
 
 
 @dataclass
 class CellOutcome:
-    """How a cell ended.
+    """Outcome of a cell.
 
     Attributes:
-        cell: its keyword arguments.
-        status: ``ok``, ``failed`` (it raised), ``timeout`` or ``died`` (the worker process did).
-        seconds: that it took.
-        rows: its results, empty unless ``ok``.
-        error: a traceback or a sentence, and the end of what the cell printed.
-        device: name of what it ran on, "" where that is not told.
+        cell: keyword arguments of the cell.
+        status: ``ok``, ``failed`` (it raised an exception), ``timeout`` or ``died`` (its worker process did).
+        seconds: run time in seconds.
+        rows: results, empty unless ``ok``.
+        error: traceback or message, and the end of the cell's output.
+        device: name of the device it ran on, "" if unknown.
     """
 
     cell: dict[str, Any]
@@ -54,19 +54,19 @@ def outcomes(
     grace: float = 0.0,
     gpus: Sequence[str] = (),
 ) -> Generator[CellOutcome, None, None]:
-    """Run cells in spawned processes, each of which runs one after another.
+    """Run cells in spawned worker processes; each worker runs one cell after another.
 
     Args:
         function: "module:name" or "path/to/file.py:name"; called with a cell as keyword arguments.
-        cells: the cells, begun in this order.
+        cells: cells, started in this order.
         jobs: number of processes.
-        threads: torch threads of each; None: as many as it takes by itself.
-        timeout: seconds that a cell may take before its worker is killed, or None.
-        grace: seconds between SIGTERM and SIGKILL for a worker that is ended, for functions that have something to save.
-        gpus: names of GPUs as CUDA_VISIBLE_DEVICES has them, of which each process sees one; none: all see what there is.
+        threads: torch threads per process; None: torch's default.
+        timeout: seconds after which the worker of a cell is killed, or None.
+        grace: seconds between SIGTERM and SIGKILL when a worker is ended, for functions that save something on SIGTERM.
+        gpus: names of GPUs as in CUDA_VISIBLE_DEVICES, of which each process sees one; empty: every process sees all GPUs.
 
     Yields:
-        One outcome for each cell, as they end. Closing the iterator kills the workers.
+        One outcome per cell, in the order in which they end. Closing the iterator kills the workers.
     """
     waiting = deque(cells)
     idle: list[Worker] = []
@@ -81,7 +81,9 @@ def outcomes(
                     worker = idle.pop()
                     busy.append(worker)
                     worker.begin(waiting.popleft())
-                wait([worker.connection for worker in busy], timeout=min(worker.left(timeout) for worker in busy))
+                wait(
+                    [worker.connection for worker in busy], timeout=min(worker.seconds_left(timeout) for worker in busy)
+                )
                 for worker in list(busy):
                     if (outcome := worker.outcome(timeout)) is not None:
                         busy.remove(worker)
@@ -92,13 +94,13 @@ def outcomes(
                         yield outcome
         finally:
             for worker in (*idle, *busy):
-                worker.warn()  # all of them first: they save what they have at the same time
+                worker.warn()  # before the first is waited for, so that all of them save at the same time
             for worker in (*idle, *busy):
                 worker.end()
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES calls them; empty where there are less than two, which leaves no choice."""
+    """Return the GPUs of this process, named as in CUDA_VISIBLE_DEVICES; empty if there are fewer than two."""
     import torch
 
     count = torch.cuda.device_count()
@@ -107,7 +109,7 @@ def visible_gpus() -> list[str]:
 
 
 class Worker:
-    """The process that runs cells, seen from the one that gives them; started anew where it has died.
+    """Handle of a worker process in the parent process. A worker that has died is restarted for the next cell.
 
     Args:
         function, threads, log, gpu, sent: see `worker.work`.
@@ -131,6 +133,7 @@ class Worker:
         self.start()
 
     def start(self) -> None:
+        """Start the process."""
         context = multiprocessing.get_context("spawn")
         self.connection, worker_end = context.Pipe()
         arguments = (worker_end, self.function, self.threads, str(self.log), self.gpu, self.sent)
@@ -139,30 +142,31 @@ class Worker:
         worker_end.close()  # so that the connection ends when the worker does
 
     def run(self, cell: dict[str, Any], timeout: float | None) -> CellOutcome:
-        """Run one cell and wait for its end."""
+        """Run one cell and wait for its outcome."""
         self.begin(cell)
         while (outcome := self.outcome(timeout)) is None:
-            wait([self.connection], timeout=self.left(timeout))
+            wait([self.connection], timeout=self.seconds_left(timeout))
         return outcome
 
     def begin(self, cell: dict[str, Any]) -> None:
+        """Send a cell to the process, restarting it if it has died."""
         self.cell, self.begun = cell, None
         if not self.process.is_alive():
             self.end()
             self.start()
         self.sent_at = time.monotonic()
-        with contextlib.suppress(OSError):  # it has died just now, which is found out like any other death
+        with contextlib.suppress(OSError):  # if it has died just now, `outcome` reports that
             self.connection.send(cell)
 
-    def left(self, timeout: float | None) -> float:
-        """Seconds until the next look at this worker is due: 0 once its cell has used up its time."""
+    def seconds_left(self, timeout: float | None) -> float:
+        """Return the seconds until this worker should be checked again; 0 when its cell has used up its time."""
         if timeout is None or self.begun is None:
-            return LOOK
-        return min(LOOK, max(0.0, self.begun + timeout - time.monotonic()))
+            return POLL_INTERVAL
+        return min(POLL_INTERVAL, max(0.0, self.begun + timeout - time.monotonic()))
 
     def outcome(self, timeout: float | None) -> CellOutcome | None:
-        """How the cell has ended, or None while it runs."""
-        alive = self.process.is_alive()  # asked first: what a dead worker has sent before is still to be read
+        """Return the outcome of the cell, or None while it runs."""
+        alive = self.process.is_alive()  # checked before reading: a dead worker may have sent its results before
         try:
             while self.connection.poll():
                 message = self.connection.recv()
@@ -175,23 +179,25 @@ class Worker:
         if not alive:
             self.process.join()
             return self._ended("died", f"the worker process died: {cause(self.process.exitcode)}")
-        if timeout is not None and not self.left(timeout):
+        if timeout is not None and not self.seconds_left(timeout):
             self.end()
             return self._ended("timeout", f"the cell took longer than {timeout:g} s")
         return None
 
     def warn(self) -> None:
+        """Send SIGTERM if the process has a grace period."""
         if self.grace:
             self.process.terminate()
 
     def end(self, now: bool = True) -> None:
+        """End the process: after its grace period if now is true, else by asking it to exit; kill it if it does not."""
         if not now:
             with contextlib.suppress(OSError):
                 self.connection.send(None)
-            self.process.join(GOODBYE)
+            self.process.join(EXIT_TIMEOUT)
         elif self.grace:
             self.warn()
-            self.connection.close()  # or it would wait for the next cell
+            self.connection.close()  # so that it does not wait for a next cell
             self.process.join(self.grace)
         self.process.kill()
         self.process.join()
@@ -204,8 +210,8 @@ class Worker:
     def _printed(self) -> str:
         try:
             with self.log.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * TAIL))  # a character has four bytes at most
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * OUTPUT_LENGTH))  # a character has four bytes at most
                 text = file.read().decode("utf-8", "replace").strip()
         except FileNotFoundError:  # it died before it could open the file
             return ""
-        return f"\nprinted:\n{text[-TAIL:]}\n" if text else ""
+        return f"\nprinted:\n{text[-OUTPUT_LENGTH:]}\n" if text else ""

@@ -1,4 +1,4 @@
-"""Data whose rows have several targets: pixels, tokens, columns; what a model must give for them, and the rows that are scored."""
+"""Data with several targets per row (pixels, tokens, labels, columns): required model outputs, and selection of what is scored."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from ..risk import Risk
 if TYPE_CHECKING:
     from ..data import Data
 
-MOST_TARGETS = 8  # columns of targets that are told apart; more are steps of a series
-POSITIONS = 2**18  # pixels or tokens of one pass of prediction
+MAX_TARGETS = 8  # target columns that are scored separately; more columns are treated as steps of a series
+MAX_POSITIONS = 2**18  # pixels or tokens per prediction call
 
 
 def measurable(data: Data) -> Data:
-    """The data in a form that a grid can train on and measure: bytes become floating-point numbers, and counts values.
+    """Convert data for training and scoring in a grid: uint8 inputs become floating-point numbers, counts become regression targets.
 
     Raises:
-        ValueError: there are several tensors of inputs or targets, or probabilities of classes, for which there are no scores.
+        ValueError: the data have several input or target tensors, or class probabilities as targets, which can't be scored.
     """
     if isinstance(data.task, Mapping):
-        what = f"the targets {', '.join(data.task)}"
+        unsupported = f"the targets {', '.join(data.task)}"
     elif data.task == "probabilities":
-        what = "probabilities of classes as targets"
+        unsupported = "class probabilities as targets"
     elif isinstance(data.train.take([0]).load().x, Mapping):
-        what = f"the inputs {', '.join(data.train.take([0]).load().x)}"
+        unsupported = f"the inputs {', '.join(data.train.take([0]).load().x)}"
     else:
         train, test = (_floating(split) for split in (data.train, data.test))
         if train is data.train and test is data.test and data.task != "counts":
             return data
         return replace(data, train=train, test=test, task="regression" if data.task == "counts" else data.task)
     raise ValueError(
-        f"data: {data.name} has {what}; grids and `workbench compare` take one tensor x, and y of values or class numbers, of rows, pixels, "
-        "tokens, labels or several columns. Train with workbench.fit(wrapped, data), and score wrapped(x, return_risk=True) by workbench.metrics"
+        f"data: {data.name} has {unsupported}; grids and `workbench compare` need one tensor x, and y with values or class numbers of "
+        "rows, pixels, tokens, labels or several columns. Train with workbench.fit(wrapped, data), "
+        "and score wrapped(x, return_risk=True) by workbench.metrics"
     )
 
 
@@ -51,89 +52,95 @@ def _floating(split: Any) -> Any:
 
 
 def has_class_positions(data: Data) -> bool:
-    """Whether there is a class for each pixel or token, not for each row."""
+    """Return whether the targets are classes of pixels or tokens, not of rows."""
     return data.task == "classification" and data.train.y.ndim > 1
 
 
 def has_labels(data: Data) -> bool:
-    """Whether a row has several labels, each yes or no."""
+    """Return whether the targets are several yes-or-no labels per row."""
     return data.task == "labels"
 
 
 def output_for(model: nn.Module, data: Data) -> Any:
-    """What a model gives for the data, as a wrapper's `output` says it; None of values.
+    """Return the `output` argument of wrappers for a model and data; None for regression.
 
     Args:
-        model: the plain model, which is left as it is; a few rows are asked for.
-        data: what it is to be trained on.
+        model: plain model, which is not changed; a copy of it is run on a few rows.
+        data: data to train on.
 
     Raises:
-        ValueError: it gives no scores of the classes of each pixel or token, or scores whose classes could lie in two dimensions.
+        ValueError: the model does not return class scores for each pixel or token, or their class dimension is ambiguous.
     """
     if has_labels(data):
-        answer = _answer(model, data, 64)
-        # probabilities already, unless all of so many scores lie in [0, 1] by chance
-        return Binary(logits=False) if isinstance(answer, Tensor) and Binary().doubt(answer) else "binary"
+        outputs = _outputs(model, data, 64)
+        # so many outputs hardly all lie in [0, 1] by chance unless they are probabilities
+        return Binary(logits=False) if isinstance(outputs, Tensor) and Binary().doubt(outputs) else "binary"
     if data.task != "classification":
         return None
     if not has_class_positions(data):
         return "logits"
-    y, answer = data.train.y[:2], _answer(model, data, 2)
-    first, last = [len(y), data.n_outputs, *y.shape[1:]], [*y.shape, data.n_outputs]
-    shape = list(answer.shape) if isinstance(answer, Tensor) else None
-    if shape not in (first, last):
+    y, outputs = data.train.y[:2], _outputs(model, data, 2)
+    classes_first, classes_last = [len(y), data.n_outputs, *y.shape[1:]], [*y.shape, data.n_outputs]
+    shape = list(outputs.shape) if isinstance(outputs, Tensor) else None
+    if shape not in (classes_first, classes_last):
         raise ValueError(
-            f"model: {type(model).__name__} gives {type(answer).__name__ if shape is None else shape} for targets {kind(y)} of {data.name} in "
-            f"{data.n_outputs} classes; needed is {first} (maps) or {last} (tokens): give such a model, -m path/to/file.py:factory"
+            f"model: {type(model).__name__} returns {type(outputs).__name__ if shape is None else shape} for targets {kind(y)} of "
+            f"{data.name} with {data.n_outputs} classes; it must return {classes_first} (maps) or {classes_last} (tokens): "
+            "give such a model, -m path/to/file.py:factory"
         )
-    if first == last:
+    if classes_first == classes_last:
         raise ValueError(
-            f"model: the scores {shape} of {data.name} could have their classes in dimension 1 or in the last one; cut the rows to another size"
+            f"model: the classes of the scores {shape} for {data.name} could be dimension 1 or the last one; crop the inputs to another size"
         )
-    return Logits(dim=1 if shape == first else -1)
+    return Logits(dim=1 if shape == classes_first else -1)
 
 
-def _answer(model: nn.Module, data: Data, n_rows: int) -> Any:
-    """What a copy of the model says about the first training rows."""
+def _outputs(model: nn.Module, data: Data, n_rows: int) -> Any:
+    """Return the outputs of a copy of the model for the first training rows."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     with torch.no_grad(), own_random(0, like.device):
         return copy.deepcopy(model).eval()(data.train.x[:n_rows].to(like.device))
 
 
 def batch_rows(target: Tensor, most: int) -> int:
-    """How many rows to ask for at once, of targets [n, ...]."""
-    return max(1, min(most, POSITIONS // max(1, target.shape[1:].numel())))
+    """Return the number of rows per prediction call, at most `most`, for targets [n, ...]."""
+    return max(1, min(most, MAX_POSITIONS // max(1, target.shape[1:].numel())))
 
 
 def labelled(answers: Iterator[tuple[Tensor, Risk, Tensor]]) -> tuple[Tensor, Risk, Tensor, dict[str, Tensor]]:
-    """All pixels or tokens that have a class, one after another, of batches of rows.
+    """Concatenate all pixels or tokens that have a class.
 
     Args:
-        answers: scores [n, ..., classes], risks and class numbers [n, ...] of each batch.
+        answers: for each batch, scores [n, ..., classes], risks, and class numbers [n, ...].
 
     Returns:
-        Probabilities [m, classes], risks [m], class numbers [m], and the risks [n] that say one number for a whole row.
+        Probabilities [m, classes], risks [m], class numbers [m], and the risks [n] that have one number per row.
     """
     probs, labels = [], []
     risks: dict[str, list[Tensor]] = {}
-    of_rows: dict[str, list[Tensor]] = {}
+    row_risks: dict[str, list[Tensor]] = {}
     for scores, risk, target in answers:
-        known = target != VOID
-        probs.append(scores[known].softmax(-1))
-        labels.append(target[known])
+        has_class = target != VOID
+        probs.append(scores[has_class].softmax(-1))
+        labels.append(target[has_class])
         for name in risk.names():
             by_position = risk[name].shape == target.shape
-            (risks if by_position else of_rows).setdefault(name, []).append(
-                risk[name][known] if by_position else risk[name]
+            (risks if by_position else row_risks).setdefault(name, []).append(
+                risk[name][has_class] if by_position else risk[name]
             )
-    whole = Risk(**{name: torch.cat(parts) for name, parts in risks.items()})
-    return torch.cat(probs), whole, torch.cat(labels), {name: torch.cat(parts) for name, parts in of_rows.items()}
+    position_risks = Risk(**{name: torch.cat(parts) for name, parts in risks.items()})
+    return (
+        torch.cat(probs),
+        position_risks,
+        torch.cat(labels),
+        {name: torch.cat(parts) for name, parts in row_risks.items()},
+    )
 
 
 def target_names(data: Data, y: Tensor) -> list[str]:
-    """Names of the columns of y [n, k] that are told apart; none if there is one, or a series or map."""
+    """Return the names of the columns of y [n, k] if they are scored separately; empty for one column, a series or a map."""
     columns = y.shape[1] if y.ndim == 2 else 1
-    if not 1 < columns <= MOST_TARGETS:
+    if not 1 < columns <= MAX_TARGETS:
         return []
     names = [name.strip() for name in data.target.name.split(",")]
     return names if len(set(names)) == columns else [str(i + 1) for i in range(columns)]

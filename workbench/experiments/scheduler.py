@@ -1,8 +1,7 @@
-"""Cells on the workers of a dask.distributed cluster, each in a process of its own beside its worker.
+"""Cells on a dask.distributed cluster. Each dask worker runs its cells in child processes.
 
-A cell's process is the same as on one machine: what a cell meets (an error, a time limit, a crash) costs that cell alone, its threads are
-those that were asked for, and its result is the same to the last bit on the same hardware. What befalls a dask worker itself costs nothing:
-dask gives its cells to another.
+A child process is the same as in a run on one machine (`pool.Worker`): an error, a time-out or a crash costs one cell, the number of threads is
+the one asked for, and results are bitwise the same on the same hardware. If a dask worker itself is lost, dask gives its cells to another one.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from . import environment
 from .pool import CellOutcome, Worker
 from .specs import sources
 
-CONNECT = 10.0  # seconds to find the scheduler in
-IDLE = 10.0  # seconds that a cell's process waits for the next cell
-RETRIES = 3  # of a cell whose process was ended from outside, as when a job's time on a cluster is over
+CONNECT_TIMEOUT = 10.0  # seconds
+IDLE_TIMEOUT = 10.0  # seconds that a child process waits for its next cell before it is ended
+RETRIES = 3  # of a cell whose process was ended from outside, as when a cluster job reaches its time limit
 
 
 class Cluster:
-    """A dask.distributed cluster, for as long as the context lasts.
+    """Connection to a dask.distributed cluster, as a context manager.
 
     Args:
         scheduler: address, path of a scheduler's .json file, Client (which is left open), or Cluster.
@@ -54,10 +53,10 @@ class Cluster:
         if not self.owns_client:
             self.client = scheduler
             return
-        options: dict[str, Any] = {"timeout": CONNECT, "set_as_default": False}
+        options: dict[str, Any] = {"timeout": CONNECT_TIMEOUT, "set_as_default": False}
         if isinstance(scheduler, str | Path) and str(scheduler).endswith(".json"):
             if not Path(scheduler).is_file():
-                raise ConnectionError(f"there is no scheduler file {scheduler}: does its scheduler run?")
+                raise ConnectionError(f"there is no scheduler file {scheduler}: is its scheduler running?")
             options["scheduler_file"] = str(scheduler)
         else:
             options["address"] = scheduler
@@ -66,11 +65,11 @@ class Cluster:
                 self.client = Client(**options)
             except OSError as error:
                 raise ConnectionError(
-                    f"no dask scheduler answers at {scheduler} within {CONNECT:g} s: start one (dask scheduler), or give the address it printed"
+                    f"no dask scheduler answered at {scheduler} within {CONNECT_TIMEOUT:g} s: start one (dask scheduler), or check the address"
                 ) from error
             except (ValueError, TypeError) as error:
                 raise ValueError(
-                    f"scheduler: {scheduler!r} is no address of a dask scheduler ({error}); it looks like tcp://host:8786"
+                    f"scheduler: {scheduler!r} is not the address of a dask scheduler ({error}); give one such as tcp://host:8786"
                 ) from error
 
     def __enter__(self) -> Cluster:
@@ -78,14 +77,14 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         if self.owns_client:
-            with _quiet(), contextlib.suppress(Exception):  # a scheduler that is gone can't be told goodbye
+            with _quiet(), contextlib.suppress(Exception):  # the scheduler may be gone
                 self.client.close(timeout=2)
 
     def check(self) -> int:
-        """How many cells run at a time, once the workers that are there are found to have the same code as this process.
+        """Check that all workers have the same code as this process, and return how many cells can run in parallel.
 
         Raises:
-            ValueError: a worker has other versions.
+            ValueError: a worker has other versions or lacks a package.
         """
         from distributed.versions import VersionMismatchWarning
 
@@ -100,7 +99,7 @@ class Cluster:
                 raise ValueError(f"the workers lack {error.name}: install the same packages there as here") from error
         for worker, packages in differing.items():
             if packages:
-                raise ValueError(_refused(worker, packages))
+                raise ValueError(_mismatch(worker, packages))
         info = self.client.scheduler_info(n_workers=-1)
         return max(1, sum(worker["nthreads"] for worker in info["workers"].values()))
 
@@ -113,38 +112,40 @@ class Cluster:
         timeout: float | None,
         files: Sequence[Path | str] = (),
     ) -> Generator[CellOutcome, None, None]:
-        """Run cells on the workers; as `pool.outcomes`.
+        """Run cells on the workers; see `pool.outcomes`.
 
         Args:
             function: "module:name" or "path/to/file.py:name".
-            cells: the cells, begun in this order.
-            threads: torch threads of each.
-            timeout: seconds that a cell may take, or None.
-            files: more files that cells load, see `run_cells`.
+            cells: cells, started in this order.
+            threads: torch threads per cell.
+            timeout: time limit per cell in seconds, or None.
+            files: further files that cells load, see `run_cells`.
 
         Yields:
-            One outcome for each cell, as they end. Closing the iterator ends those that run.
+            One outcome per cell, in the order in which they end. Closing the iterator ends the running cells.
 
         Raises:
-            ConnectionAbortedError: the scheduler was lost.
+            ConnectionAbortedError: the connection to the scheduler was lost.
         """
         from distributed import Future, KilledWorker
 
-        place = function.rpartition(":")[0]
-        sent = [Path(path) for path in (place, *files) if str(path).endswith(".py")]
-        order = Order(self.token, function, threads, timeout, _versions(), {str(path): sources(path) for path in sent})
+        module = function.rpartition(":")[0]
+        paths = [Path(path) for path in (module, *files) if str(path).endswith(".py")]
+        settings = RunSettings(
+            self.token, function, threads, timeout, _versions(), {str(path): sources(path) for path in paths}
+        )
         ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
         futures: dict[str, dict[str, Any]] = {}
-        kept: list[Future] = []
+        submitted: list[Future] = []
         try:
             for number, cell in enumerate(cells):
                 future = self.client.submit(
-                    run, order, cell, key=f"workbench-{self.token}-{number}", retries=RETRIES, priority=-number
+                    run, settings, cell, key=f"workbench-{self.token}-{number}", retries=RETRIES, priority=-number
                 )
                 futures[future.key] = cell
-                kept.append(future)
+                submitted.append(future)
                 future.add_done_callback(ended.put)
-            for _ in kept:
+            for _ in submitted:
                 future = _next(ended)
                 cell = futures[future.key]
                 if future.status == "finished":
@@ -155,26 +156,26 @@ class Cluster:
                     yield CellOutcome(cell, status, 0.0, error=f"{type(error).__name__}: {error}")
                 else:
                     raise ConnectionAbortedError(
-                        "the dask scheduler was lost, or it dropped the cells; those that have ended are kept, run again to go on"
+                        "the connection to the dask scheduler was lost, or it dropped the cells; results so far are kept, run again to resume"
                     )
                 future.release()
         finally:
-            left = [future for future in kept if not future.done()]
-            if left and self.client.status == "running":
+            unfinished = [future for future in submitted if not future.done()]
+            if unfinished and self.client.status == "running":
                 with contextlib.suppress(Exception):
-                    self.client.cancel(left, force=True)
+                    self.client.cancel(unfinished, force=True)
                     self.client.run(stop, self.token)
 
 
 def _next(ended: queue.SimpleQueue[Any]) -> Any:
-    while True:  # a wait without a limit would not let Ctrl-C through on every system
+    while True:  # on some systems Ctrl-C can't interrupt a wait without a timeout
         with contextlib.suppress(queue.Empty):
             return ended.get(timeout=1.0)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """dask logs the tracebacks of what is told here in one sentence."""
+    """Silence the tracebacks that dask logs for errors that we report in one sentence."""
     logger = logging.getLogger("distributed")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -184,16 +185,16 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# ---- what runs in a dask worker
+# ---- code that runs in a dask worker
 @dataclass(frozen=True)
-class Order:
-    """What all cells of one run have in common.
+class RunSettings:
+    """Settings that all cells of one run share.
 
     Args:
-        token: of the run.
+        token: identifier of the run.
         function, threads, timeout: see `Cluster.outcomes`.
-        versions: of the code that asks.
-        files: for each path, as it is called there, the file and those beside it that it imports: name -> text.
+        versions: versions of the code in the process that submits the cells.
+        files: for each path on the submitting machine, the texts of that file and of the files beside it that it imports: name -> text.
     """
 
     token: str
@@ -205,37 +206,39 @@ class Order:
 
 
 class EndedError(RuntimeError):
-    """The process of a cell was ended from outside."""
+    """Raised so that dask retries a cell whose process was ended from outside."""
 
 
 @dataclass
 class _Processes:
-    """The processes of cells beside this worker: those that wait and those that run, by the run that they belong to."""
+    """The child processes of this dask worker, idle and busy, each with the token of its run."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     idle: list[tuple[str, Worker, threading.Timer]] = field(default_factory=list)
     busy: list[tuple[str, Worker]] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)
 
-    def take(self, order: Order) -> Worker:
+    def acquire(self, settings: RunSettings) -> Worker:
+        """Return an idle process of the run, or a new one, and mark it as busy."""
         with self.lock:
             for entry in self.idle:
-                if entry[0] == order.token:
+                if entry[0] == settings.token:
                     self.idle.remove(entry)
                     entry[2].cancel()
                     worker = entry[1]
                     break
             else:
-                worker = _start(order)
-            self.busy.append((order.token, worker))
+                worker = _start(settings)
+            self.busy.append((settings.token, worker))
         return worker
 
-    def give(self, order: Order, worker: Worker) -> None:
-        timer = threading.Timer(IDLE, self._end, [worker])
+    def release(self, settings: RunSettings, worker: Worker) -> None:
+        """Mark a process as idle, to be ended if no cell comes for `IDLE_TIMEOUT` seconds."""
+        timer = threading.Timer(IDLE_TIMEOUT, self._end, [worker])
         timer.daemon = True
         with self.lock:
-            self.busy.remove((order.token, worker))
-            self.idle.append((order.token, worker, timer))
+            self.busy.remove((settings.token, worker))
+            self.idle.append((settings.token, worker, timer))
         timer.start()
 
     def _end(self, worker: Worker) -> None:
@@ -246,12 +249,12 @@ class _Processes:
             worker.end()
 
     def stop(self, token: str) -> None:
-        """End the processes of a run."""
+        """End all processes of a run."""
         with self.lock:
             self.stopped.add(token)
             waiting = [entry for entry in self.idle if entry[0] == token]
             self.idle = [entry for entry in self.idle if entry[0] != token]
-            running = [worker for known, worker in self.busy if known == token]
+            running = [worker for owner, worker in self.busy if owner == token]
         for _, worker, timer in waiting:
             timer.cancel()
             worker.end()
@@ -266,17 +269,17 @@ class _Processes:
 _PROCESSES = _Processes()
 
 
-def run(order: Order, cell: dict[str, Any]) -> CellOutcome:
-    """Run one cell beside this dask worker."""
-    if differing := _differing(order.versions):
-        raise ValueError(_refused("a worker that came later", differing))
-    worker = _PROCESSES.take(order)
+def run(settings: RunSettings, cell: dict[str, Any]) -> CellOutcome:
+    """Run one cell in a child process of this dask worker."""
+    if differing := _differing(settings.versions):
+        raise ValueError(_mismatch("a worker that joined later", differing))
+    worker = _PROCESSES.acquire(settings)
     try:
-        outcome = worker.run(cell, order.timeout)
+        outcome = worker.run(cell, settings.timeout)
         if outcome.status == "died" and worker.process.exitcode == -signal.SIGTERM:
             raise EndedError(outcome.error)
     finally:
-        _PROCESSES.give(order, worker)
+        _PROCESSES.release(settings, worker)
     return outcome
 
 
@@ -285,45 +288,45 @@ def stop(token: str) -> None:
     _PROCESSES.stop(token)
 
 
-def _start(order: Order) -> Worker:
-    # dask's nannies start workers as daemons, which may have no children; ours end by themselves with this process
+def _start(settings: RunSettings) -> Worker:
+    # dask's nannies start workers as daemon processes, which may not have children; ours end with this process anyway
     multiprocessing.current_process().daemon = False
     _end_at_exit()
     folder = _folder()
-    sent = {path: str(_written(folder, path, files)) for path, files in order.files.items()}
-    return Worker(order.function, order.threads, folder / f"{uuid.uuid4().hex}.log", sent=sent)
+    sent = {path: str(_written(folder, path, files)) for path, files in settings.files.items()}
+    return Worker(settings.function, settings.threads, folder / f"{uuid.uuid4().hex}.log", sent=sent)
 
 
 @functools.cache
 def _end_at_exit() -> None:
-    """Processes of cells don't keep this one from ending."""
+    """Register that child processes are ended when this process exits, so that they do not block the exit."""
     multiprocessing.util.Finalize(None, _PROCESSES.end, exitpriority=100)
     atexit.register(_PROCESSES.end)
 
 
 @functools.cache
 def _folder() -> Path:
-    keeper = tempfile.TemporaryDirectory(prefix="workbench-")
-    _KEPT.append(keeper)
-    return Path(keeper.name)
+    folder = tempfile.TemporaryDirectory(prefix="workbench-")
+    _TEMPORARY_FOLDERS.append(folder)
+    return Path(folder.name)
 
 
-_KEPT: list[Any] = []
+_TEMPORARY_FOLDERS: list[Any] = []  # keeps them from being deleted before the process ends
 
 
 def _written(folder: Path, path: str, files: dict[str, str]) -> Path:
-    """Where a file lies here with those beside it; one folder for each state of them."""
-    total = hashlib.sha256("\n".join(f"{name}\n{text}" for name, text in sorted(files.items())).encode()).hexdigest()
-    inside = folder / total[:16]
-    inside.mkdir(exist_ok=True)
+    """Write a file and the files beside it to a folder named by their digest, and return the path of the file there."""
+    digest = hashlib.sha256("\n".join(f"{name}\n{text}" for name, text in sorted(files.items())).encode()).hexdigest()
+    subfolder = folder / digest[:16]
+    subfolder.mkdir(exist_ok=True)
     for name, text in files.items():
-        (inside / name).write_text(text, encoding="utf-8")
-    return inside / Path(path).name
+        (subfolder / name).write_text(text, encoding="utf-8")
+    return subfolder / Path(path).name
 
 
 # ---- versions
 def _versions() -> dict[str, str]:
-    """What decides the numbers."""
+    """Return the versions that results depend on."""
     installed = environment.versions()
     names = ("workbench", "torch", "numpy")
     python = ".".join(map(str, sys.version_info[:2]))
@@ -335,15 +338,15 @@ def _source() -> str:
     return environment.source_digest()[:12]
 
 
-def _differing(wanted: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """What is other in this process: name -> (here, wanted)."""
-    here = _versions()
-    return {name: (here[name], value) for name, value in wanted.items() if here[name] != value}
+def _differing(required: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the versions that differ in this process: name -> (installed, required)."""
+    installed = _versions()
+    return {name: (installed[name], value) for name, value in required.items() if installed[name] != value}
 
 
-def _refused(worker: str, differing: dict[str, tuple[str, str]]) -> str:
-    what = ", ".join(
-        f"{'code of workbench' if name == 'source' else name} {here} (here {ours})"
-        for name, (here, ours) in differing.items()
+def _mismatch(worker: str, differing: dict[str, tuple[str, str]]) -> str:
+    versions = ", ".join(
+        f"{'code of workbench' if name == 'source' else name} {installed} (here {required})"
+        for name, (installed, required) in differing.items()
     )
-    return f"{worker} has {what}: results would depend on where a cell ran; install the same there as here"
+    return f"{worker} has {versions}: results would depend on where a cell ran; install the same versions there as here"

@@ -1,4 +1,4 @@
-"""Models, data sets and metrics as texts, such as ``"mlp(width=20)"``: read without evaluating anything but literals."""
+"""Parsing of models, data sets and metrics given as texts, such as ``"mlp(width=20)"``. Only literals are evaluated."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ REFERENCE = re.compile(r"(?P<place>.+\.py|[A-Za-z_][\w.]*):(?P<call>[A-Za-z_]\w*
 
 
 def split(text: str) -> list[str]:
-    """Split at commas that stand outside all brackets.
+    """Split a text at the commas outside of brackets.
 
     Example:
         >>> split("plain, sculpt(Normal(beta=0.5), n_layers=1)+vote")
         ['plain', 'sculpt(Normal(beta=0.5), n_layers=1)+vote']
     """
-    pieces, depth = [""], 0
-    for sign in text:
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign == "," and not depth:
-            pieces.append("")
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and not depth:
+            parts.append("")
         else:
-            pieces[-1] += sign
-    return [piece.strip() for piece in pieces if piece.strip()]
+            parts[-1] += character
+    return [piece.strip() for piece in parts if piece.strip()]
 
 
 # ---- models, data sets and metrics
 def model_of(text: str, data: Data) -> nn.Module:
-    """The model that a text names, for a data set.
+    """Build the model that a text describes for a data set.
 
     Args:
-        text: a ready model (auto, linear, mlp, cnn, tabular), "module:factory" or "path/to/file.py:factory"; each with arguments in
-            parentheses if need be. A factory with a parameter that has no default is given the data set, any other is called without.
-        data: the data set.
+        text: a ready model (auto, linear, mlp, cnn, tabular), "module:factory" or "path/to/file.py:factory", each optionally with arguments in
+            parentheses. A factory with a parameter without default is called with the data set, any other without it.
+        data: data set.
 
     Raises:
         ValueError: there is no such model or argument.
-        TypeError: the factory gave no nn.Module.
+        TypeError: the factory returned no nn.Module.
 
     Example:
         >>> from workbench import data
@@ -65,12 +65,14 @@ def model_of(text: str, data: Data) -> nn.Module:
     function, named = check_model(text)
     model = function(data, **named) if _wants_data(function, named) else function(**named)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model {text!r} gave an object of type {type(model).__name__}; it must give an nn.Module")
+        raise TypeError(
+            f"model {text!r} returned an object of type {type(model).__name__}; it must return an nn.Module"
+        )
     return model
 
 
 def check_model(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function behind the text of a model, and its arguments; raises as `model_of` does."""
+    """Return the factory function and the keyword arguments that the text of a model names; raises as `model_of` does."""
     from .models import READY
 
     if (matched := REFERENCE.fullmatch(text.strip())) is not None:
@@ -81,7 +83,7 @@ def check_model(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         name = _model_name(node, text)
         if name not in READY:
             raise ValueError(
-                f"there is no model {name!r}: {hint(name, READY)}; your own is 'module:factory' or 'path/to/file.py:factory'"
+                f"there is no model {name!r}: {hint(name, READY)}; write a model of yours as 'module:factory' or 'path/to/file.py:factory'"
             )
         function = READY[name]
     positional, named = arguments(node, (), f"model {text!r}")
@@ -89,7 +91,7 @@ def check_model(text: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         raise ValueError(f"model {text!r}: write arguments as name=value")
     if not callable(function):
         raise TypeError(
-            f"model {text!r} is an object of type {type(function).__name__}, not a function that gives a model"
+            f"model {text!r} is an object of type {type(function).__name__}, not a function that returns a model"
         )
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -116,7 +118,7 @@ def _wants_data(function: Callable[..., Any], named: Mapping[str, Any]) -> bool:
 
 
 def one_spelling(text: str) -> str:
-    """The text of a wrapper or a model, with the spaces that Python's style wants.
+    """Return the text of a wrapper or a model with normalized spacing.
 
     Example:
         >>> one_spelling("mlp( width = 20 )"), one_spelling("net.py:build")
@@ -128,10 +130,14 @@ def one_spelling(text: str) -> str:
 
 
 def reference(function: Callable[..., Any] | str, what: str) -> str:
-    """A function as a text by which any process of this code finds it.
+    """Return the text by which another process finds a function.
+
+    Args:
+        function: function, or such a text, which is returned unchanged.
+        what: what the function is, for the error message.
 
     Raises:
-        TypeError: it is none at the top of a module or script.
+        TypeError: the function is not defined at the top level of a module or script.
     """
     if isinstance(function, str):
         return function
@@ -139,14 +145,14 @@ def reference(function: Callable[..., Any] | str, what: str) -> str:
     file = getattr(sys.modules.get(module), "__file__", None)
     if not name or "." in name or name == "<lambda>" or file is None:
         raise TypeError(
-            f"{what} must be at the top of a module or a .py file, where another process finds it, not {function!r:.100}: put it in a file, and "
-            f"give 'path/to/file.py:{name if name.isidentifier() else 'name'}'"
+            f"{what} must be defined at the top level of a module or a .py file, so that other processes find it, not {function!r:.100}: put it "
+            f"in a file, and give 'path/to/file.py:{name if name.isidentifier() else 'name'}'"
         )
     return f"{os.path.relpath(file)}:{name}" if module == "__main__" else f"{module}:{name}"
 
 
 def file_of(text: str) -> Path | None:
-    """The file of the user's own code that a text refers to; None for what has a name in this package."""
+    """Return the file of the user's code that a text refers to; None for the names of ready models and data sets."""
     if (matched := REFERENCE.fullmatch(text.strip())) is None:
         return None
     if matched["place"].endswith(".py"):
@@ -158,7 +164,7 @@ def file_of(text: str) -> Path | None:
 
 
 def sources(path: Path) -> dict[str, str]:
-    """A file and the files beside it that it imports, directly or not: name -> text."""
+    """Return the texts of a file and of the files beside it that it imports, directly or indirectly: name -> text."""
     texts: dict[str, str] = {}
     waiting = [path.resolve()]
     while waiting:
@@ -176,9 +182,9 @@ def sources(path: Path) -> dict[str, str]:
 
 
 def digest(*files: Path) -> str:
-    """What tells one state of the users' files from another, as "sha256:" and 12 digits."""
-    total = hashlib.sha256()
+    """Return a digest of the user's files and of the sibling files that they import, as "sha256:" and 12 hexadecimal digits."""
+    hasher = hashlib.sha256()
     for file in files:
         for name, text in sorted(sources(file).items()):
-            total.update(f"{name}\n{text}\n".encode())
-    return f"sha256:{total.hexdigest()[:12]}"
+            hasher.update(f"{name}\n{text}\n".encode())
+    return f"sha256:{hasher.hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""Results on disk: NAME.jsonl keeps them; NAME.csv (or .parquet), NAME.json and NAME.failed.txt are made from it, for people."""
+"""Results on disk: NAME.jsonl, the store, keeps them; NAME.csv (or .parquet), NAME.json and NAME.failed.txt are exported from it for people."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
-HEAD = b'{"workbench": "results", '  # of every store
-TAIL = len(', "crc": "00000000"}')  # of every line
+HEAD = b'{"workbench": "results", '  # beginning of every store
+CHECKSUM_LENGTH = len(', "crc": "00000000"}')  # at the end of every line
 FAILURE = re.compile(r"^=== ([0-9a-f]{12}) ", re.MULTILINE)
-RECORD = b'{\n "runs": ['  # the head of every NAME.json
-RUN = {"command", "started", "ended", "cells", "seconds", "jobs", "threads", "environment"}  # what each run in it has
+RECORD = b'{\n "runs": ['  # beginning of every NAME.json
+RUN = {"command", "started", "ended", "cells", "seconds", "jobs", "threads", "environment"}  # keys of each run in it
 
 
 def key(cell: Mapping[str, Any]) -> str:
-    """What a cell is known by: 12 hexadecimal digits of the SHA-256 of its arguments as JSON.
+    """Return the key of a cell: the first 12 hexadecimal digits of the SHA-256 of its arguments as JSON.
 
     Example:
         >>> key({"seed": 0, "method": "vote"}) == key({"method": "vote", "seed": 0})
@@ -41,17 +41,17 @@ def key(cell: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The rows that are kept with a table of results; every value has the type that it had.
+    """Read a table of results, with the original type of each value.
 
     Args:
-        path: the CSV or Parquet file. Without the .jsonl file beside it, as in versions before 0.4, each column of it has the type that all of
-            its texts have.
+        path: CSV or Parquet file. Without the .jsonl file beside it, as in versions before 0.4, the type of each CSV column is inferred from
+            its texts.
 
     Returns:
-        Table with the cells' arguments, results, and `RESERVED`; a value that a row does not have is NaN.
+        Table with the cells' arguments, results, and `RESERVED`; a value that a row lacks is NaN.
 
     Raises:
-        ValueError: one of the files is damaged, or not of this package.
+        ValueError: one of the files is damaged, or was not written by this package.
     """
     require("pandas")
     if path.with_suffix(".jsonl").exists():
@@ -64,11 +64,11 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def check_path(path: Path) -> None:
-    """Raise unless results can be kept in such a file.
+    """Check that results can be saved to a path.
 
     Raises:
-        ValueError: for another ending than .csv and .parquet.
-        ModuleNotFoundError: for Parquet without pyarrow.
+        ValueError: the suffix is neither .csv nor .parquet.
+        ModuleNotFoundError: the suffix is .parquet and pyarrow is not installed.
     """
     if path.suffix not in (".csv", ".parquet"):
         raise ValueError(f"results are kept in a .csv or .parquet file, not {path.name!r}")
@@ -76,11 +76,11 @@ def check_path(path: Path) -> None:
         require("pyarrow", "parquet")
 
 
-class _Kept:
-    """The rows of one cell, in the forms in which they are needed again and again.
+class _CellRows:
+    """The rows of one cell, and their line in the store, which is computed once.
 
     Args:
-        rows: of the cell; each has `RESERVED` at its end.
+        rows: rows of the cell; each ends with `RESERVED`.
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -94,33 +94,36 @@ class _Kept:
 
 
 class Store:
-    """The files of one experiment; whoever writes holds the lock.
+    """The files of one experiment. The caller must hold the lock in order to write.
 
-    What is on disk is read, and nothing is written before `write`. Of files that were cut off, as by a disk that failed, what is whole is taken.
+    The constructor reads what is on disk; nothing is written before `write`. Of truncated files (say, after a disk failure) the complete cells
+    are used.
 
     Args:
-        path: the CSV or Parquet file; the others have its name and another ending.
+        path: CSV or Parquet file; the other files have the same name with other suffixes.
 
     Raises:
-        ValueError: one of the files is damaged, was changed by others, or holds something else; it is named, and left as it is.
+        ValueError: one of the files is damaged, was changed by hand, or is not of this package; the message names it, and it is left as it is.
         OSError: one of them can't be read.
 
     Warns:
-        WorkbenchWarning: a file was cut off: what is missing runs again.
+        WorkbenchWarning: a file was truncated; the missing cells run again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.cells: dict[str, _Kept] = {}
+        self.cells: dict[str, _CellRows] = {}
         self.failures: dict[str, str] = {}
         self.runs: list[dict[str, Any]] = []
-        # of the files made from the store, by ending: as written last, and before
+        # digests of the exported files by suffix: as written last, and the time before
         self._digests: dict[str, list[str]] = {}
         files = [self._file(suffix) for suffix in (".jsonl", path.suffix, ".json", ".failed.txt")]
         for file in files:
             if file.is_symlink():
-                raise ValueError(f"{file} is a link to {file.readlink()}: give the path itself, or remove the link")
-        # read as bytes: what somebody else has put there may be no text at all
+                raise ValueError(
+                    f"{file} is a link to {file.readlink()}: give the path of the file itself, or remove the link"
+                )
+        # read as bytes, since a file of another program need not be text
         store, table, record, failed = (file.read_bytes() if file.exists() else b"" for file in files)
         self._disk = {
             suffix: _digest(data)
@@ -128,70 +131,70 @@ class Store:
             if data
         }
         if self._read_store(store):
-            self._check_made(table, record, failed)
+            self._check_exports(table, record, failed)
         else:
-            self._read_made(table, record, failed)
+            self._read_exports(table, record, failed)
 
     def keys(self) -> set[str]:
-        """The cells whose results are there."""
+        """Return the keys of the cells that have results."""
         return set(self.cells)
 
     def frame(self) -> pd.DataFrame:
-        """All rows, with the types that they had; see `tables.frame_of`."""
-        return frame_of([row for kept in self.cells.values() for row in kept.rows])
+        """Return all rows with their original types; see `tables.frame_of`."""
+        return frame_of([row for cell in self.cells.values() for row in cell.rows])
 
     def versions(self, keys: Collection[str]) -> dict[str, str]:
-        """The versions of the code that gave the results of these cells."""
-        return {known: kept.rows[0]["version"] for known, kept in self.cells.items() if known in keys}
+        """Return the versions of the code that computed these cells, by key."""
+        return {cell_key: cell.rows[0]["version"] for cell_key, cell in self.cells.items() if cell_key in keys}
 
     def drop(self, keys: Collection[str]) -> None:
-        """Forget the results of these cells; if none are left, also who made them."""
-        self.cells = {known: kept for known, kept in self.cells.items() if known not in keys}
+        """Delete the results of these cells, and the record of runs if no cell is left."""
+        self.cells = {cell_key: cell for cell_key, cell in self.cells.items() if cell_key not in keys}
         if not self.cells:
             self.runs = []
 
     def add(self, outcome: CellOutcome, stamp: Mapping[str, str], order: Iterable[str]) -> None:
-        """Keep what a cell gave, and write it.
+        """Add the outcome of a cell, and write all files.
 
         Args:
-            outcome: how the cell ended.
-            stamp: the columns "version" and "device".
-            order: keys of cells in the order that their rows shall have, whichever ends first.
+            outcome: outcome of the cell.
+            stamp: values of the columns "version" and "device".
+            order: keys of all cells in the order of their rows, which does not depend on which cell ends first.
         """
-        known = key(outcome.cell)
+        cell_key = key(outcome.cell)
         if outcome.status != "ok":
-            what = f"{outcome.status} after {outcome.seconds:.1f} s: {json.dumps(outcome.cell)}"
-            # a traceback may hold a line that looks like the head of the next one
+            heading = f"{outcome.status} after {outcome.seconds:.1f} s: {json.dumps(outcome.cell)}"
+            # a line of a traceback may look like the heading of the next failure
             message = FAILURE.sub(r" \g<0>", outcome.error.strip())
-            self.failures[known] = f"=== {known} {what}\n{message}\n\n"
+            self.failures[cell_key] = f"=== {cell_key} {heading}\n{message}\n\n"
         else:
-            tail = {"cell": known, "seconds": round(outcome.seconds, 3), **stamp}
+            tail = {"cell": cell_key, "seconds": round(outcome.seconds, 3), **stamp}
             tail |= {"device": outcome.device} if outcome.device else {}
-            self.cells[known] = _Kept([{**outcome.cell, **row, **tail} for row in outcome.rows])
-            places = {name: place for place, name in enumerate(order)}
-            self.cells = dict(sorted(self.cells.items(), key=lambda item: places.get(item[0], -1)))
-            self.failures.pop(known, None)
+            self.cells[cell_key] = _CellRows([{**outcome.cell, **row, **tail} for row in outcome.rows])
+            positions = {name: position for position, name in enumerate(order)}
+            self.cells = dict(sorted(self.cells.items(), key=lambda item: positions.get(item[0], -1)))
+            self.failures.pop(cell_key, None)
         self.write()
 
     def made_by(self, command: str, environment: dict[str, str], jobs: int, threads: int) -> dict[str, Any]:
-        """The record of a run: an earlier one of the same command, environment and size goes on."""
-        same = {"command": command, "jobs": jobs, "threads": threads, "environment": environment}
+        """Return the record of a run; a resumed run (same command, environment, jobs and threads) continues its earlier record."""
+        setting = {"command": command, "jobs": jobs, "threads": threads, "environment": environment}
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
         for run in self.runs:
-            if same.items() <= run.items():
+            if setting.items() <= run.items():
                 return run
-        run = {"command": command, "started": now, "ended": now, "cells": 0, "seconds": 0.0, **same}
+        run = {"command": command, "started": now, "ended": now, "cells": 0, "seconds": 0.0, **setting}
         self.runs.append(run)
         return run
 
     def write(self) -> None:
-        """Write all files, the store first; each is the old one or the new one at any moment."""
+        """Write all files atomically, the store first."""
         runs = [run for run in self.runs if run["cells"]]
-        made = self._made(runs)
-        # whatever ends this between two files, the store knows those that stand beside it
+        exports = self._exports(runs)
+        # the store lists the digests of the new exports and of those on disk, so that it recognises both if we are killed in between
         self._digests = {
             suffix: [_digest(data), *([self._disk[suffix]] if suffix in self._disk else [])]
-            for suffix, data in made.items()
+            for suffix, data in exports.items()
         }
         head = {
             "workbench": "results",
@@ -200,10 +203,10 @@ class Store:
             "made": self._digests,
             "runs": runs,
         }
-        failures = (_line({"failed": known, "told": reason}) for known, reason in self.failures.items())
-        lines = [_line(head), *(kept.line for kept in self.cells.values()), *failures]
+        failures = (_line({"failed": cell_key, "told": reason}) for cell_key, reason in self.failures.items())
+        lines = [_line(head), *(cell.line for cell in self.cells.values()), *failures]
         atomic.write(self._file(".jsonl"), b"\n".join([*lines, b""]))
-        for suffix, data in made.items():
+        for suffix, data in exports.items():
             if data:
                 atomic.write(self._file(suffix), data)
                 self._disk[suffix] = _digest(data)
@@ -212,13 +215,13 @@ class Store:
                 self._disk.pop(suffix, None)
 
     def sweep(self) -> None:
-        """Remove what earlier runs were writing when they were killed."""
+        """Remove temporary files of earlier runs that were killed while they wrote."""
         for suffix in (".jsonl", self.path.suffix, ".json", ".failed.txt"):
             atomic.remove_unfinished(self._file(suffix))
 
-    def _made(self, runs: list[dict[str, Any]]) -> dict[str, bytes]:
-        """The files for people, by their endings."""
-        rows = [row for kept in self.cells.values() for row in kept.rows]
+    def _exports(self, runs: list[dict[str, Any]]) -> dict[str, bytes]:
+        """Return the contents of the exported files by suffix."""
+        rows = [row for cell in self.cells.values() for row in cell.rows]
         return {
             self.path.suffix: content(rows, self.path.suffix),
             ".json": (json.dumps({"runs": runs}, indent=1) + "\n").encode(),
@@ -230,89 +233,89 @@ class Store:
 
     # ---- reading
     def _read_store(self, data: bytes) -> bool:
-        """Take what the store has; False where there is none, or nothing is left of it."""
+        """Load the lines of the store. Return False if there is no store or no complete line."""
         file = self._file(".jsonl")
         if not data:
             return False
         if not (data.startswith(HEAD) or HEAD.startswith(data)):
-            raise ValueError(_foreign(file, "it is no store of results"))
-        *lines, rest = data.split(b"\n")
+            raise ValueError(_foreign(file, "it does not begin as a store of results does"))
+        *lines, remainder = data.split(b"\n")
         if not lines:
             _warn(
-                f"{file} was cut off at its beginning: results are taken from {self.path.name}, with types as their texts look"
+                f"{file} was truncated in its first line: results are read from {self.path.name}, with types inferred from their texts"
             )
-        elif rest.strip(b"\0"):
-            _warn(f"{file} was cut off: the cells that are missing at its end run again")
+        elif remainder.strip(b"\0"):
+            _warn(f"{file} was truncated: the cells that are missing at its end run again")
         for number, line in enumerate(lines, 1):
-            body, checksum = line[:-TAIL] + b"}", line[-TAIL:]
+            body, checksum = line[:-CHECKSUM_LENGTH] + b"}", line[-CHECKSUM_LENGTH:]
             try:
                 if checksum != _checksum(body):
-                    raise ValueError("its checksum is of another text")
+                    raise ValueError("its checksum does not match")
                 entry = json.loads(body.decode("utf-8", "surrogatepass"))
             except ValueError as error:
-                what = (
-                    "the results that it keeps can't be told"
+                remedy = (
+                    f"restore the file from a backup, or move it away to continue from {self.path.name}"
                     if number == 1
-                    else "without the line, its cell runs again"
+                    else "restore the file from a backup, or delete this line, so that its cell runs again"
                 )
-                raise ValueError(f"{file} is damaged in line {number}, {error}: restore the file; {what}") from error
-            self._take(entry, number == 1)
+                raise ValueError(f"{file} is damaged in line {number} ({error}): {remedy}") from error
+            self._load_entry(entry, number == 1)
         return bool(lines)
 
-    def _take(self, entry: dict[str, Any], head: bool) -> None:
-        if head:
+    def _load_entry(self, entry: dict[str, Any], is_head: bool) -> None:
+        if is_head:
             if entry["format"] != FORMAT:
                 raise ValueError(
-                    f"{self._file('.jsonl')} is of format {entry['format']}, and this version of workbench reads format {FORMAT}: update it"
+                    f"{self._file('.jsonl')} has format {entry['format']}, and this version of workbench reads format {FORMAT}: update workbench"
                 )
             if entry["table"] != self.path.suffix:
                 other = self.path.with_suffix(entry["table"]).name
                 raise ValueError(
-                    f"{self._file('.jsonl')} keeps the results of {other}: go on with that, or write {self.path.name} elsewhere"
+                    f"{self._file('.jsonl')} keeps the results of {other}: continue with {other}, or choose another name than {self.path.name}"
                 )
             self.runs, self._digests = entry["runs"], entry["made"]
         elif "failed" in entry:
             self.failures[entry["failed"]] = entry["told"]
         else:
             tail = {name: entry[name] for name in RESERVED}
-            self.cells[entry["cell"]] = _Kept([{**row, **tail} for row in entry["rows"]])
+            self.cells[entry["cell"]] = _CellRows([{**row, **tail} for row in entry["rows"]])
 
-    def _check_made(self, table: bytes, record: bytes, failed: bytes) -> None:
-        """Raise unless the files beside the store are those that were made from it; cut off, they are made anew."""
-        there = {self.path.suffix: table, ".json": record, ".failed.txt": failed}
+    def _check_exports(self, table: bytes, record: bytes, failed: bytes) -> None:
+        """Raise unless the files beside the store were exported from it; truncated ones are accepted, since `write` replaces them."""
+        on_disk = {self.path.suffix: table, ".json": record, ".failed.txt": failed}
         changed = [suffix for suffix, digest in self._disk.items() if digest not in self._digests.get(suffix, ())]
-        made = self._made(self.runs) if changed else {}
+        exports = self._exports(self.runs) if changed else {}
         for suffix in changed:
-            if not made[suffix].startswith(there[suffix]) and not _is_torn(there[suffix], suffix):
+            if not exports[suffix].startswith(on_disk[suffix]) and not _is_truncated(on_disk[suffix], suffix):
                 file = self._file(suffix)
                 raise ValueError(
-                    f"{file} is not the file that was made from {self._file('.jsonl').name}: somebody else has written or changed it; "
-                    f"move it away to have it made anew, or {self._file('.jsonl').name} to go on from it"
+                    f"{file} is not the file that was made from {self._file('.jsonl').name}: it was changed or replaced; "
+                    f"move it away to have it written again, or move {self._file('.jsonl').name} away to continue from it"
                 )
 
-    def _read_made(self, table: bytes, record: bytes, failed: bytes) -> None:
-        """Take what stands in the files themselves, as versions without a store wrote them."""
+    def _read_exports(self, table: bytes, record: bytes, failed: bytes) -> None:
+        """Load the results from the exported files, as versions without a store wrote them."""
         if table and not set(RESERVED) <= set(columns(table, self.path.suffix)):
             raise ValueError(_foreign(self.path, f"it lacks the columns {', '.join(RESERVED)}"))
         if record:
             self.runs = _runs(record, self._file(".json"))
         if failed:
-            if not _is_failed(failed):
-                raise ValueError(_foreign(self._file(".failed.txt"), "it has no tracebacks of cells"))
+            if not _is_failure_log(failed):
+                raise ValueError(_foreign(self._file(".failed.txt"), "it does not begin with the traceback of a cell"))
             _, *pieces = FAILURE.split(failed.decode("utf-8", "backslashreplace"))
-            self.failures = {name: f"=== {name} {rest}" for name, rest in zip(pieces[::2], pieces[1::2], strict=True)}
+            self.failures = {name: f"=== {name} {text}" for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
         if table:
-            rows, torn = read_table(self.path)
-            if torn:
-                _warn(f"{self.path} was cut off: the cells that are missing at its end run again")
+            rows, truncated = read_table(self.path)
+            if truncated:
+                _warn(f"{self.path} was truncated: the cells that are missing at its end run again")
             cells: dict[str, list[dict[str, Any]]] = {}
             for row in rows:
                 cells.setdefault(row["cell"], []).append({**row, **{name: row.get(name, "") for name in RESERVED}})
-            self.cells = {known: _Kept(kept) for known, kept in cells.items()}
+            self.cells = {cell_key: _CellRows(cell_rows) for cell_key, cell_rows in cells.items()}
 
 
-def _foreign(file: Path, why: str) -> str:
-    return f"{file} is no file of results: {why}; move it, or write elsewhere"
+def _foreign(file: Path, reason: str) -> str:
+    return f"{file} is not a results file of workbench: {reason}; move it away, or choose another file"
 
 
 def _warn(message: str) -> None:
@@ -320,8 +323,8 @@ def _warn(message: str) -> None:
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    """An entry with its own checksum at the end: a damaged digit would be another result."""
-    # two halves of a surrogate pair, as escapes, would come back as one character
+    """Return the line of an entry, which ends with its checksum, so that a damaged digit does not pass for a result."""
+    # no ASCII escapes: two lone halves of a surrogate pair would be read back as one character
     body = json.dumps(entry, ensure_ascii=False).encode("utf-8", "surrogatepass")
     return body[:-1] + _checksum(body)
 
@@ -335,8 +338,8 @@ def _digest(data: bytes) -> str:
 
 
 def _runs(data: bytes, file: Path) -> list[dict[str, Any]]:
-    """The runs in a record; none in one that was cut off."""
-    if _is_torn(data, ".json"):
+    """Return the runs in a record; none if it was truncated."""
+    if _is_truncated(data, ".json"):
         return []
     try:
         runs = json.loads(data)["runs"]
@@ -344,19 +347,19 @@ def _runs(data: bytes, file: Path) -> list[dict[str, Any]]:
             return list(runs)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise ValueError(_foreign(file, "it does not say which runs made a table"))
+    raise ValueError(_foreign(file, "it is not a record of runs"))
 
 
-def _is_failed(data: bytes) -> bool:
+def _is_failure_log(data: bytes) -> bool:
     return FAILURE.match(data[:20].decode("utf-8", "replace")) is not None
 
 
-def _is_torn(data: bytes, suffix: str) -> bool:
-    """Whether a file has the beginning of one of ours, and not its end."""
+def _is_truncated(data: bytes, suffix: str) -> bool:
+    """Return whether a file begins like one of ours and lacks its end."""
     if suffix == ".json":
         return (data.startswith(RECORD) or RECORD.startswith(data)) and not data.rstrip().endswith(b"}")
     if suffix == ".parquet":
         return data.startswith(b"PAR1") and not data.endswith(b"PAR1")
     if data.endswith(b"\n"):
         return False
-    return _is_failed(data) if suffix == ".failed.txt" else set(RESERVED) <= set(columns(data, suffix))
+    return _is_failure_log(data) if suffix == ".failed.txt" else set(RESERVED) <= set(columns(data, suffix))

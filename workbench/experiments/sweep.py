@@ -1,4 +1,4 @@
-"""Grids of models, wrappers, data and seeds, each cell trained and measured alike, in one tidy table."""
+"""Grids of models, wrappers, data sets and seeds: every combination is trained and measured, with the results in one tidy table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 AXES = ("model", "wrapper", "data", "seed")
 OPTIONS = ("batch_size", "lr", "weight_decay", "folds", "patience", "standardize", "device", "rows")
 MEASURED = ("seconds", "fit_seconds", "predict_seconds", "peak_memory")  # columns that differ from run to run
-HELD = 0.1  # share of the training rows that chooses the best epoch
+VALIDATION_SHARE = 0.1  # share of the training rows by which the best epoch is chosen
 
 
 def grid(
@@ -51,40 +51,41 @@ def grid(
 ) -> pd.DataFrame:
     """Train every model in every wrapper on every data set with every seed, and measure each on the test rows.
 
-    All that is random in a cell, the model's start, the training and the split of the data, comes from its seed: results do not depend on
-    where, beside which others and in which order cells run. Of the training rows a tenth chooses the best epoch; test rows are looked at
-    once, at the end. What is in the file already is not run again.
+    All randomness of a cell (initial weights, training, split of the data) comes from its seed, so that results do not depend on where and in
+    which order cells run. A tenth of the training rows is used to choose the best epoch; the test rows are used once, at the end. Cells whose
+    results are in the file already are not run again.
 
     Args:
-        models: a ready model ("linear", "mlp(width=100)", "cnn", "tabular"), "module:factory" or "path/to/file.py:factory", or such a function
-            itself; one or several. "auto" is `workbench.models.tabular` for a table of numbers and "mlp" for anything else. A factory with a
-            parameter that has no default is given the data set.
-        wrappers: such as "plain", "vote", "vote(n_voters=5) + sculpt"; one text or several.
-        data: names that `workbench.data.load` takes, or references to functions of a seed that give a `Data`; one or several.
-        seeds: whole numbers of 0 or more. Sets with a fixed number of splits take split seed % splits.
-        path: .csv or .parquet file to keep results in, see `run_cells`; None keeps them in memory only.
-        epochs: of each training.
-        metrics: functions (or references to them) metric(wrapped, data) -> dict of numbers, measured beside those of the task.
-        jobs: cells at a time on this machine, each in a process of its own; with several GPUs, each process sees one of them.
-        threads: torch threads of each.
-        scheduler: address of a dask.distributed scheduler, or a Client or Cluster, on whose workers cells run; see `run_cells`.
-        timeout: seconds that one cell may take, None for no limit.
-        resume: whether cells whose results are in the file are taken from there.
-        progress: whether to print a line for each cell, and show a bar.
-        command: what to record as the command that made the file.
-        log_to: a tracker that is given each cell as a run of its own, see `run_cells`.
-        options: arguments of `workbench.fit`: batch_size, lr, weight_decay, folds, patience, standardize, device ("auto"); and rows, at most
-            as many training rows, drawn by the seed.
+        models: one or several of: a ready model ("linear", "mlp(width=100)", "cnn", "tabular"), "module:factory", "path/to/file.py:factory",
+            or a factory function. "auto" is `workbench.models.tabular` for a table of numbers and "mlp" for anything else. A factory with a
+            parameter without default is called with the data set.
+        wrappers: one or several texts such as "plain", "vote", "vote(n_voters=5) + sculpt".
+        data: one or several names for `workbench.data.load`, or references to functions that take a seed and return a `Data`.
+        seeds: integers of at least 0. Data sets with a fixed number of splits use split number seed % splits.
+        path: .csv or .parquet file for the results, see `run_cells`; None: results are only returned.
+        epochs: number of training epochs.
+        metrics: functions metric(wrapped, data) -> dict of numbers, or references to them, measured in addition to those of the task.
+        jobs: number of cells run in parallel on this machine, each in its own process; with several GPUs, each process sees one of them.
+        threads: torch threads per cell.
+        scheduler: address of a dask.distributed scheduler, or a Client or Cluster, whose workers run the cells; see `run_cells`.
+        timeout: time limit per cell in seconds; None: no limit.
+        resume: whether to skip cells whose results are in the file.
+        progress: whether to print a line per cell and show a progress bar.
+        command: command to record as the origin of the file.
+        log_to: tracker to which each cell is logged as a separate run, see `run_cells`.
+        options: arguments of `workbench.fit`: batch_size, lr, weight_decay, folds, patience, standardize, device ("auto"); and rows, the maximum
+            number of training rows, drawn by the seed.
 
     Returns:
-        One row for each cell: model, wrapper, data, seed, epochs and options; the scores and costs of `measure.measure`; fit_seconds,
-        peak_memory (MiB); network, which "auto" took; task, split, training rows and checksum of the data; cell, seconds, version and device.
-        ``frame.attrs["failed"]`` lists the cells that have none, see `run_cells`.
+        One row per cell: model, wrapper, data, seed, epochs and options; the scores and costs of `measure.measure`; fit_seconds,
+        peak_memory (MiB); network, the model that "auto" chose; task, split, train_rows and checksum of the data; cell, seconds, version and
+        device. ``frame.attrs["failed"]`` lists the cells without results, see `run_cells`.
 
     Raises:
-        ValueError: a name is not known, a text can't be read, or an argument is out of range; nothing has run then.
+        ValueError: a name is unknown, a text can't be parsed, or an argument is out of range; raised before any cell runs.
         TypeError: an argument is of the wrong type.
-        ConnectionError: there is no scheduler; ConnectionAbortedError: it was lost while cells ran. Run again to go on.
+        ConnectionError: no scheduler answers at the address.
+        ConnectionAbortedError: the connection to the scheduler was lost while cells ran. Run again to resume.
 
     Example:
         >>> frame = grid("linear", ["plain", "vote(n_voters=2)"], "cubic", [0], epochs=1, rows=40, progress=False)
@@ -114,18 +115,18 @@ def grid(
 def grid_cells(
     models: Any, wrappers: Any, data: Any, seeds: Any, *, epochs: int = 100, metrics: Any = (), **options: Any
 ) -> tuple[list[dict[str, Any]], list[Path]]:
-    """The cells of a grid, and the files of the user's own code that they need; arguments and errors are those of `grid`."""
+    """Return the cells of a grid, and the files of the user's code that they need; arguments and errors are those of `grid`."""
     from ..data.registry import resolve
 
     chosen: dict[str, list[Any]] = {
-        "model": [one_spelling(reference(model, "a model")) for model in _several(models)],
-        "wrapper": [one_spelling(text) for text in _several(wrappers)],
-        "data": [reference(name, "a data set") for name in _several(data)],
-        "seed": [_whole("seed", seed, 0) for seed in _several(seeds)],
+        "model": [one_spelling(reference(model, "a model")) for model in _as_list(models)],
+        "wrapper": [one_spelling(text) for text in _as_list(wrappers)],
+        "data": [reference(name, "a data set") for name in _as_list(data)],
+        "seed": [_integer("seed", seed, 0) for seed in _as_list(seeds)],
     }
     for name, values in chosen.items():
         if not values:
-            raise ValueError(f"{name}: the grid needs at least one")
+            raise ValueError(f"{name}: the grid needs at least one value")
         if repeated := {str(value) for value in values if values.count(value) > 1}:
             raise ValueError(f"{name}: give each value once, not several times {', '.join(sorted(repeated))}")
     for text in chosen["model"]:
@@ -133,27 +134,27 @@ def grid_cells(
     for text in chosen["wrapper"]:
         wrapper_of(text)
     chosen["data"] = [name if REFERENCE.fullmatch(name) else resolve(name) for name in chosen["data"]]
-    measures = [reference(metric, "a metric") for metric in _several(metrics)]
-    for text in (*measures, *(name for name in chosen["data"] if REFERENCE.fullmatch(name))):
+    metric_names = [reference(metric, "a metric") for metric in _as_list(metrics)]
+    for text in (*metric_names, *(name for name in chosen["data"] if REFERENCE.fullmatch(name))):
         _function(text)
     for name, value in options.items():
         if name not in OPTIONS:
             raise ValueError(f"grid has no argument {name!r}: {hint(name, OPTIONS)}")
         if name in ("batch_size", "folds", "patience", "rows") and value is not None:
-            _whole(name, value, 1 if name == "patience" else 2)
-    same: dict[str, Any] = {"epochs": _whole("epochs", epochs, 1)}
-    same |= {name: str(value) if name == "device" else value for name, value in options.items() if value is not None}
-    if measures:
-        same["metrics"] = measures
+            _integer(name, value, 1 if name == "patience" else 2)
+    shared: dict[str, Any] = {"epochs": _integer("epochs", epochs, 1)}
+    shared |= {name: str(value) if name == "device" else value for name, value in options.items() if value is not None}
+    if metric_names:
+        shared["metrics"] = metric_names
     cells, files = [], []
-    # seeds outermost: what there is after half of the time compares all wrappers
+    # seeds vary slowest, so that unfinished results compare all wrappers
     for seed, name, model, wrapper in itertools.product(
         *(chosen[axis] for axis in ("seed", "data", "model", "wrapper"))
     ):
-        used = [file for text in (model, name, *measures) if (file := file_of(text)) is not None]
-        files += [file for file in used if file not in files]
-        source = {"source": digest(*used)} if used else {}
-        cells.append({"model": model, "wrapper": wrapper, "data": name, "seed": seed, **same, **source})
+        user_files = [file for text in (model, name, *metric_names) if (file := file_of(text)) is not None]
+        files += [file for file in user_files if file not in files]
+        source = {"source": digest(*user_files)} if user_files else {}
+        cells.append({"model": model, "wrapper": wrapper, "data": name, "seed": seed, **shared, **source})
     return cells, files
 
 
@@ -169,7 +170,7 @@ def run(
     device: str = "auto",
     **options: Any,
 ) -> dict[str, Any]:
-    """One cell: train, and measure on the test rows; the arguments are those of `grid`."""
+    """Run one cell: train, and measure on the test rows. Arguments are those of `grid`."""
     import torch
 
     from ..training import fit
@@ -177,12 +178,12 @@ def run(
     from .models import suited
     from .positions import measurable, output_for
 
-    del source  # tells one state of the user's files from another; it is looked at nowhere
+    del source  # a digest of the user's files; it only makes the key of the cell change with them
     loaded = measurable(_load(data, seed))
     if rows is not None and rows < len(loaded.train):
         order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(seed))
         loaded = replace(loaded, train=loaded.train.take(order[:rows]))
-    train, validation = (loaded.train, None) if "folds" in options else loaded.validation(HELD, seed)
+    train, validation = (loaded.train, None) if "folds" in options else loaded.validation(VALIDATION_SHARE, seed)
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     memory = PeakMemory()
     with torch.random.fork_rng(cuda):
@@ -195,14 +196,14 @@ def run(
         fit(wrapped, train, epochs=epochs, seed=seed, device=device, progress=False, **chosen, **options)
         seconds = time.perf_counter() - start
         torch.manual_seed(seed)
-        place = next((p.device for p in wrapped.parameters()), torch.device("cpu"))
-        measured: dict[str, Any] = measure(wrapped, plain.to(place), loaded, validation)
+        device_used = next((p.device for p in wrapped.parameters()), torch.device("cpu"))
+        measured: dict[str, Any] = measure(wrapped, plain.to(device_used), loaded, validation)
         for metric in metrics:
             scores = _function(metric)(wrapped, loaded)
-            if not isinstance(scores, dict) or (taken := set(scores) & {*measured, *RESERVED, *AXES, *OPTIONS}):
+            if not isinstance(scores, dict) or (duplicates := set(scores) & {*measured, *RESERVED, *AXES, *OPTIONS}):
                 raise TypeError(
-                    f"metric {metric} must give a dict of numbers with names of its own, found "
-                    f"{type(scores).__name__ if not isinstance(scores, dict) else f'{sorted(taken)}, which are there already'}"
+                    f"metric {metric} must return a dict of numbers with new names, found "
+                    f"{type(scores).__name__ if not isinstance(scores, dict) else f'{sorted(duplicates)}, which are there already'}"
                 )
             measured |= scores
     return {
@@ -219,7 +220,7 @@ def run(
 
 @functools.cache
 def _warm_up() -> None:
-    """What the first training of a process imports is no cost of its wrapper."""
+    """Train a tiny model once per process, so that lazy imports do not count towards the run time of the first cell."""
     import torch
 
     from ..core.wrapper import compose
@@ -237,7 +238,7 @@ def _load(name: str, seed: int) -> Data:
         loaded = _function(name)(seed)
         if not isinstance(loaded, data.Data):
             raise TypeError(
-                f"{name} gave an object of type {type(loaded).__name__}; it must give a workbench.data.Data"
+                f"{name} returned an object of type {type(loaded).__name__}; it must return a workbench.data.Data"
             )
         return loaded
     splits = entries()[name].get("splits")
@@ -245,7 +246,7 @@ def _load(name: str, seed: int) -> Data:
 
 
 def _fetch(cells: Sequence[dict[str, Any]]) -> None:
-    """What has to be downloaded is so once, before any process wants it."""
+    """Download missing data sets, once and before the worker processes need them."""
     from .. import data
 
     for name in dict.fromkeys(cell["data"] for cell in cells):
@@ -255,22 +256,22 @@ def _fetch(cells: Sequence[dict[str, Any]]) -> None:
 
 def _function(text: str) -> Callable[..., Any]:
     if REFERENCE.fullmatch(text) is None or "(" in text:
-        raise ValueError(f'{text!r} is no function; give "module:name" or "path/to/file.py:name"')
+        raise ValueError(f'{text!r} is not the name of a function; give "module:name" or "path/to/file.py:name"')
     function = load(text)
     if not callable(function):
         raise TypeError(f"{text} is an object of type {type(function).__name__}, not a function")
     return function
 
 
-def _several(values: Any) -> list[Any]:
+def _as_list(values: Any) -> list[Any]:
     return [values] if isinstance(values, str | int) or callable(values) else list(values)
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _integer(name: str, value: Any, minimum: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        number = minimum - 1
+    if isinstance(value, bool) or number < minimum:
+        raise ValueError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
     return number

@@ -1,4 +1,4 @@
-"""Rows of results as a DataFrame, as a CSV or Parquet file that people open, and back from tables of versions without a store."""
+"""Conversion of result rows to DataFrames and to CSV or Parquet files, and reading of tables written by versions without a store."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .worker import RESERVED
 if TYPE_CHECKING:
     import pandas as pd
 
-WORDS = ("cell", "version", "device")  # columns of texts, though a key or a version may be all digits
-EXACT = 2**53  # whole numbers up to here are floats too
+TEXT_COLUMNS = ("cell", "version", "device")  # never parsed as numbers, though a key or a version may be all digits
+MAX_EXACT_INT = 2**53  # floats represent all integers up to here exactly
 
 
 def text(value: Any) -> str:
-    """A value as it stands in a CSV file; floats keep every digit.
+    """Return the text of a value in a CSV file; floats keep all their digits.
 
     Example:
         >>> text(0.1), text(None), text([1, 2])
@@ -34,15 +34,15 @@ def text(value: Any) -> str:
 
 
 def frame_of(rows: Sequence[dict[str, Any]], columns: Iterable[str] = ()) -> pd.DataFrame:
-    """The rows as a table; each value has the type that it has in its row.
+    """Return the rows as a DataFrame that preserves the type of each value.
 
     Args:
-        rows: dicts of JSON's types.
-        columns: names of the columns; none: those that any row has, and `RESERVED`.
+        rows: dicts of JSON types.
+        columns: column names; empty: those of all rows, and `RESERVED`.
 
     Returns:
-        Table; a value that a row does not have is NaN. Columns of nothing but booleans, of whole numbers or of numbers that floats keep
-        exactly have these types, all others are columns of Python objects.
+        Table; a value that a row lacks is NaN. Columns are bool or int64 if all their values are and none is missing, float64 if they hold
+        numbers that floats represent exactly, and object otherwise.
 
     Example:
         >>> frame = frame_of([{"a": 2**53 + 1, "b": 1}, {"b": 0.5}])
@@ -55,13 +55,13 @@ def frame_of(rows: Sequence[dict[str, Any]], columns: Iterable[str] = ()) -> pd.
     labels = [*columns] or names(rows)
     series = [_series([row[name] for row in rows if name in row], name, rows) for name in labels]
     frame = pd.DataFrame(dict(enumerate(series)))
-    # pandas' own type of text takes no lone surrogates
+    # pandas' string dtype can't hold lone surrogates
     frame.columns = pd.Index(labels, dtype=None if all(label == _encodable(label) for label in labels) else object)
     return frame
 
 
 def names(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The columns of a table of these rows; `RESERVED` come last."""
+    """Return the column names of a table of these rows, `RESERVED` last."""
     return [*dict.fromkeys(name for row in rows for name in row if name not in RESERVED), *RESERVED]
 
 
@@ -74,16 +74,16 @@ def _series(present: list[Any], name: str, rows: Sequence[dict[str, Any]]) -> pd
         kind = "bool"
     elif kinds == {int} and not gaps and all(-(2**63) <= value < 2**63 for value in present):
         kind = "int64"
-    elif kinds <= {int, float} and all(type(value) is float or abs(value) <= EXACT for value in present):
+    elif kinds <= {int, float} and all(type(value) is float or abs(value) <= MAX_EXACT_INT for value in present):
         kind = "float64"
     return pd.Series([row.get(name, math.nan) for row in rows], dtype=kind)
 
 
 def content(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
-    """The file of these rows; what has no place in such a file, such as half of a surrogate pair, is escaped by a backslash.
+    """Return the contents of a file of these rows. Characters that can't be encoded, such as lone surrogates, are escaped by a backslash.
 
     Args:
-        rows: dicts of JSON's types.
+        rows: dicts of JSON types.
         suffix: ".csv", with every value as its `text`, or ".parquet", with columns of one type each.
     """
     if suffix == ".parquet":
@@ -105,7 +105,7 @@ def _encodable(value: str) -> str:
 
 
 def columns(data: bytes, suffix: str) -> list[str]:
-    """The names of a table's columns, none where the bytes are no such table."""
+    """Return the column names of a table, or an empty list if the bytes are no such table."""
     if suffix == ".parquet":
         parquet = require("pyarrow.parquet", "parquet")
         try:
@@ -120,10 +120,10 @@ def columns(data: bytes, suffix: str) -> list[str]:
 
 
 def read_table(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of a table that has no store beside it; in CSV each column has the type that all of its texts have.
+    """Read the rows of a table without a store; the type of each CSV column is inferred from its texts.
 
     Returns:
-        The rows, and whether the file was cut off: then without those of its last cell, of which some may be missing.
+        The rows, and whether the file was truncated. If so, the rows of its last cell are left out, since some of them may be missing.
 
     Raises:
         ValueError: the table can't be read.
@@ -139,23 +139,23 @@ def read_table(path: Path) -> tuple[list[dict[str, Any]], bool]:
         return rows, False
     try:
         data = path.read_bytes().decode("utf-8-sig")
-        torn = not data.endswith("\n")
-        if not torn:
+        truncated = not data.endswith("\n")
+        if not truncated:
             try:
                 texts = _texts(data)
-            except csv.Error:  # the end is in the middle of a text of several lines
-                torn = True
-        if torn:
+            except csv.Error:  # the file ends within a quoted text of several lines
+                truncated = True
+        if truncated:
             texts = _whole_cells(data)
     except (ValueError, csv.Error) as error:
         raise ValueError(
-            f"{path} can't be read as a table of results ({error}): restore it, or move it away"
+            f"{path} can't be read as a table of results ({error}): restore it from a backup, or move it away"
         ) from error
     typed = {
-        name: [row[name] for row in texts] if name in WORDS else _typed([row[name] for row in texts])
+        name: [row[name] for row in texts] if name in TEXT_COLUMNS else _typed([row[name] for row in texts])
         for name in (texts[0] if texts else ())
     }
-    return [{name: typed[name][i] for name, value in row.items() if value} for i, row in enumerate(texts)], torn
+    return [{name: typed[name][i] for name, value in row.items() if value} for i, row in enumerate(texts)], truncated
 
 
 def _texts(data: str) -> list[dict[str, str]]:
@@ -165,16 +165,16 @@ def _texts(data: str) -> list[dict[str, str]]:
             if None in row:
                 raise ValueError(f"row {number} has more values than there are columns")
             if not row.get("cell"):
-                raise ValueError(f"row {number} does not say of which cell it is")
+                raise ValueError(f"row {number} has no value in the column cell")
             rows.append({name: value or "" for name, value in row.items()})
     return rows
 
 
 def _whole_cells(data: str) -> list[dict[str, str]]:
-    """The rows of a file that was cut off somewhere, but for those of the last cell of which any row is left."""
+    """Return the rows of a truncated file without those of its last cell, some of which may be missing."""
     while data:
         data = data[: data.rfind("\n", 0, -1) + 1]
-        with contextlib.suppress(csv.Error):  # this line end is one in a text
+        with contextlib.suppress(csv.Error):  # this line end is within a quoted text
             rows = _texts(data)
             return [row for row in rows if row["cell"] != rows[-1]["cell"]]
     return []
@@ -182,11 +182,11 @@ def _whole_cells(data: str) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def _fields_of_any_length() -> Iterator[None]:
-    before = csv.field_size_limit(2**31 - 1)
+    previous = csv.field_size_limit(2**31 - 1)
     try:
         yield
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(previous)
 
 
 def _typed(texts: list[str]) -> list[Any]:
@@ -201,7 +201,7 @@ def _typed(texts: list[str]) -> list[Any]:
 
 
 def _python(value: Any) -> Any:
-    """A value of a table as one of Python's; None for a gap."""
+    """Return a value of a table as a Python object; None if it is missing."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return None if value is None or value != value else value

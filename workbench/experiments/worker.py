@@ -1,4 +1,4 @@
-"""The loop of a worker process: one cell after another, as they come through the connection."""
+"""Main loop of a worker process, which receives cells through a connection and runs one after another."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tqdm import tqdm
 
 from .environment import device
 
-BEGUN = "begun"  # sent before a cell's own work, so that no time limit counts what the worker imports
-REPORT = 10_000  # characters at either end of a traceback that are kept
+BEGUN = "begun"  # sent before a cell's own work, so that imports do not count towards its time limit
+TRACEBACK_LENGTH = 10_000  # characters at either end of a traceback that are kept
 RESERVED = ("cell", "seconds", "version", "device")  # columns that are added to every row
 
 
-SENT: dict[str, str] = {}  # paths of files as they are called elsewhere -> where they lie here
+SENT: dict[str, str] = {}  # path of a file on the submitting machine -> path of its copy here
 
 
 def work(
@@ -40,33 +40,34 @@ def work(
     gpu: str | None = None,
     sent: Mapping[str, str] | None = None,
 ) -> None:
-    """Run cells until there are no more, or the process that started this one is gone.
+    """Run cells until there are no more, or the parent process is gone.
 
     Args:
-        connection: gives cells, dicts of keyword arguments, and None at the end; takes BEGUN and then
-            (status, rows, seconds, error, device) for each.
+        connection: connection to the parent. Receives cells (dicts of keyword arguments) and None at the end; sends, for each cell, BEGUN and
+            then (status, rows, seconds, error, device).
         function: "module:name" or "path/to/file.py:name".
-        threads: torch threads; None: as many as torch takes by itself.
-        log: file that takes what is printed, native code included; emptied before each cell.
-        gpu: the one GPU that the process may see, as CUDA_VISIBLE_DEVICES calls it; None: all.
-        sent: where the files lie that came from another machine, by their paths there.
+        threads: torch threads; None: torch's default.
+        log: path of the file that receives all output, that of native code included; emptied before each cell.
+        gpu: the only GPU that the process may see, as in CUDA_VISIBLE_DEVICES; None: all.
+        sent: local paths of files that came from another machine, by their paths there.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process of a terminal; the first one decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all its processes; the parent handles it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     _redirect(descriptor)
     faulthandler.enable(descriptor)
     folder = os.getcwd()
-    if gpu is not None:  # before CUDA starts, which reads it once
+    if gpu is not None:  # CUDA reads the variable once, when it starts
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     SENT.update(sent or {})
     if threads is not None:
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)))
-        if (torch := sys.modules.get("torch")) is not None:  # a script of the user's has imported it already
+        if (torch := sys.modules.get("torch")) is not None:  # imported already by the user's script
             torch.set_num_threads(threads)
-    tqdm.set_lock(threading.RLock())  # its own is shared between processes, and left behind by one that is killed
+    # tqdm's default lock is shared between processes, and stays locked when one is killed
+    tqdm.set_lock(threading.RLock())
     while (cell := connection.recv()) is not None:
-        # whatever the cell before has done to them, by closing them or going elsewhere
+        # the cell before may have closed the streams or changed the working directory
         _redirect(descriptor)
         os.chdir(folder)
         os.ftruncate(descriptor, 0)
@@ -78,30 +79,23 @@ def work(
             rows = _checked(run(**cell), cell)
             seconds = time.perf_counter() - start
             connection.send(("ok", rows, seconds, "", device() if "torch" in sys.modules else ""))
-        except BaseException:  # whatever ends a cell, SystemExit too, ends that cell alone
+        except BaseException:  # even SystemExit ends only its cell
             connection.send(("failed", [], time.perf_counter() - start, _shortened(traceback.format_exc()), ""))
 
 
 def load(function: str) -> Any:
-    """The function that is named by "module:name" or "path/to/file.py:name"."""
-    place, _, name = function.rpartition(":")
-    module = load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    """Return the function named by "module:name" or "path/to/file.py:name"."""
+    location, _, name = function.rpartition(":")
+    module = load_file(Path(location)) if location.endswith(".py") else importlib.import_module(location)
     return getattr(module, name)
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file, once; modules beside it can be imported by it.
-
-    Args:
-        path: a Python file.
-
-    Returns:
-        The module.
-    """
+    """Return the module of a Python file, importing it on the first call. It can import the modules beside it."""
     path = Path(SENT.get(str(path), path)).resolve()
-    name = f"workbench_bench_{path.stem}"  # no other module is hidden by a benchmark's name
-    if (known := sys.modules.get(name)) is not None and known.__file__ == str(path):
-        return known
+    name = f"workbench_bench_{path.stem}"  # a prefix, so that a benchmark does not hide a module of the same name
+    if (loaded := sys.modules.get(name)) is not None and loaded.__file__ == str(path):
+        return loaded
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
@@ -117,11 +111,11 @@ def load_file(path: Path) -> ModuleType:
 
 
 def plain(value: Any) -> Any:
-    """The value as one of JSON's: numpy's and torch's numbers as Python's.
+    """Return a value as JSON types; numpy and torch numbers become Python numbers.
 
     Raises:
-        TypeError: if it is none.
-        ValueError: two keys of a dict are the same as texts.
+        TypeError: the value has no JSON type.
+        ValueError: two keys of a dict become equal as strings.
     """
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()
@@ -135,9 +129,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         items = {str(name): plain(item) for name, item in value.items()}
         if len(items) < len(value):
-            raise ValueError(f"two keys of {list(value)!r:.100} are the same as texts")
+            raise ValueError(f"two keys of {list(value)!r:.100} are equal as strings")
         return items
-    raise TypeError(f"found {type(value).__name__}; give numbers, strings, None, or lists and dicts of these")
+    raise TypeError(f"found {type(value).__name__}; use numbers, strings, None, or lists and dicts of these")
 
 
 def _checked(returned: Any, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -149,14 +143,14 @@ def _checked(returned: Any, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name in row:
             if not isinstance(name, str) or name in RESERVED or (name in cell and row[name] != cell[name]):
                 raise ValueError(
-                    f"a row has {name!r}, but names must be strings other than {', '.join(RESERVED)} and the arguments "
-                    f"{', '.join(cell)}, which are columns already"
+                    f"a row has the name {name!r}; names must be strings, and the columns {', '.join(RESERVED)} and those of the arguments "
+                    f"({', '.join(cell)}) exist already"
                 )
         try:
             checked.append({name: plain(value) for name, value in row.items()})
             json.dumps(checked[-1])
         except (TypeError, ValueError) as error:
-            raise TypeError(f"a row of results can't be kept: {error}; the row is {row!r:.200}") from error
+            raise TypeError(f"a row of results can't be saved: {error}; the row is {row!r:.200}") from error
     return checked
 
 
@@ -164,14 +158,15 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # killed: there is no one to give the result to
+        os._exit(1)  # the parent was killed, so nobody waits for the result
 
 
 def _redirect(descriptor: int) -> None:
-    """Let both standard streams write to the log, on all levels."""
+    """Redirect stdout and stderr to the log, both the Python streams and the file descriptors that native code uses."""
     for standard, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, f"__{name}__")
-        with contextlib.suppress(OSError, ValueError):  # closed; what is left in its buffer belongs to the cell before
+        # the stream may be closed; its buffer belongs to the cell before
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
         os.dup2(descriptor, standard)
         if stream is None or stream.closed:
@@ -182,8 +177,8 @@ def _redirect(descriptor: int) -> None:
 
 
 def _shortened(report: str) -> str:
-    """A traceback without the middle of what is too long to be read, and would be written again after each cell."""
-    left_out = len(report) - 2 * REPORT
-    if left_out <= 0:
+    """Return a traceback without its middle if it is very long, since all tracebacks are written again after each cell."""
+    n_omitted = len(report) - 2 * TRACEBACK_LENGTH
+    if n_omitted <= 0:
         return report
-    return f"{report[:REPORT]}\n... {left_out:,} characters are left out ...\n{report[-REPORT:]}"
+    return f"{report[:TRACEBACK_LENGTH]}\n... {n_omitted:,} characters are left out ...\n{report[-TRACEBACK_LENGTH:]}"

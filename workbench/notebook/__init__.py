@@ -1,4 +1,4 @@
-"""Notebooks as experiments: record results, run with parameters, render one-file reports."""
+"""Notebooks as experiments: record results, run notebooks with parameters, and render self-contained reports."""
 
 from __future__ import annotations
 

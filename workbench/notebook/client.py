@@ -1,4 +1,4 @@
-"""A papermill engine of our own: kernels of this Python, limits on time and output, a record of memory and data."""
+"""A papermill engine that runs kernels of this Python, limits run time and output, and records memory and data."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .. import atomic
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
 
-WHOLE = "whole://"  # what papermill is given before a path, so that saves are ours
+ATOMIC_SCHEME = "whole://"  # URL scheme of paths whose files papermill reads and writes by `_atomic_handler`
 ENGINE = "workbench"
-PRINTED = 1_000_000  # characters that a cell may print, and
-SHOWN = 50_000_000  # characters of pictures and tables (pictures count as base64); what is more is left out
-QUIET = 60  # seconds in which a kernel must say something after a cell's end
+MAX_PRINTED = 1_000_000  # characters of printed output per cell; the rest is dropped
+MAX_SHOWN = 50_000_000  # characters of pictures (as base64) and tables per cell; further ones are dropped
+IOPUB_TIMEOUT = 60  # seconds to wait for the kernel's remaining messages after a cell has ended
 
 
 @dataclass
 class Watch:
-    """What is to be kept an eye on while a notebook runs, and what was seen.
+    """Time limit of a running notebook, and observations of its kernel.
 
     Attributes:
-        timeout: seconds for all cells together, None for no limit.
+        timeout: time limit in seconds for all cells together, None for no limit.
         exits: exit codes of the kernel, if it has died.
-        peak_memory: MiB that the kernel held at most.
-        peak_device_memory: MiB of the GPU that torch held at most.
-        device: name of what the kernel computes with; "" if it could not be asked.
+        peak_memory: peak memory of the kernel, MiB.
+        peak_device_memory: peak of torch's GPU memory, MiB.
+        device: name of the kernel's device; "" if the kernel could not be asked.
         data: name -> sha256 of the data sets that the notebook loaded.
     """
 
@@ -47,26 +47,28 @@ class Watch:
     data: dict[str, str] = field(default_factory=dict)
 
     def begin(self) -> None:
+        """Start the time limit."""
         self.deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
 
     def left(self) -> float | None:
-        """Seconds until the limit."""
+        """Return the seconds left until the limit, or None."""
         return None if self.timeout is None else max(1e-3, self.deadline - time.monotonic())
 
     def saw(self, peak_memory: float | None) -> None:
+        """Update the peak memory."""
         if peak_memory is not None:
             self.peak_memory = max(self.peak_memory or 0.0, peak_memory)
 
 
 def register() -> None:
-    """Make `ENGINE` and `WHOLE` known to papermill."""
+    """Register `ENGINE` and `ATOMIC_SCHEME` with papermill."""
     from papermill.engines import papermill_engines
     from papermill.iorw import papermill_io
 
     if ENGINE not in papermill_engines._engines:
         papermill_engines.register(ENGINE, _engine())
-    if not any(scheme == WHOLE for scheme, _ in papermill_io._handlers):
-        papermill_io.register(WHOLE, _whole_files())
+    if not any(scheme == ATOMIC_SCHEME for scheme, _ in papermill_io._handlers):
+        papermill_io.register(ATOMIC_SCHEME, _atomic_handler())
 
 
 def _engine() -> Any:
@@ -77,7 +79,8 @@ def _engine() -> Any:
 
     class Client(PapermillNotebookClient):
         watch: Watch
-        output_of: tuple[int, int, int] = (-1, 0, 0)  # the cell, and what it has printed and shown so far
+        # index of the cell, and characters that it has printed and shown so far
+        output_sizes: tuple[int, int, int] = (-1, 0, 0)
 
         def start_new_kernel(self, **options: Any) -> None:
             self._start_options = options
@@ -89,22 +92,23 @@ def _engine() -> Any:
             except RuntimeError as error:
                 if "died" not in str(error):
                     raise
-            # before it had answered: ports are chosen before a kernel takes them, and another one may be faster
+            # the kernel died before it replied, perhaps since another process took one of its ports: try once more
             self.km = self.create_kernel_manager()
             self.start_new_kernel(**self._start_options)
             return super().start_new_kernel_client(**options)
 
         def papermill_execute_cells(self) -> None:
-            self.watch.begin()  # the kernel is there: what its start takes does not count
+            self.watch.begin()  # the kernel runs; its start does not count towards the time limit
             try:
                 super().papermill_execute_cells()
-            except (CellTimeoutError, DeadKernelError):  # nobody there to ask
+            except (CellTimeoutError, DeadKernelError):  # the kernel can't reply any more
                 raise
-            self._ask()
+            self._request_usage()
 
-        def _ask(self) -> None:
+        def _request_usage(self) -> None:
             usage = "__import__('workbench.experiments.environment', fromlist=['usage']).usage()"
-            with contextlib.suppress(KeyError, ValueError, SyntaxError, TypeError):  # a kernel that was tampered with
+            # the notebook may have changed its kernel
+            with contextlib.suppress(KeyError, ValueError, SyntaxError, TypeError):
                 message = self.kc.execute("", silent=True, store_history=False, user_expressions={"usage": usage})
                 reply = self.wait_for_reply(message)
                 usage_reply = ast.literal_eval(reply["content"]["user_expressions"]["usage"]["data"]["text/plain"])
@@ -117,40 +121,40 @@ def _engine() -> Any:
 
         def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
             kind, content = msg["msg_type"], msg["content"]
-            at, printed, shown = self.output_of
-            if at != cell_index or kind == "clear_output":
+            last_index, printed, shown = self.output_sizes
+            if last_index != cell_index or kind == "clear_output":
                 printed = shown = 0
             if kind == "stream":
                 text = content["text"]
-                if printed > PRINTED:
+                if printed > MAX_PRINTED:
                     text = ""
-                elif printed + len(text) > PRINTED:
-                    text = f"{text[: PRINTED - printed]}\n… the rest of what this cell printed is left out\n"
-                # a million lines of one character are as large a file as one of a million lines
+                elif printed + len(text) > MAX_PRINTED:
+                    text = f"{text[: MAX_PRINTED - printed]}\n… the rest of what this cell printed is left out\n"
+                # each message counts as at least 100 characters, since many short ones make a large file as well
                 printed += max(len(text), 100) if text else 0
                 msg = {**msg, "content": {**content, "text": text}}
             elif kind in ("display_data", "execute_result"):
                 size = sum(len(str(value)) for value in content["data"].values())
-                if shown + size > SHOWN:
-                    note = f"… left out: this cell showed more than {SHOWN // 1_000_000} MB"
+                if shown + size > MAX_SHOWN:
+                    note = f"… left out: this cell showed more than {MAX_SHOWN // 1_000_000} MB"
                     msg = {**msg, "content": {**content, "data": {"text/plain": note}, "metadata": {}}}
                 else:
                     shown += size
-            self.output_of = (cell_index, printed, shown)
+            self.output_sizes = (cell_index, printed, shown)
             return None if kind == "stream" and not text else super().process_message(msg, cell, cell_index)
 
     class Engine(NBClientEngine):
         @classmethod
         def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, *, watch: Watch, **options: Any) -> None:
-            chosen = {name: options[name] for name in ("resources", "kernel_manager_class")}
+            selected = {name: options[name] for name in ("resources", "kernel_manager_class")}
             client = Client(
                 nb_man,
                 kernel_name=kernel_name,
                 log=logger,
                 startup_timeout=120,
-                iopub_timeout=QUIET,
+                iopub_timeout=IOPUB_TIMEOUT,
                 timeout_func=lambda cell: watch.left(),
-                **chosen,
+                **selected,
             )
             client.watch = watch
             client.execute()
@@ -158,25 +162,25 @@ def _engine() -> Any:
     return Engine
 
 
-def _whole_files() -> Any:
-    """Reads and writes of papermill, each save whole or not at all: its own would leave an empty file where it is killed in the middle."""
+def _atomic_handler() -> Any:
+    """Return a papermill file handler that writes atomically. Papermill's own handler leaves an empty file if it is killed while writing."""
     from papermill.iorw import LocalHandler
 
-    class Whole(LocalHandler):
+    class AtomicHandler(LocalHandler):
         def read(self, path: str) -> Any:
-            return super().read(path.removeprefix(WHOLE))
+            return super().read(path.removeprefix(ATOMIC_SCHEME))
 
         def write(self, buf: str, path: str) -> None:
-            atomic.write(Path(path.removeprefix(WHOLE)), buf)
+            atomic.write(Path(path.removeprefix(ATOMIC_SCHEME)), buf)
 
         def pretty_path(self, path: str) -> str:
-            return path.removeprefix(WHOLE)
+            return path.removeprefix(ATOMIC_SCHEME)
 
-    return Whole()
+    return AtomicHandler()
 
 
 def kernel_manager_class(watch: Watch) -> type[AsyncKernelManager]:
-    """A kernel manager for the Python that runs this, whatever kernels are installed."""
+    """Return a kernel manager that starts kernels of the running Python, whatever kernels are installed."""
     from jupyter_client.manager import AsyncKernelManager
 
     class ThisPython(AsyncKernelManager):
@@ -185,12 +189,12 @@ def kernel_manager_class(watch: Watch) -> type[AsyncKernelManager]:
             return [*launcher, *(extra_arguments or [])]
 
         async def start_kernel(self, **kwargs: Any) -> None:  # type: ignore[override]
-            if self.has_trait("transport_encryption"):  # or newer kernels print a warning into the first cell
+            if self.has_trait("transport_encryption"):  # without it, newer kernels print a warning into the first cell
                 self.transport_encryption = "auto"
-            # a backend chosen for this process (Agg, in tests) would make the notebook's plots vanish without a word
+            # a backend chosen for this process (Agg in tests) would hide the notebook's plots
             env = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-            env["WORKBENCH_HEADLESS"] = "1"  # notebooks with widgets do then without, since nobody is there to click
-            # what cells print, native code included, comes as output; this is the kernel's own noise when it is ended
+            env["WORKBENCH_HEADLESS"] = "1"  # notebooks can skip their widgets, since nobody can use them
+            # output of cells, even that of native code, comes as messages; this silences the kernel process itself
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             await super().start_kernel(**{"env": env, **quiet, **kwargs})
 
@@ -206,7 +210,7 @@ def kernel_manager_class(watch: Watch) -> type[AsyncKernelManager]:
 
 
 def _peak_memory(pid: int | None) -> float | None:
-    """MiB that another process held at most, where the system tells (Linux)."""
+    """Return the peak memory of another process in MiB; None if the system does not report it (Linux does)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""What can be compared in an index: numbers of one data set, split for split."""
+"""Keys by which an index decides what can be compared: numbers of the same data set and split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROWS = ("train", "training", "valid", "val", "validation", "test")
 
 
 def data_parameters(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The parameters that say which data a run is of: by their name, or because their value is the name of a data set.
+    """Return the parameters that select data, recognized by their name or by a data set's name as value.
 
     Example:
         >>> data_parameters([{"data": "mine", "first": "concrete", "lr": 0.1}])
@@ -20,29 +20,31 @@ def data_parameters(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     from ..data.registry import entries
 
-    every = {name: value for mapping in parameters for name, value in mapping.items()}
-    named = {name for mapping in parameters for name, v in mapping.items() if isinstance(v, str) and v in entries()}
-    return [name for name in every if name in _DATA or name in named]
+    all_values = {name: value for mapping in parameters for name, value in mapping.items()}
+    data_names = {
+        name for mapping in parameters for name, v in mapping.items() if isinstance(v, str) and v in entries()
+    }
+    return [name for name in all_values if name in _DATA or name in data_names]
 
 
 def data_key(run: Any, data: Collection[str]) -> str:
-    """The same for runs on the same data.
+    """Return a key that is equal for runs on the same data.
 
     Args:
-        run: its parameters and the checksums of its data.
-        data: names of the parameters that say which data; see `data_parameters`.
+        run: run, of which the parameters and the checksums of its data are used.
+        data: names of the parameters that select data; see `data_parameters`.
     """
-    chosen = {name: run.parameters.get(name) for name in data}
-    return repr((chosen, sorted((name, digest) for name, digest in run.data.items() if "(" not in name)))
+    selected = {name: run.parameters.get(name) for name in data}
+    return repr((selected, sorted((name, digest) for name, digest in run.data.items() if "(" not in name)))
 
 
 def split_key(parameters: Mapping[str, Any]) -> str:
-    """The same for runs on the same split."""
+    """Return a key that is equal for runs on the same split."""
     return repr({name: parameters[name] for name in _SPLITS if name in parameters})
 
 
 def rows_of(of: str) -> tuple[str, ...]:
-    """The data sets, or the kind of rows, that the name of what a metric is of speaks about.
+    """Return the data sets or kinds of rows that the subject of a metric names.
 
     Example:
         >>> rows_of("concrete_vote"), rows_of("vote"), rows_of("train")

@@ -1,4 +1,4 @@
-"""Scores of several models over several splits, recorded so that a report can open with what they say."""
+"""Recording of scores of several models over several splits, with a verdict that opens a report."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ def record_comparison(
     units: Mapping[str, str] | None = None,
     rows: tuple[int, int] | None = None,
 ) -> str:
-    """Show models by metrics over several splits, and carry the scores: a report opens with their verdict.
+    """Show a table of models by metrics over several splits, and store the scores; a report opens with their verdict.
 
-    The table has means and standard errors over the splits, and marks only what is beyond noise: a paired t-test of each model against the
-    reference, 95 %, corrected by Holm's method for the number of models. With one split nothing is said about noise. A model without a
-    finite value on some split is not judged.
+    The table has means and standard errors over the splits, and marks only significant differences ("beyond noise"): a paired t-test of each
+    model against the reference at 95 %, corrected by Holm's method for the number of models. With one split nothing is tested, and a model
+    without a finite value on some split is not tested either.
 
     Args:
-        scores: model -> metric -> one number for each split, in the same order for all. A model may lack a metric; NaN: no value there.
-        name: name of the table that `read_records` gives, a row for each model and split.
-        reference: the model that the others are compared with; default: the first.
-        headline: the metric that the verdict is about; default: the first.
-        splits: what tells the splits apart; default: 0, 1, 2, ...
-        higher: metric -> whether more of it is better, for metrics that `workbench.metrics` does not have. Metrics without a direction are
-            shown and not judged.
-        passes: model -> forward passes of one prediction with its risk: its cost.
-        labels: metric -> its name for people.
-        units: metric -> its unit.
-        rows: (rows trained on, rows of the test) of a split, where the splits are drawn again and again from the same rows: the variance of the
-            mean difference is then s^2 (1 / n + test / train), as the splits are not independent (Nadeau and Bengio, 2003).
+        scores: model -> metric -> one number per split, in the same order for all. A model may lack a metric; NaN: missing value.
+        name: name of the table returned by `read_records`, with a row per model and split.
+        reference: model that the others are compared with; default: the first.
+        headline: metric that the verdict is about; default: the first.
+        splits: identifiers of the splits; default: 0, 1, 2, ...
+        higher: metric -> whether higher is better, for metrics that `workbench.metrics` does not have. Metrics without a direction are
+            shown but not tested.
+        passes: model -> cost of one prediction with its risk in forward passes.
+        labels: metric -> display name.
+        units: metric -> unit.
+        rows: (training rows, test rows) of a split if the splits are drawn repeatedly from the same rows. The variance of the mean difference
+            is then s^2 (1 / n + test / train), since the splits are not independent (Nadeau and Bengio, 2003).
 
     Returns:
         The verdict, in two sentences.
 
     Raises:
-        ValueError: if the numbers of values differ, a name is unknown, or nothing says whether more of the headline metric is better.
-        TypeError: if a score is no number.
+        ValueError: the numbers of values differ, a name is unknown, or the direction of the headline metric is unknown.
+        TypeError: a score is not a number.
 
     Example:
         >>> scores = {"plain": {"rmse": [5.0, 5.2, 5.1]}, "vote": {"rmse": [4.0, 4.1, 4.1]}}
@@ -69,7 +69,7 @@ def record_comparison(
         [metric, to_json([v for model in comparison.scores for v in comparison.values(model, metric)], metric)]
         for metric in comparison.metrics
     ]
-    # pairs, since a notebook's file sorts the keys of mappings
+    # lists of pairs, since notebook files sort the keys of dicts
     stamp = {
         "table": {"name": name, "columns": columns},
         "comparison": {
@@ -89,7 +89,7 @@ def record_comparison(
 
 
 def as_html(comparison: Comparison) -> str:
-    """The table of means and standard errors; what is beyond noise is marked."""
+    """Return an HTML table of means and standard errors, with significant differences marked."""
     compared = differences(comparison)
     units = {m: f" ({html.escape(u)})" if (u := comparison.units.get(m)) else "" for m in comparison.metrics}
     arrows = {True: " ↑", False: " ↓", None: ""}
@@ -101,8 +101,8 @@ def as_html(comparison: Comparison) -> str:
     lines = []
     for model in comparison.scores:
         cells = "".join(_cell(comparison, model, m, compared.get((model, m))) for m in comparison.metrics)
-        paid = f"<td>{comparison.passes[model]:g}</td>" if model in comparison.passes else "<td>–</td>" if cost else ""
-        lines.append(f"<tr><th>{html.escape(model)}</th>{paid}{cells}</tr>")
+        costs = f"<td>{comparison.passes[model]:g}</td>" if model in comparison.passes else "<td>–</td>" if cost else ""
+        lines.append(f"<tr><th>{html.escape(model)}</th>{costs}{cells}</tr>")
     count = len(comparison.splits)
     spread = f"Mean ± standard error over {count} splits." if count > 1 else ""
     words = f"{spread} ★ better, ▽ worse than {comparison.reference} beyond noise." if count > 1 else ""
@@ -137,46 +137,48 @@ def _checked(
     units: Mapping[str, str] | None,
     rows: tuple[int, int] | None,
 ) -> Comparison:
-    where = "record_comparison"
+    function = "record_comparison"
     if len(scores) < 2 or not all(scores.values()):
-        raise ValueError(f"{where} compares at least two models with at least one metric each; found {list(scores)}")
-    plain = {model: {m: _numbers(v, f"{model}[{m}]") for m, v in by.items()} for model, by in scores.items()}
-    lengths = {f"{model}[{m}]": len(v) for model, by in plain.items() for m, v in by.items()}
+        raise ValueError(f"{function} compares at least two models with at least one metric each; found {list(scores)}")
+    numbers = {
+        model: {m: _numbers(v, f"{model}[{m}]") for m, v in by_metric.items()} for model, by_metric in scores.items()
+    }
+    lengths = {f"{model}[{m}]": len(v) for model, by_metric in numbers.items() for m, v in by_metric.items()}
     if len(set(lengths.values())) > 1 or not min(lengths.values()):
-        raise ValueError(f"{where} takes one number for each split, the same splits for all; found {lengths}")
+        raise ValueError(f"{function} takes one number per split, with the same splits for all scores; found {lengths}")
     count = next(iter(lengths.values()))
     splits = list(range(count)) if splits is None else list(splits)
     if len(splits) != count or len(set(map(repr, splits))) != count:
-        raise ValueError(f"{where}: splits={splits} does not name the {count} splits of the scores, each once")
-    metrics = list(dict.fromkeys(m for by in plain.values() for m in by))
-    if taken := {"model", "split"} & set(metrics):
-        raise ValueError(f"{where}: a metric cannot be called {', '.join(sorted(taken))}: rename it")
-    reference = next(iter(plain)) if reference is None else reference
+        raise ValueError(f"{function}: splits={splits} does not name the {count} splits of the scores, each once")
+    metrics = list(dict.fromkeys(m for by_metric in numbers.values() for m in by_metric))
+    if reserved := {"model", "split"} & set(metrics):
+        raise ValueError(f"{function}: a metric cannot be called {', '.join(sorted(reserved))}: rename it")
+    reference = next(iter(numbers)) if reference is None else reference
     headline = metrics[0] if headline is None else headline
-    named = [("reference", [reference], plain), ("passes", passes or {}, plain), ("headline", [headline], metrics)]
+    named = [("reference", [reference], numbers), ("passes", passes or {}, numbers), ("headline", [headline], metrics)]
     named += [(key, m or {}, metrics) for key, m in (("higher", higher), ("labels", labels), ("units", units))]
-    for key, names, known in named:
-        if unknown := [n for n in names if n not in known]:
-            raise ValueError(f"{where}: {key} names {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+    for key, names, allowed in named:
+        if unknown := [n for n in names if n not in allowed]:
+            raise ValueError(f"{function}: {key} names {', '.join(map(repr, unknown))}; there are {', '.join(allowed)}")
     known_directions = {m: d for m in metrics if (d := higher_is_better(m)) is not None} | dict(higher or {})
     if headline not in known_directions:
         raise ValueError(
-            f"{where}: is more of {headline!r} better, or less? Say higher={{{headline!r}: True}}, or False"
+            f"{function}: the direction of {headline!r} is unknown: pass higher={{{headline!r}: True}} if higher is better, else False"
         )
     share = 0.0
     if rows is not None:
         if len(rows) != 2 or min(rows) < 1:
-            raise ValueError(f"{where}: rows=(rows trained on, rows of the test), not {rows!r}")
+            raise ValueError(f"{function}: rows must be (training rows, test rows), not {rows!r}")
         share = rows[1] / rows[0]
-    paid = {model: float(to_json(v, f"passes[{model}]")) for model, v in (passes or {}).items()}
+    costs = {model: float(to_json(v, f"passes[{model}]")) for model, v in (passes or {}).items()}
     return Comparison(
-        plain, splits, known_directions, reference, headline, paid, dict(labels or {}), dict(units or {}), share
+        numbers, splits, known_directions, reference, headline, costs, dict(labels or {}), dict(units or {}), share
     )
 
 
-def _numbers(values: Any, where: str) -> list[float]:
-    plain = [math.nan if v is None else v for v in (values.tolist() if hasattr(values, "tolist") else list(values))]
-    plain = [v.item() if hasattr(v, "item") else v for v in plain]
-    if wrong := [v for v in plain if isinstance(v, bool) or not isinstance(v, int | float)]:
-        raise TypeError(f"record_comparison takes numbers, but {where} has {wrong[0]!r}")
-    return [float(v) for v in plain]
+def _numbers(values: Any, name: str) -> list[float]:
+    numbers = [math.nan if v is None else v for v in (values.tolist() if hasattr(values, "tolist") else list(values))]
+    numbers = [v.item() if hasattr(v, "item") else v for v in numbers]
+    if wrong := [v for v in numbers if isinstance(v, bool) or not isinstance(v, int | float)]:
+        raise TypeError(f"record_comparison takes numbers, but {name} has {wrong[0]!r}")
+    return [float(v) for v in numbers]

@@ -1,4 +1,4 @@
-"""Figures on dark pages: what is black, white or grey swaps its lightness, colours and pictures stay."""
+"""Dark mode of figures: black, white and grey are inverted, while colours and images stay."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
-_DARKEST, _LIGHTEST = 0.1, 0.92  # lightness of white and of black on a dark page
-_NEUTRAL = 0.06  # difference of the channels up to which a colour is a grey
+_DARKEST, _LIGHTEST = 0.1, 0.92  # lightness of inverted white and black
+_NEUTRAL = 0.06  # maximum difference of the RGB channels of a grey
 
 
 @contextlib.contextmanager
 def darkened(figure: Figure) -> Iterator[None]:
-    """The figure as it is drawn on a dark page; it is as before afterwards.
+    """Give a figure dark-mode colours within the context, and restore it afterwards.
 
-    Texts, lines and bars upon an image or a map of colours stay: they were chosen to be read there.
+    Texts, lines and bars on top of an image or a colour map keep their colours, which were chosen for that background.
     """
     restore: list[Callable[[], object]] = []
     try:
-        kept = {id(artist) for ax in figure.axes if ax.images or _is_map(ax) for artist in _upon(ax)}
+        unchanged = {id(artist) for ax in figure.axes if ax.images or _is_map(ax) for artist in _on_top(ax)}
         for artist in figure.findobj():
-            if id(artist) not in kept and not hasattr(artist, "patch"):  # axes and figures have theirs as a child
+            # the patches of axes and figures are visited as their children
+            if id(artist) not in unchanged and not hasattr(artist, "patch"):
                 _swap(artist, restore)
                 box = artist.get_bbox_patch() if hasattr(artist, "get_bbox_patch") else None
                 if box is not None:
@@ -42,7 +43,7 @@ def _is_map(ax: Any) -> bool:
     )
 
 
-def _upon(ax: Any) -> Iterator[Any]:
+def _on_top(ax: Any) -> Iterator[Any]:
     for artist in (*ax.texts, *ax.lines, *ax.patches, *ax.collections):
         yield from artist.findobj()
 
@@ -56,15 +57,15 @@ def _swap(artist: Any, restore: list[Callable[[], object]]) -> None:
             continue
         if isinstance(kind := getattr(artist, f"_{name}", None), str) and kind == "auto":  # follows the line
             continue
-        before = get()
+        colour_before = get()
         if isinstance(artist, Collection):
-            if artist.get_array() is not None or not len(before):
+            if artist.get_array() is not None or not len(colour_before):
                 continue
-            after: Any = [_dark(colour) for colour in before]
+            colour_after: Any = [_dark(colour) for colour in colour_before]
         else:
-            after = _dark(before)
-        put(after)
-        restore.append(partial(put, before))
+            colour_after = _dark(colour_before)
+        put(colour_after)
+        restore.append(partial(put, colour_before))
 
 
 def _dark(colour: Any) -> Any:

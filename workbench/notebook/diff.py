@@ -1,4 +1,4 @@
-"""Compare what two report folders, or two runs, recorded."""
+"""Comparison of the recorded values of two report folders or two runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "–"})()
 
 @dataclass
 class Difference:
-    """A value that is not the same in two reports.
+    """A value that differs between two reports.
 
     Attributes:
         run: name of the run.
-        name: of the value; parts of lists, dicts and tables as ``name[part]``.
-        first, second: the values, "–" where there is none.
-        relative: |first - second| / max(|first|, |second|), None for what is no number.
+        name: name of the value; elements of lists, dicts and tables as ``name[element]``.
+        first, second: the values, "–" if missing.
+        relative: |first - second| / max(|first|, |second|), None if they are not both numbers.
     """
 
     run: str
@@ -37,12 +37,12 @@ class Difference:
 
 @dataclass
 class ReportComparison:
-    """What was found: see `compare_reports`.
+    """Result of `compare_reports`.
 
     Attributes:
-        differences: the values that are not the same.
-        compared: how many values there were.
-        context: what else is different about the runs, parameters and versions: lines of text.
+        differences: values that differ.
+        compared: number of compared values.
+        context: other differences between the runs, such as parameters and versions, as lines of text.
     """
 
     differences: list[Difference] = field(default_factory=list)
@@ -56,7 +56,7 @@ class ReportComparison:
             for difference in self.differences:
                 share = "" if difference.relative is None else f"{difference.relative:.2g}"
                 rows.append(
-                    (difference.run, difference.name, _shown(difference.first), _shown(difference.second), share)
+                    (difference.run, difference.name, _as_text(difference.first), _as_text(difference.second), share)
                 )
             widths = [max(len(row[i]) for row in rows) for i in range(5)]
             lines.append("")
@@ -69,19 +69,19 @@ class ReportComparison:
 
 
 def compare_reports(first: Path | str, second: Path | str, tolerance: float = TOLERANCE) -> ReportComparison:
-    """Compare what two reports recorded, value by value: numbers, text, lists, tables, and whether checks hold.
+    """Compare the recorded values of two reports: numbers, text, lists, tables, and whether checks hold.
 
     Args:
-        first: a folder of reports, or one executed notebook.
+        first: folder of reports, or an executed notebook.
         second: the same kind; runs of two folders are matched by name.
-        tolerance: relative difference up to which two numbers count as the same; NaN is the same as NaN.
+        tolerance: relative difference up to which two numbers count as equal; NaN equals NaN.
 
     Returns:
-        What differs. ``print`` shows it as a table.
+        The differences. ``print`` shows them as a table.
 
     Raises:
-        FileNotFoundError: if there is no such folder or notebook.
-        ValueError: if there are no results in it, the two are not of one kind, or tolerance is no number from 0 on.
+        FileNotFoundError: there is no such folder or notebook.
+        ValueError: there are no results, a folder is compared with a notebook, or tolerance is not a number of at least 0.
 
     Example:
         >>> import tempfile
@@ -100,18 +100,20 @@ def compare_reports(first: Path | str, second: Path | str, tolerance: float = TO
     if first.is_dir() != second.is_dir() and first.exists() and second.exists():
         raise ValueError(f"compare two folders or two notebooks, not {first} with {second}")
     a, b = _runs(first), _runs(second)
-    if not first.is_dir():  # two runs are compared whatever they are called
+    if not first.is_dir():  # two notebooks are compared whatever their names
         b = dict(zip(a, b.values(), strict=True))
     comparison = ReportComparison()
     for name in dict.fromkeys([*a, *b]):
-        here, there = ({"status": run["status"], **_values(run)} if run else {} for run in (a.get(name), b.get(name)))
-        if not here or not there:
+        first_values, second_values = (
+            {"status": run["status"], **_values(run)} if run else {} for run in (a.get(name), b.get(name))
+        )
+        if not first_values or not second_values:
             comparison.compared += 1
-            x, y = ("there" if values else _NOTHING for values in (here, there))
+            x, y = ("there" if values else _NOTHING for values in (first_values, second_values))
             comparison.differences.append(Difference(name, "(the run)", x, y))
             continue
-        for value in dict.fromkeys([*here, *there]):
-            x, y = here.get(value, _NOTHING), there.get(value, _NOTHING)
+        for value in dict.fromkeys([*first_values, *second_values]):
+            x, y = first_values.get(value, _NOTHING), second_values.get(value, _NOTHING)
             relative = _relative(x, y)
             comparison.compared += value != "status" or x != y
             if relative is None or relative > tolerance:
@@ -121,19 +123,19 @@ def compare_reports(first: Path | str, second: Path | str, tolerance: float = TO
 
 
 def _runs(path: Path) -> dict[str, dict[str, Any]]:
-    """name -> what index.json says of a run."""
+    """Return the runs in a folder or notebook: name -> entry as in index.json."""
     if path.is_dir():
         index = path / "index.json"
         if not index.is_file():
-            raise FileNotFoundError(f"{path} holds no reports: it has no index.json, as workbench report writes it")
+            raise FileNotFoundError(f"{path} holds no reports: it has no index.json, which workbench report writes")
         try:
             runs = json.loads(index.read_text(encoding="utf-8"))["runs"]
-            begun = {run["name"]: run for run in runs if run["status"] != "waiting"}
+            started = {run["name"]: run for run in runs if run["status"] != "waiting"}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{index} was not written by workbench report") from error
-        if not begun:
-            raise ValueError(f"no run in {path} has begun yet: there is nothing to compare")
-        return begun
+        if not started:
+            raise ValueError(f"no run in {path} has started yet: there is nothing to compare")
+        return started
     if not path.exists():
         raise FileNotFoundError(f"there is neither a folder of reports nor an executed notebook {path}")
     run, records = read_run(path), read_records(path)
@@ -158,14 +160,14 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         for key, item in value.items():
             yield from _flat(item, f"{name}[{key}]" if name else key)
     elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _flat(item, f"{name}[{place}]")
+        for index, item in enumerate(value):
+            yield from _flat(item, f"{name}[{index}]")
     else:
         yield name, value
 
 
 def _relative(x: Any, y: Any) -> float | None:
-    """How far two values are apart; None for what is not the same and no number."""
+    """Return the relative difference of two values; None if they differ and are not both numbers."""
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (x, y)]
     if not all(numbers):
         return 0.0 if type(x) is type(y) and x == y else None
@@ -177,7 +179,7 @@ def _relative(x: Any, y: Any) -> float | None:
 
 
 def _context(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What is different about the runs themselves, each once."""
+    """Return the differences in parameters, environment and data of the runs, each once."""
     lines: dict[str, None] = {}
     for name in a:
         if name in b:
@@ -185,11 +187,13 @@ def _context(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
                 x, y = a[name].get(aspect, {}), b[name].get(aspect, {})
                 for key in dict.fromkeys([*x, *y]):
                     if x.get(key) != y.get(key):
-                        short = 12 if aspect == "data" else 200
-                        lines[f"{key}: {str(x.get(key, '–'))[:short]} -> {str(y.get(key, '–'))[:short]}"] = None
+                        max_length = 12 if aspect == "data" else 200
+                        lines[f"{key}: {str(x.get(key, '–'))[:max_length]} -> {str(y.get(key, '–'))[:max_length]}"] = (
+                            None
+                        )
     return list(lines)
 
 
-def _shown(value: Any) -> str:
-    """Numbers with enough digits to see a difference."""
+def _as_text(value: Any) -> str:
+    """Return a value as text, numbers with enough digits to see a difference."""
     return f"{value:.7g}" if isinstance(value, float) else "–" if value is _NOTHING else as_text(value)

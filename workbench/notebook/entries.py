@@ -1,4 +1,4 @@
-"""The runs in an index, each with what it recorded."""
+"""Entries of an index: runs with their records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .values import to_json
 
 @dataclass
 class Entry:
-    """A run, and what the index shows of it."""
+    """A run, and its records for the index."""
 
     run: Run
     title: str
@@ -29,18 +29,18 @@ class Entry:
 
     @property
     def page(self) -> str:
-        """The page's file name, empty if there is none."""
+        """File name of the run's page, "" if there is none."""
         page = Path(self.run.output).with_suffix(".html")
         return page.name if page.is_file() else ""
 
     @property
     def failed_checks(self) -> list[str]:
-        """The recorded claims that do not hold, with what was found."""
+        """Recorded claims that do not hold, with the numbers behind them."""
         return failed_checks(self.checks)
 
 
 def read_entry(run: Run) -> Entry:
-    """What the executed notebook of a run shows and has recorded."""
+    """Read title, records and thumbnails from the executed notebook of a run."""
     if run.status == "waiting":
         return Entry(run, "")
     nb = read(Path(run.output)) if Path(run.output).is_file() else None
@@ -49,7 +49,7 @@ def read_entry(run: Run) -> Entry:
         return entry
     try:
         recorded = read_records(nb)
-    except ValueError as error:  # a name that is there twice: the run itself went well
+    except ValueError as error:  # a name was recorded twice, though the run itself succeeded
         entry.run.error = entry.run.error or str(error)
         return entry
     entry.scalars = {
@@ -65,6 +65,6 @@ def read_entry(run: Run) -> Entry:
     }
     entry.checks, entry.comparisons = recorded.checks, recorded.comparisons
     for name, png in recorded.figures.items():
-        with contextlib.suppress(Exception):  # a damaged picture is missed in the index, and nothing else is
+        with contextlib.suppress(Exception):  # a damaged picture only lacks a thumbnail
             entry.thumbnails[name] = thumbnail(png)
     return entry

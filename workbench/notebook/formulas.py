@@ -1,4 +1,4 @@
-r"""Draw the formulas of a notebook's text, such as ``$\sigma^2$``, for pages that may load no MathJax."""
+r"""Formulas in a notebook's text, such as ``$\sigma^2$``, as SVG for pages that can't load MathJax."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from typing import Any
 
 from ..errors import WorkbenchWarning, require
 
-_FONT_SIZE = 10.0  # points; sizes leave here in units of the text around the formula
+_FONT_SIZE = 10.0  # points; the output is in em, relative to the surrounding text
 
 
 def formula(tex: str, *, block: bool = False) -> str:
     r"""Draw a formula with matplotlib's mathtext.
 
     Args:
-        tex: the formula without its dollars, in the part of TeX that mathtext knows (no environments such as align).
-        block: whether it stands on a line of its own.
+        tex: formula without dollar signs, in mathtext's subset of TeX (no environments such as align).
+        block: whether it is a display formula, on a separate line.
 
     Returns:
-        HTML: an inline SVG in the colour of the text, which screen readers read as TeX. A formula that mathtext can't
-        draw comes as code, with a WorkbenchWarning.
+        HTML: an inline SVG in the colour of the text, with the TeX source for screen readers; or, if mathtext can't draw
+        the formula, its TeX as code.
+
+    Warns:
+        WorkbenchWarning: mathtext can't draw the formula.
 
     Example:
         >>> formula(r"\sigma^2").startswith('<svg class="formula" role="img" aria-label="\\sigma^2"')
@@ -51,20 +54,20 @@ def formula(tex: str, *, block: bool = False) -> str:
     assert view is not None
     inside = svg[svg.index(">", view.end()) + 1 : svg.rindex("</svg>")]
     inside = re.sub(r"<metadata>.*?</metadata>|\s*\n\s*", " ", inside, flags=re.DOTALL)
-    place = "" if block else f";vertical-align:{-depth / _FONT_SIZE:.3f}em"
+    alignment = "" if block else f";vertical-align:{-depth / _FONT_SIZE:.3f}em"
     return (
         f'<svg class="formula{" block" if block else ""}" role="img" aria-label="{html.escape(tex)}" '
-        f'style="width:{width / _FONT_SIZE:.3f}em;height:{height / _FONT_SIZE:.3f}em{place}" '
+        f'style="width:{width / _FONT_SIZE:.3f}em;height:{height / _FONT_SIZE:.3f}em{alignment}" '
         f'viewBox="{view.group(1)}">{inside}</svg>'
     )
 
 
 def markdown_to_html(source: str, **options: Any) -> str:
-    """Render Markdown with its formulas drawn, instead of left to a script.
+    """Render Markdown with its formulas as SVG, so that no script is needed.
 
     Args:
-        source: the Markdown text.
-        **options: of nbconvert's IPythonRenderer.
+        source: Markdown text.
+        **options: arguments of nbconvert's IPythonRenderer.
 
     Returns:
         HTML.

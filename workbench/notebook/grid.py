@@ -1,4 +1,4 @@
-"""Run a notebook over a grid of parameters, each run in processes of its own, all results kept after each."""
+"""Runs of a notebook over a grid of parameters, each in its own processes, with results saved after each run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from ..experiments.pool import CellOutcome
 
-GRACE = 20.0  # seconds that a run which is ended has to save what it has
-SPARE = 300.0  # seconds beyond a run's limit after which its process is ended, should that hang and not the notebook
-LONGEST = 120  # bytes of a file's name
+GRACE_PERIOD = 20.0  # seconds that a run has to save its outputs after SIGTERM
+EXTRA_TIME = 300.0  # seconds after a run's time limit at which its process is ended, in case the process itself hangs
+MAX_NAME_BYTES = 120  # of a file name
 
 
 def run_grid(
@@ -47,34 +47,34 @@ def run_grid(
     progress: bool = True,
     log_to: str | Tracker | None = None,
 ) -> list[Run]:
-    """Run a notebook once for each combination of a grid, and write a report of each and an index of all.
+    """Run a notebook once per combination of a grid, and write a report of each run and an index of all runs.
 
-    Each run has a process and a kernel of its own: what one meets, an error, its time limit or its death, costs that
-    one run. After each run ``index.html`` (a table to sort, the best values marked, plots over the grid, thumbnails),
-    ``index.json`` and ``index.csv`` (one row for each recorded number) are replaced, so that they are right whenever the
-    grid is ended. They cover all runs in the folder. Called again, the grid goes on: runs that ended well and of which
-    nothing has changed since (see `run_key`) are taken as they are; those that failed run again, after the others.
+    Each run has its own process and kernel: an error, a time-out or a crash costs only that run. After each run
+    ``index.html`` (a sortable table with the best values marked, plots over the grid, thumbnails), ``index.json`` and
+    ``index.csv`` (one row per recorded number) are replaced, so that they are up to date whenever the grid is stopped.
+    They cover all runs in the folder. Calling it again resumes the grid: runs that ended with status ``ok`` and are
+    unchanged since (see `run_key`) are reused; failed runs are repeated, after the others.
 
     Args:
-        notebook: path of the .ipynb file; it is read once, so that all runs are of one state of it.
-        folder: where the executed notebooks, their pages and the index are written; one grid at a time.
+        notebook: path of the .ipynb file; it is read once, so that all runs use the same version.
+        folder: folder for the executed notebooks, their pages and the index; used by one grid at a time.
         parameters: name -> value, the same for all runs.
-        grid: name -> values; the runs are all combinations, and named by these values.
-        jobs: runs at a time. With more than one, each has one torch thread, unless OMP_NUM_THREADS says otherwise.
-        timeout: seconds that one run may take, from its first cell on; None: no limit.
-        resume: False runs all of them again.
-        pdf: print each page as a PDF file too, by a Chromium of this machine.
-        progress: print a line for each run, and show a bar on a terminal.
-        log_to: a tracker that is given each run that ends as one of its own, see `run_notebook`.
+        grid: name -> values; there is one run per combination, named by these values.
+        jobs: number of parallel runs. With more than one, each uses one torch thread unless OMP_NUM_THREADS is set.
+        timeout: time limit per run in seconds, for all its cells together; None: no limit.
+        resume: whether to reuse finished runs; False runs all of them again.
+        pdf: whether to print each page as a PDF file, which needs Chromium, Chrome, Edge or Brave.
+        progress: whether to print a line per run, and show a progress bar on a terminal.
+        log_to: tracker to which each run that ends is logged separately, see `run_notebook`.
 
     Returns:
-        One `Run` for each combination, in the grid's order.
+        One `Run` per combination, in the order of the grid.
 
     Raises:
-        FileNotFoundError, ValueError, TypeError: for a notebook, parameters or numbers that can't be; nothing is written.
-        BlockingIOError: another grid runs in this folder.
+        FileNotFoundError, ValueError, TypeError: the notebook, the parameters or a number is invalid; nothing is written.
+        BlockingIOError: another grid is running in this folder.
         OSError: the folder can't be written to.
-        KeyboardInterrupt: on Ctrl-C or SIGTERM, after all has been saved: what had begun is marked ``interrupted``.
+        KeyboardInterrupt: Ctrl-C was pressed, or SIGTERM received; unfinished runs have been saved as ``interrupted``.
 
     Example:
         >>> import nbformat, tempfile
@@ -106,16 +106,16 @@ def run_grid(
     ]
     chromium = find_chromium() if pdf else None
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder), _Grid(nb, planned, Index(folder), chromium, progress, log) as all_of_them:
-        return all_of_them.run(jobs, timeout, resume)
+    with _locked(folder), _Grid(nb, planned, Index(folder), chromium, progress, log) as runner:
+        return runner.run(jobs, timeout, resume)
 
 
 def combinations(
     stem: str, parameters: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Every run's name and parameters.
+    """Return the name and the parameters of every run.
 
-    A name is for people; where it does not tell all values apart on every file system, a hash of them ends it.
+    Names are readable; a hash is appended where values could give the same name, or the same file on some file system.
 
     Example:
         >>> combinations("compare", {"epochs": 5}, {"data": ["yacht"], "split": [0, 1]})[1]
@@ -123,16 +123,16 @@ def combinations(
     """
     for name, values in grid.items():
         if name in parameters:
-            raise ValueError(f"parameter {name} is given twice, once for all runs and once in the grid")
+            raise ValueError(f"parameter {name} is given both for all runs and in the grid: give it once")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ValueError(f"the grid names no values for {name}: give a list with at least one")
+            raise ValueError(f"the grid has no values for {name}: give a list with at least one value")
     runs: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
-        label = _label(stem, chosen)
+        grid_values = dict(zip(grid, values, strict=True))
+        label = _label(stem, grid_values)
         if label in runs:
-            raise ValueError(f"two runs of the grid would both be called {label}: give each value once")
-        runs[label] = {**parameters, **chosen}
+            raise ValueError(f"two runs of the grid would have the same name {label}: give each value once")
+        runs[label] = {**parameters, **grid_values}
     return list(runs.items())
 
 
@@ -142,20 +142,20 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _label(stem: str, chosen: Mapping[str, Any]) -> str:
-    """The name of a run: of different notebooks' names or values different ones, upper and lower case counted alike."""
-    text = "_".join([stem, *(f"{name}-{_text(value)}" for name, value in chosen.items())])
+def _label(stem: str, grid_values: Mapping[str, Any]) -> str:
+    """Return the name of a run. It differs for different notebooks or values, even if upper and lower case are not distinguished."""
+    text = "_".join([stem, *(f"{name}-{_text(value)}" for name, value in grid_values.items())])
     label, hashed = re.sub(r"[^\w.+=-]+", "-", text).strip("-"), text
-    if label != text or text == "index-run" or not all(map(_is_told, chosen.values())):
-        hashed = json.dumps([stem, chosen], default=str)
-    if hashed is not text or len(label.encode()) > LONGEST:
+    if label != text or text == "index-run" or not all(map(_is_unambiguous, grid_values.values())):
+        hashed = json.dumps([stem, grid_values], default=str)
+    if hashed is not text or len(label.encode()) > MAX_NAME_BYTES:
         digest = hashlib.sha256(hashed.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        label = f"{label.encode()[: LONGEST - 9].decode(errors='ignore')}-{digest}"
+        label = f"{label.encode()[: MAX_NAME_BYTES - 9].decode(errors='ignore')}-{digest}"
     return "index-run" if label == "index" else label
 
 
-def _is_told(value: Any) -> bool:
-    """Whether the text of a value can be that of no other, nor of this and a parameter after it."""
+def _is_unambiguous(value: Any) -> bool:
+    """Return whether no other value, nor this value followed by another parameter, could have the same text."""
     if not isinstance(value, str):
         return not isinstance(value, list | tuple | Mapping)
     with contextlib.suppress(ValueError):
@@ -171,7 +171,9 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except filelock.Timeout as error:
-        raise BlockingIOError(f"another report is being written to {folder}: wait for it, end it, or use -o") from error
+        raise BlockingIOError(
+            f"another report is being written to {folder}: wait for it, stop it, or choose another folder (-o)"
+        ) from error
     try:
         yield
     finally:
@@ -179,7 +181,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 class _Grid:
-    """The runs of a grid, and what has become of them."""
+    """The runs of a grid and their outcomes."""
 
     def __init__(
         self,
@@ -211,53 +213,53 @@ class _Grid:
     def run(self, jobs: int, timeout: float | None, resume: bool) -> list[Run]:
         import nbformat
 
-        from ..experiments.cells import _terminated_like_interrupted, _uninterrupted
+        from ..experiments.cells import _sigterm_as_interrupt, _uninterrupted
         from ..experiments.pool import outcomes
 
-        new, again = self._sorted_out(resume)
-        self.index.write()  # a folder that can't be written to is found out before hours are spent
+        new, failed_before = self._unfinished(resume)
+        self.index.write()  # so that a folder without write permission fails now, not after hours of work
         for name in self.runs:
-            if name not in (*new, *again):
-                self._tell(name, self._published(name))
-        here = environment(self.notebook_folder, ask_torch=False) if new or again else {}
+            if name not in (*new, *failed_before):
+                self._report(name, self._published(name))
+        current_environment = environment(self.notebook_folder, ask_torch=False) if new or failed_before else {}
         source = nbformat.writes(self.nb)
         cells = [
             {
                 "source": source,
-                "run": asdict(replace(self.runs[name], environment=here)),
+                "run": asdict(replace(self.runs[name], environment=current_environment)),
                 "values": self.values[name],
                 "timeout": timeout,
                 "chromium": self.chromium,
             }
-            for name in new + again
+            for name in new + failed_before
         ]
         ended = outcomes(
             f"{__name__}:work",
             cells,
             jobs=jobs,
             threads=1 if jobs > 1 and "OMP_NUM_THREADS" not in os.environ else None,
-            timeout=None if timeout is None else timeout + SPARE,
-            grace=GRACE,
+            timeout=None if timeout is None else timeout + EXTRA_TIME,
+            grace=GRACE_PERIOD,
         )
         try:
-            with _terminated_like_interrupted(), contextlib.closing(ended):
+            with _sigterm_as_interrupt(), contextlib.closing(ended):
                 for outcome in ended:
                     with _uninterrupted():
-                        name, problem = self._take(outcome)
+                        name, problem = self._add_outcome(outcome)
                         self.index.write()
-                    self._tell(name, problem)
+                    self._report(name, problem)
                     if self.log is not None:
                         log_run(self.log, self.runs[name], Path(self.runs[name].notebook).stem)
         except KeyboardInterrupt:
-            self._mark_interrupted(new + again)
+            self._mark_interrupted(new + failed_before)
             raise
         finally:
             self.index.write(plots=True)
         return list(self.runs.values())
 
-    def _sorted_out(self, resume: bool) -> tuple[list[str], list[str]]:
-        """The runs that are to be done: the new ones, and those that ended badly before."""
-        new, again = [], []
+    def _unfinished(self, resume: bool) -> tuple[list[str], list[str]]:
+        """Return the names of the runs to do: new ones, and those that failed before."""
+        new, failed_before = [], []
         for name, run in self.runs.items():
             earlier = stamp_of(Path(run.output))
             if earlier is None or earlier.key != run.key:
@@ -265,17 +267,18 @@ class _Grid:
             if resume and (done := finished(run)) is not None:
                 self.runs[name] = done
             elif resume and earlier is not None and earlier.status in ENDED_BADLY:
-                again.append(name)
+                failed_before.append(name)
             else:
                 new.append(name)
             self.index.add(run if earlier is None else replace(earlier, output=run.output))
-            if self.runs[name].cached:  # what is recorded twice is found out by the index
+            # reading it into the index may have found an error, such as a name recorded twice
+            if self.runs[name].cached:
                 self.runs[name].error = self.index.entries[name].run.error
         self.index.first(self.runs)
-        return new, again
+        return new, failed_before
 
     def _published(self, name: str) -> str:
-        """Make what is missing of the page of a run that is taken as it is."""
+        """Write the page of a reused run if it is missing or outdated, and return what went wrong."""
         output = Path(self.runs[name].output)
         page = output.with_suffix(".html")
         files = [page, *([output.with_suffix(".pdf")] if self.chromium else [])]
@@ -283,24 +286,24 @@ class _Grid:
             return ""
         return _publish(output, self.chromium)
 
-    def _take(self, outcome: CellOutcome) -> tuple[str, str]:
-        """Keep how a run ended; its name, and what went wrong with its page."""
+    def _add_outcome(self, outcome: CellOutcome) -> tuple[str, str]:
+        """Store the outcome of a run, and return its name and what went wrong with its page."""
         run = Run(**outcome.cell["run"])
         output = Path(run.output)
         if outcome.status == "ok":
             done, problem = stamp_of(output) or run, outcome.rows[0]["problem"]
         else:
-            # the process around the kernel ended in some way: what the kernel had shown is on disk, and is kept
-            before = stamp_of(output)
-            begun = before is not None and (before.key, before.status) == (run.key, "interrupted")
+            # the worker process failed or was ended; the outputs up to then are on disk, and are kept
+            stamped = stamp_of(output)
+            has_begun = stamped is not None and (stamped.key, stamped.status) == (run.key, "interrupted")
             done = replace(
-                before if before is not None and begun else run,
+                stamped if stamped is not None and has_begun else run,
                 status=outcome.status,
                 seconds=round(outcome.seconds, 3),
                 error=_reason(outcome),
             )
-            with contextlib.suppress(OSError):  # a full disk was the reason, maybe
-                write(read(output) if begun else self.nb, done)
+            with contextlib.suppress(OSError):  # the disk may be full
+                write(read(output) if has_begun else self.nb, done)
             problem = _publish(output, None)
         self.runs[run.name] = done
         self.index.add(done)
@@ -320,24 +323,27 @@ class _Grid:
             self.index.add(stamped)
             interrupted = stamped.status == "interrupted"
             problem = _publish(Path(stamped.output), None) if interrupted else self._published(name)
-            self._tell(name, problem, count=not interrupted)
+            self._report(name, problem, count=not interrupted)
         if self.progress:
             self.bar.clear()
-            print(f"{len(self.ended)} of {len(self.runs)} runs have ended; the same command again goes on", flush=True)
+            print(
+                f"{len(self.ended)} of {len(self.runs)} runs have ended; run the same command again to resume",
+                flush=True,
+            )
 
-    def _tell(self, name: str, problem: str, count: bool = True) -> None:
+    def _report(self, name: str, problem: str, count: bool = True) -> None:
         run = self.runs[name]
         if count:
             self.ended.add(name)
         if problem:
             run.error = f"{f'{run.error}; ' if run.error else ''}no page: {problem}"
         if self.progress:
-            place = sum(other in self.ended for other in self.runs) if count else "-"
+            n_ended = sum(other in self.ended for other in self.runs) if count else "-"
             failed = self.index.entries[name].failed_checks
-            said = [run.error] if run.error else [f"does not hold: {'; '.join(failed)}"] if failed else []
-            what = "  ".join([run.name, *(" ".join(text.split()) for text in said)])
+            problems = [run.error] if run.error else [f"does not hold: {'; '.join(failed)}"] if failed else []
+            line = "  ".join([run.name, *(" ".join(text.split()) for text in problems)])
             seconds = "   cached" if run.cached else f"{run.seconds:7.1f} s"
-            self.bar.write(f"[{place}/{len(self.runs)}] {run.status:<11} {seconds}  {what}", file=sys.stdout)
+            self.bar.write(f"[{n_ended}/{len(self.runs)}] {run.status:<11} {seconds}  {line}", file=sys.stdout)
             sys.stdout.flush()
         self.bar.update(count)
 
@@ -345,7 +351,7 @@ class _Grid:
 def work(
     source: str, run: dict[str, Any], values: dict[str, Any], timeout: float | None, chromium: str | None
 ) -> dict[str, Any]:
-    """What a worker process does for one run; ended by SIGTERM, it saves what there is."""
+    """Execute one run in a worker process. On SIGTERM the outputs so far are saved."""
     import nbformat
 
     def interrupt(*_: Any) -> None:
@@ -361,7 +367,7 @@ def work(
 
 
 def _publish(output: Path, chromium: str | None) -> str:
-    """Write the page of a run, and print it; what went wrong with that."""
+    """Write the page of a run, and its PDF if a browser is given; return what went wrong, "" if nothing."""
     from .pdf import print_pdf
     from .report import render
 
@@ -369,13 +375,13 @@ def _publish(output: Path, chromium: str | None) -> str:
         page = render(output)
         if chromium is not None:
             print_pdf(page, chromium)
-    except Exception as error:  # whatever a page meets, the run's results are there
+    except Exception as error:  # a page that fails must not lose the run's results
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _reason(outcome: CellOutcome) -> str:
-    """The last line of a traceback, or the sentence that the pool says."""
+    """Return the last line of the error: of its traceback or of the pool's message."""
     lines = outcome.error.split("\nprinted:\n")[0].strip().splitlines()
     return lines[-1].strip() if lines else outcome.status

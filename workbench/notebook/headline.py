@@ -1,7 +1,7 @@
-"""The first screen of a page: the verdict of a comparison, and its headline metric as a figure of plain HTML.
+"""Top of a report page: the verdict of a comparison, and a figure of its headline metric in plain HTML.
 
-The figure has no pixels and no script: its dots and bars are placed by per cents, its colours are those of the page, so that
-it fits any width, dark pages and paper.
+The figure needs neither images nor scripts: dots and bars are positioned in percent and use the colours of the page, so that
+it fits any width, dark mode and print.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from .verdict import number, verdict
 
 
 def first_screen(comparison: Comparison, of: str = "") -> str:
-    """The verdict and the headline figure as HTML.
+    """Return the verdict and the headline figure as HTML.
 
     Args:
         comparison: scores of models over splits.
-        of: what they were compared on, said before the verdict.
+        of: subject of the comparison, shown before the verdict.
     """
-    before = f"<b>{escape(of)}:</b> " if of else ""
+    subject = f"<b>{escape(of)}:</b> " if of else ""
     return (
-        f'<div class="verdict"><p>{before}{escape(verdict(comparison))}</p>{figure(comparison)}'
+        f'<div class="verdict"><p>{subject}{escape(verdict(comparison))}</p>{figure(comparison)}'
         f"<p><small>{escape(stated_test(comparison))}</small></p></div>"
     )
 
 
 def figure(comparison: Comparison) -> str:
-    """Every model's headline metric: a dot for each split, the mean, and its standard error."""
+    """Return a figure of every model's headline metric: a dot per split, the mean, and its standard error."""
     metric = comparison.headline
     values = {m: [v for v in comparison.values(m, metric) if math.isfinite(v)] for m in comparison.scores}
-    every = [v for numbers in values.values() for v in numbers]
-    if not every:
+    all_values = [v for numbers in values.values() for v in numbers]
+    if not all_values:
         return ""
-    low, high = min(every), max(every)
+    low, high = min(all_values), max(all_values)
     compared, span = differences(comparison), (high - low) or 1.0
     direction = {True: ", higher is better", False: ", lower is better", None: ""}[comparison.higher.get(metric)]
     unit = f" ({u})" if (u := comparison.units.get(metric)) else ""
@@ -47,8 +47,8 @@ def figure(comparison: Comparison) -> str:
             continue
         mean, error = statistics.fmean(numbers), standard_error(numbers)
         text = f"{number(mean, error)}{f' ± {number(error, error)}' if math.isfinite(error) else ''}"
-        judged = compared.get((model, metric))
-        mark = {True: "better", False: "worse", None: ""}[judged.better if judged else None]
+        difference = compared.get((model, metric))
+        mark = {True: "better", False: "worse", None: ""}[difference.better if difference else None]
         name = f"{escape(model)}{_cost(comparison, model)}"
         track = _track(numbers, mean, error, low, span)
         lines.append(_row(mark, name, track, text))
@@ -72,15 +72,15 @@ def _row(kind: str, who: str, track: str, text: str) -> str:
 
 
 def _track(values: Sequence[float], mean: float, error: float, low: float, span: float) -> str:
-    def place(value: Any) -> float:
+    def percent(value: Any) -> float:
         return 2 + 96 * min(1.0, max(0.0, (value - low) / span))
 
-    dots = "".join(f'<i style="left:{place(v):.2f}%"></i>' for v in values)
+    dots = "".join(f'<i style="left:{percent(v):.2f}%"></i>' for v in values)
     bar = ""
     if math.isfinite(error):
-        start, end = place(mean - error), place(mean + error)
+        start, end = percent(mean - error), percent(mean + error)
         bar = f'<u style="left:{start:.2f}%;width:{end - start:.2f}%"></u>'
-    return f'{dots}{bar}<b style="left:{place(mean):.2f}%"></b>'
+    return f'{dots}{bar}<b style="left:{percent(mean):.2f}%"></b>'
 
 
 def _cost(comparison: Comparison, model: str) -> str:

@@ -1,4 +1,4 @@
-"""The index of a folder of reports: index.html for people, index.json for programs, index.csv for statistics."""
+"""Index of a folder of reports: index.html for people, index.json for programs, index.csv for statistics."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .values import as_text, to_json
 
 SCHEMA = 1
 _TEMPLATES = Path(__file__).parent / "templates"
-_THUMBNAILS = 120  # in one section
-_PATIENCE = 10  # plots may take one part in so many of the time
+_MAX_THUMBNAILS = 120  # per section
+_PLOT_INTERVAL = 10  # plots are redrawn after at least this many times the time that they took, unless asked for
 
 
 class Index:
-    """What is known of all runs in a folder.
+    """Index of all runs in a folder.
 
     Args:
-        folder: where the executed notebooks lie; those that are there already are read.
+        folder: folder of the executed notebooks; existing ones are read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,20 +47,20 @@ class Index:
                 self.add(run)
 
     def add(self, run: Run) -> None:
-        """Take up a run, or what has become of it."""
-        known = self.entries.get(run.name)
-        if known is None or known.run != run:
+        """Add a run, or update it."""
+        existing = self.entries.get(run.name)
+        if existing is None or existing.run != run:
             self.entries[run.name] = read_entry(run)
 
     def first(self, names: Iterable[str]) -> None:
-        """Put these runs before all others, in this order."""
+        """Move these runs to the front, in this order."""
         self.entries = {name: self.entries[name] for name in dict.fromkeys([*names, *self.entries])}
 
     def write(self, plots: bool = False) -> None:
         """Replace the three files.
 
         Args:
-            plots: draw the plots anew, however long that takes; else only if they have not been drawn for some time.
+            plots: whether to redraw the plots in any case; otherwise they are redrawn only from time to time.
         """
         runs = [self._as_json(entry) for entry in self.entries.values()]
         content = {"schema": SCHEMA, "written": time.strftime(CLOCK), "runs": runs}
@@ -71,17 +71,17 @@ class Index:
     def _as_json(self, entry: Entry) -> dict[str, Any]:
         run = entry.run
         stamp = {name: value for name, value in asdict(run).items() if name not in ("notebook", "output", "cached")}
-        begun = run.status != "waiting"
+        has_started = run.status != "waiting"
         return {
             **{name: to_json(value, name) for name, value in stamp.items()},
             "notebook": Path(run.notebook).name,
-            "executed": Path(run.output).name if begun else "",
-            "page": entry.page if begun else "",
+            "executed": Path(run.output).name if has_started else "",
+            "page": entry.page if has_started else "",
             **entry.records,
         }
 
     def _csv(self) -> str:
-        """One row for each number that a run has recorded, and for each check: 1 if it holds, else 0."""
+        """Return CSV with one row per recorded number of a run and per check (1 if it holds, else 0)."""
         parameters = list(dict.fromkeys(name for entry in self.entries.values() for name in entry.run.parameters))
         buffer = io.StringIO(newline="")
         writer = csv.writer(buffer, lineterminator="\n")
@@ -105,7 +105,7 @@ class Index:
         start = time.monotonic()
         if plots or start >= self._next_plot:
             self._plots = {name: _plot(entries) for name, entries in groups.items()}
-            self._next_plot = time.monotonic() + _PATIENCE * (time.monotonic() - start)
+            self._next_plot = time.monotonic() + _PLOT_INTERVAL * (time.monotonic() - start)
         script = (_TEMPLATES / "sort.js").read_text(encoding="utf-8")
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader([_TEMPLATES, _TEMPLATES / "workbench"]), autoescape=True, trim_blocks=True
@@ -121,18 +121,18 @@ class Index:
         counts: dict[str, int] = {}
         for entry in entries:
             counts[entry.run.status] = counts.get(entry.run.status, 0) + 1
-        good = [entry for entry in entries if entry.run.status == "ok"]
+        succeeded = [entry for entry in entries if entry.run.status == "ok"]
         figures = list(dict.fromkeys(name for entry in entries for name in entry.thumbnails))
-        shown = figures[: max(1, _THUMBNAILS // max(1, len(entries)))]
+        shown = figures[: max(1, _MAX_THUMBNAILS // max(1, len(entries)))]
         differing = varied([entry.run.environment for entry in entries if entry.run.environment])
-        some = next((entry.run for entry in entries if entry.run.environment), entries[0].run)
-        tables: list[IndexTable | None] = [summary_table(good), runs_table(entries)]
+        example = next((entry.run for entry in entries if entry.run.environment), entries[0].run)
+        tables: list[IndexTable | None] = [summary_table(succeeded), runs_table(entries)]
         return {
             "title": next((entry.title for entry in entries if entry.title), Path(name).stem),
             "notebook": name,
             "answers": [
                 first_screen(comparison, entry.run.name if len(entries) > 1 else "")
-                for entry in good
+                for entry in succeeded
                 for comparison in entry.comparisons.values()
             ],
             "counts": counts,
@@ -152,14 +152,14 @@ class Index:
                 for name, value in entries[0].run.parameters.items()
                 if name not in varied([entry.run.parameters for entry in entries])
             },
-            "environment": {name: value for name, value in some.environment.items() if name not in differing},
-            "data": {name: value for entry in good for name, value in entry.run.data.items() if "(" not in name},
+            "environment": {name: value for name, value in example.environment.items() if name not in differing},
+            "data": {name: value for entry in succeeded for name, value in entry.run.data.items() if "(" not in name},
         }
 
 
 def _plot(entries: list[Entry]) -> tuple[str, str] | None:
-    good = [(entry.run.parameters, entry.scalars) for entry in entries if entry.run.status == "ok"]
+    succeeded = [(entry.run.parameters, entry.scalars) for entry in entries if entry.run.status == "ok"]
     finite = [
-        (parameters, {name: v for name, v in scalars.items() if math.isfinite(v)}) for parameters, scalars in good
+        (parameters, {name: v for name, v in scalars.items() if math.isfinite(v)}) for parameters, scalars in succeeded
     ]
     return grid_plot(finite)

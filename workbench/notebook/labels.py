@@ -1,4 +1,4 @@
-"""Recorded names as people say them: "vote_sculpt_ood_auroc" is the OOD AUROC of vote+sculpt."""
+"""Readable labels for recorded names: "vote_sculpt_ood_auroc" becomes "OOD AUROC, vote+sculpt"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRAPPERS = ("plain", "baseline", "vote", "sample", "sculpt", "neo", "laplace", 
 
 
 def spoken(name: str) -> str:
-    """A recorded name in words, with the names of metrics that reports have elsewhere.
+    """Return a recorded name in words, with the display names of metrics.
 
     Example:
         >>> spoken("vote_sculpt_ood_auroc"), spoken("rmse"), spoken("accuracy_vote_neo"), spoken("neo_picp90")
@@ -29,25 +29,25 @@ def spoken(name: str) -> str:
     """
     from ..experiments.directions import metric_of
 
-    of, metric = metric_of(name) or ("", "")
+    model, metric = metric_of(name) or ("", "")
     label = _metric(metric)
     if label is None:
         return name.replace("_", " ")
-    parts = of.split("_")
-    whose = "+".join(parts) if all(part in _WRAPPERS for part in parts) else of.replace("_", " ")
-    return f"{label}, {whose}" if whose else label
+    parts = model.split("_")
+    subject = "+".join(parts) if all(part in _WRAPPERS for part in parts) else model.replace("_", " ")
+    return f"{label}, {subject}" if subject else label
 
 
 def _metric(name: str) -> str | None:
-    """The label of a metric; None of what is no metric, or is said by a word that may mean anything else."""
-    outside = name.startswith("ood_")
+    """Return the label of a metric; None for unknown metrics, and for names that are common words."""
+    is_ood = name.startswith("ood_")
     base = name.removeprefix("ood_")
     interval = re.fullmatch(r"(picp|mpiw)(\d+)", base)
     if interval:
         label: str | None = f"{'width of' if interval[1] == 'mpiw' else 'in'} {interval[2]} % interval"
     else:
         label = "accuracy" if base == "accuracy" else LABELS.get(base)
-    return f"OOD {label}" if outside and label else label
+    return f"OOD {label}" if is_ood and label else label
 
 
 __all__ = ["LABELS", "spoken"]

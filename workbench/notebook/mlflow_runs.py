@@ -1,4 +1,4 @@
-"""A report of the runs in a store of MLflow: the page of an index, with their curves."""
+"""Index of the runs in an MLflow store, with their curves."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .run import CLOCK, Run
 from .values import to_json
 
 STATUS = {"FINISHED": "ok", "FAILED": "failed"}
-ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # which MLflow wants set before it looks into a folder
+ALLOW_FILE_STORE = "MLFLOW_ALLOW_FILE_STORE"  # environment variable without which MLflow refuses to read folders
 
 
 class MLflowIndex(Index):
-    """An index whose runs come from a store: nothing goes on with them, and they have curves."""
+    """Index of runs in an MLflow store, which have curves and can't be resumed."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.entries = {}  # of notebooks that lie there
+        self.entries = {}  # without executed notebooks that are in the folder
         self.curves: dict[str, Curves] = {}
 
     def _section(self, name: str, entries: list[Entry]) -> dict[str, Any]:
@@ -36,19 +36,19 @@ class MLflowIndex(Index):
 
 
 def report_mlflow(store: Path | str, folder: Path | str, experiments: list[str] | None = None) -> Path:
-    """Write index.html, index.json and index.csv of the runs in a store: settings, last values of their metrics, and curves.
+    """Write index.html, index.json and index.csv of the runs in an MLflow store: parameters, last values of metrics, and curves.
 
     Args:
-        store: a folder such as mlruns, a file such as mlflow.db, or a tracking URI.
-        folder: where to write.
-        experiments: names of those that are wanted; None: all.
+        store: folder such as mlruns, file such as mlflow.db, or tracking URI.
+        folder: output folder.
+        experiments: names of the experiments; None: all.
 
     Returns:
-        The page.
+        Path of index.html.
 
     Raises:
         FileNotFoundError: there is no such folder or file.
-        ValueError: it is no store, or there are no runs, or no experiment of that name.
+        ValueError: it is not an MLflow store, has no runs, or has no experiment of that name.
         ModuleNotFoundError: mlflow is not installed.
     """
     mlflow = require("mlflow", "trackers")
@@ -56,7 +56,7 @@ def report_mlflow(store: Path | str, folder: Path | str, experiments: list[str] 
     uri = _uri(store)
     with _readable(mlflow):
         client = mlflow.MlflowClient(tracking_uri=uri)
-        names = {one.name: one.experiment_id for one in client.search_experiments()}
+        names = {experiment.name: experiment.experiment_id for experiment in client.search_experiments()}
         if missing := [name for name in experiments or () if name not in names]:
             raise ValueError(f"{store} has no experiment {missing[0]!r}; it has {', '.join(sorted(names))}")
         runs = [
@@ -90,28 +90,28 @@ def _add(index: MLflowIndex, client: Any, experiment: str, run: Any) -> None:
     if name in index.entries:
         name = f"{name} ({info.run_id[:8]})"
     status = STATUS.get(info.status, "interrupted")
-    begun = time.localtime(info.start_time / 1000)
-    ours = Run(
+    started = time.localtime(info.start_time / 1000)
+    entry_run = Run(
         name=name,
         notebook=experiment,
-        output=str(index.folder / f"{info.run_id}.ipynb"),  # which is not there: there is no page of one run
+        output=str(index.folder / f"{info.run_id}.ipynb"),  # never written: runs have no pages of their own
         status=status,
         seconds=round((info.end_time - info.start_time) / 1000, 3) if info.end_time else 0.0,
         parameters={key: _value(text) for key, text in data.params.items()},
-        error="it goes on, or was ended from outside" if info.status in ("RUNNING", "SCHEDULED") else None,
-        started=time.strftime(CLOCK, begun),
+        error="it is still running, or was stopped from outside" if info.status in ("RUNNING", "SCHEDULED") else None,
+        started=time.strftime(CLOCK, started),
     )
     curves = {key: [(m.step, m.value) for m in client.get_metric_history(info.run_id, key)] for key in data.metrics}
     index.curves[name] = curves
     logged = {"records": dict(data.metrics), "curves": curves}
     records = {kind: to_json(values, kind) for kind, values in logged.items()}
-    # seconds have a column of every run's; the last value of what is a setting too, such as lr, would be one more of the same name
+    # the table has a column for seconds already, and so has each parameter, such as lr, that was also logged as a metric
     scalars = {key: value for key, value in data.metrics.items() if key not in ("seconds", *data.params)}
-    index.entries[name] = Entry(ours, experiment, scalars, {**records, "mlflow_run": info.run_id})
+    index.entries[name] = Entry(entry_run, experiment, scalars, {**records, "mlflow_run": info.run_id})
 
 
 def _value(text: str) -> Any:
-    """A number where the text is one, so that columns are sorted as numbers."""
+    """Parse a text as a number if possible, so that columns are sorted numerically."""
     with contextlib.suppress(ValueError, SyntaxError):
         value = ast.literal_eval(text)
         if isinstance(value, int | float):
@@ -128,36 +128,36 @@ def _uri(store: Path | str) -> str:
         return f"sqlite:///{path}"
     if not path.is_dir():
         raise FileNotFoundError(f"there is no folder or file {store}; give mlruns, mlflow.db or a tracking URI")
-    if not any(path.glob("*/meta.yaml")):  # MLflow would make a store of it
-        raise ValueError(f"{store} is no store of MLflow: no folder in it has a meta.yaml")
+    if not any(path.glob("*/meta.yaml")):  # MLflow would create a store in it
+        raise ValueError(f"{store} is not an MLflow store: no folder in it has a meta.yaml")
     return path.as_uri()
 
 
 def _check_database(path: Path) -> None:
-    """MLflow would make its tables in any database."""
+    """Raise unless the file is an MLflow database, since MLflow would create its tables in any other one."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.DatabaseError as error:
-        raise ValueError(f"{path} is no store of MLflow: {error}") from error
+        raise ValueError(f"{path} is not an MLflow store: {error}") from error
     if not {"experiments", "runs", "metrics"} <= tables:
-        raise ValueError(f"{path} is no store of MLflow: it has no tables of experiments, runs and metrics")
+        raise ValueError(f"{path} is not an MLflow store: it has no tables of experiments, runs and metrics")
 
 
 @contextlib.contextmanager
 def _readable(mlflow: Any) -> Iterator[None]:
-    """Folders may be read for as long as this lasts, and what MLflow refuses is an error for people."""
-    before = os.environ.get(ALLOWED)
-    os.environ[ALLOWED] = "true"
+    """Let MLflow read folders within the context, and turn its exceptions into ValueErrors."""
+    previous = os.environ.get(ALLOW_FILE_STORE)
+    os.environ[ALLOW_FILE_STORE] = "true"
     try:
         yield
     except mlflow.MlflowException as error:
         raise ValueError(f"MLflow can't read the store: {error}") from error
     finally:
-        if before is None:
-            del os.environ[ALLOWED]
+        if previous is None:
+            del os.environ[ALLOW_FILE_STORE]
         else:
-            os.environ[ALLOWED] = before
+            os.environ[ALLOW_FILE_STORE] = previous
 
 
 __all__ = ["report_mlflow"]

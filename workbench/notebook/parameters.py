@@ -1,4 +1,4 @@
-"""The parameters of a notebook: assignments in its cell tagged ``parameters``, read without running them."""
+"""Parameters of a notebook: the assignments in its cell tagged ``parameters``, parsed without running them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ..errors import require
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# the default of a parameter like `x = some_call()`: only running the cell tells its value
-UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)  # of the compiler: null bytes, too many brackets
+# the latter three for null bytes and deep nesting
+PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
+# the default of a parameter such as `x = some_call()`, whose value is known only after running the cell
 COMPUTED: Any = type("Computed", (), {"__repr__": lambda self: "<computed by the notebook>"})()
 
 
 def load_notebook(path: Path | str) -> NotebookNode:
-    """Read a Python notebook, and say in plain words why where that can't be done.
+    """Read a Python notebook.
 
     Args:
         path: path of an .ipynb file, of any notebook format.
@@ -30,8 +31,8 @@ def load_notebook(path: Path | str) -> NotebookNode:
         The notebook, in notebook format 4.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is no notebook, or one for another language than Python.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not a notebook, or a notebook of another language than Python.
     """
     nbformat = require("nbformat")
     path = Path(path)
@@ -53,14 +54,14 @@ def load_notebook(path: Path | str) -> NotebookNode:
 
 
 def check_syntax(nb: NotebookNode, notebook: str) -> None:
-    """Look whether every code cell can be read as Python, with IPython's own additions.
+    """Check the syntax of every code cell, including IPython's extensions.
 
     Args:
-        nb: the notebook, as nbformat gives it.
-        notebook: what to call the notebook in errors.
+        nb: notebook, as read by nbformat.
+        notebook: name of the notebook for error messages.
 
     Raises:
-        ValueError: if a cell can't be read, and isn't tagged ``raises-exception``; cell, line and text are in the message.
+        ValueError: a cell has a syntax error and is not tagged ``raises-exception``; cell, line and text are in the message.
 
     Example:
         >>> import nbformat.v4 as v4
@@ -72,9 +73,9 @@ def check_syntax(nb: NotebookNode, notebook: str) -> None:
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the notebook's own strings; the kernel shows them
+                warnings.simplefilter("ignore")  # the kernel shows the warnings about the notebook's code
                 compile(transform(cell.source), notebook, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
-        except UNREADABLE as error:
+        except PARSE_ERRORS as error:
             line, text = getattr(error, "lineno", None), (getattr(error, "text", None) or "").strip()
             place = f"cell {number} ({cell.get('id', 'no id')}){f', line {line}' if line else ''}"
             reason = getattr(error, "msg", None) or str(error)
@@ -82,16 +83,16 @@ def check_syntax(nb: NotebookNode, notebook: str) -> None:
 
 
 def declared_parameters(nb: NotebookNode) -> dict[str, Any]:
-    """The notebook's parameters and their defaults.
+    """Return the notebook's parameters and their defaults.
 
     Args:
-        nb: the notebook, as nbformat gives it.
+        nb: notebook, as read by nbformat.
 
     Returns:
-        name -> default, empty if no cell is tagged ``parameters``; a default that isn't a plain literal is `COMPUTED`.
+        name -> default, empty if no cell is tagged ``parameters``; a default that is not a literal is `COMPUTED`.
 
     Raises:
-        ValueError: if the cell isn't valid Python.
+        ValueError: the cell is not valid Python.
 
     Example:
         >>> import nbformat.v4 as v4
@@ -105,7 +106,7 @@ def declared_parameters(nb: NotebookNode) -> dict[str, Any]:
         return {}
     try:
         tree = ast.parse(cell.source)
-    except UNREADABLE as error:
+    except PARSE_ERRORS as error:
         place, text = getattr(error, "lineno", None) or "a", (getattr(error, "text", None) or str(error)).strip()
         raise ValueError(
             f"cell {number} ({cell.get('id', 'no id')}): line {place} of the parameters cell is not plain Python: {text!r}"
@@ -120,26 +121,26 @@ def declared_parameters(nb: NotebookNode) -> dict[str, Any]:
             continue
         try:
             value = ast.literal_eval(line.value)
-        except (*UNREADABLE, TypeError):
+        except (*PARSE_ERRORS, TypeError):
             value = COMPUTED
         declared.update({target.id: value for target in targets if isinstance(target, ast.Name)})
     return declared
 
 
 def check_parameters(declared: Mapping[str, Any], values: Mapping[str, Any], notebook: str) -> dict[str, Any]:
-    """Check values against the notebook's own parameters, since papermill takes any name and any type.
+    """Check values against the notebook's parameters, since papermill accepts any name and any type.
 
     Args:
         declared: name -> default, from `declared_parameters`.
-        values: name -> value; numpy scalars and arrays are taken as plain numbers and lists.
-        notebook: what to call the notebook in errors.
+        values: name -> value; numpy scalars and arrays become numbers and lists.
+        notebook: name of the notebook for error messages.
 
     Returns:
-        The values that were given, as plain Python ones.
+        The values as plain Python objects.
 
     Raises:
-        ValueError: for a name that the notebook doesn't have; the nearest names are in the message.
-        TypeError: for a value of another type than the default's. An int passes for a float; for None anything passes.
+        ValueError: the notebook has no such parameter; the message suggests similar names.
+        TypeError: the type of a value differs from that of the default. An int may replace a float, and anything may replace None.
 
     Example:
         >>> check_parameters({"rate": 0.1}, {"rate": 1}, "train.ipynb")
@@ -165,19 +166,19 @@ def check_parameters(declared: Mapping[str, Any], values: Mapping[str, Any], not
 
 
 def parse_parameter(declared: Mapping[str, Any], name: str, text: str, notebook: str) -> Any:
-    """Read a value given as text, as what the notebook's default says it is.
+    """Parse the text of a parameter's value, according to the type of the notebook's default.
 
     Args:
         declared: name -> default, from `declared_parameters`.
-        name: the parameter.
-        text: its value; lists as ``a,b`` or ``[a, b]``.
-        notebook: what to call the notebook in errors.
+        name: name of the parameter.
+        text: value as text; lists as ``a,b`` or ``[a, b]``.
+        notebook: name of the notebook for error messages.
 
     Returns:
         The value, of the default's type.
 
     Raises:
-        ValueError: if the notebook has no such parameter, or the text doesn't read as one of its type.
+        ValueError: the notebook has no such parameter, or the text can't be parsed as its type.
 
     Example:
         >>> parse_parameter({"rate": 0.1}, "rate", "1e-3", "train.ipynb")
@@ -203,12 +204,12 @@ def parse_parameter(declared: Mapping[str, Any], name: str, text: str, notebook:
     except (KeyError, ValueError) as error:
         kind = type(default).__name__
         raise ValueError(
-            f"parameter {name} of {notebook} is {default!r} ({kind}) by default; {text!r} is no {kind}"
+            f"parameter {name} of {notebook} is {default!r} ({kind}) by default; {text!r} can't be read as {kind}"
         ) from error
 
 
 def split_values(text: str) -> list[str]:
-    """Split at commas that stand outside brackets and quotes.
+    """Split a text at the commas outside of brackets and quotes.
 
     Example:
         >>> split_values("1, [2, 3], x")
@@ -235,7 +236,7 @@ def _literal(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    # papermill would write a numpy number into the notebook as text
+    # papermill would write numpy numbers into the notebook as strings
     if hasattr(value, "tolist"):
         value = value.tolist()
     return [_plain(item) for item in value] if isinstance(value, (list, tuple, set)) else value

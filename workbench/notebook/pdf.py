@@ -1,4 +1,4 @@
-"""Print reports as PDF files, by a Chromium of this machine."""
+"""Printing of reports as PDF files by an installed Chromium-based browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..atomic import replacing
 
-# nbconvert's webpdf starts the Chromium that playwright has downloaded and no other, and needs playwright for it
+# not nbconvert's webpdf, which needs playwright and only uses the Chromium downloaded by it
 _NAMES = (
     "chromium",
     "chromium-browser",
@@ -28,24 +28,21 @@ _PLACES = (
     r"C:\Program Files\Google\Chrome\Application\chrome.exe",
     r"C:\Program Files (x86)\Microsoft\Edge\Application\msedge.exe",
 )
-_TIME = 120  # seconds for one page
+_TIMEOUT = 120  # seconds per page
 
 
 def find_chromium() -> str:
-    """Path of a browser that prints PDF files: Chromium, Chrome, Edge or Brave.
-
-    Returns:
-        Path of the program.
+    """Return the path of a browser that prints PDF files: Chromium, Chrome, Edge or Brave.
 
     Raises:
-        FileNotFoundError: if there is none; the message says what to install.
+        FileNotFoundError: none is installed; the message says what to install.
     """
     browser = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    browser = browser or next((place for place in _PLACES if Path(place).is_file()), None)
+    browser = browser or next((path for path in _PLACES if Path(path).is_file()), None)
     if browser is None:
         raise FileNotFoundError(
-            "PDF files are printed by Chromium, Chrome or Edge, and none of them is on this machine: install one (Debian, "
-            "Ubuntu: apt install chromium; macOS: brew install --cask chromium), or leave --pdf out and print the HTML file"
+            "PDF files are printed by Chromium, Chrome or Edge, and none of them is installed: install one (Debian, "
+            "Ubuntu: apt install chromium; macOS: brew install --cask chromium), or omit --pdf and print the HTML file yourself"
         )
     return browser
 
@@ -58,10 +55,10 @@ def print_pdf(page: Path, chromium: str) -> Path:
         chromium: path of the browser, from `find_chromium`.
 
     Returns:
-        Path of the PDF file, replaced in one step.
+        Path of the PDF file, which is replaced atomically.
 
     Raises:
-        RuntimeError: if the browser prints none.
+        RuntimeError: the browser wrote no PDF file, or took too long.
     """
     target = page.with_suffix(".pdf")
     with (
@@ -70,14 +67,15 @@ def print_pdf(page: Path, chromium: str) -> Path:
     ):
         options = ["--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
         options += ["--no-pdf-header-footer", f"--user-data-dir={profile}", f"--print-to-pdf={unfinished.resolve()}"]
-        if hasattr(os, "geteuid") and os.geteuid() == 0:  # root, in containers mostly; our pages run nothing
+        # Chromium's sandbox does not run as root (in containers); our pages contain no foreign scripts
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
             options.append("--no-sandbox")
         try:
             done = subprocess.run(
-                [chromium, *options, page.resolve().as_uri()], capture_output=True, timeout=_TIME, check=False
+                [chromium, *options, page.resolve().as_uri()], capture_output=True, timeout=_TIMEOUT, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"{chromium} took longer than {_TIME} s to print {page.name}") from error
+            raise RuntimeError(f"{chromium} took longer than {_TIMEOUT} s to print {page.name}") from error
         if not unfinished.is_file():
             last_lines = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
             raise RuntimeError(

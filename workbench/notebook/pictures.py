@@ -1,4 +1,4 @@
-"""Pictures that pages hold in themselves: figures as they are, and small versions of them."""
+"""Pictures embedded in pages as data URLs: full figures and thumbnails."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 
 from ..errors import require
 
-THUMBNAIL = (400, 270)  # pixels; shown at half of that
+THUMBNAIL = (400, 270)  # pixels; displayed at half this size
 
 
 def thumbnail(png: bytes) -> str:
-    """A small version of a picture.
+    """Return a thumbnail of a picture.
 
     Args:
-        png: the picture's file.
+        png: contents of a PNG file.
 
     Returns:
-        Address of a picture of at most `THUMBNAIL` pixels, which holds the picture itself.
+        Data URL of a picture of at most `THUMBNAIL` pixels.
     """
     Image = require("PIL.Image")
     with Image.open(io.BytesIO(png)) as picture:
-        factor = max(1, min(have // want for have, want in zip(picture.size, THUMBNAIL, strict=True)))
-        small = _on_white(picture.reduce(factor) if picture.mode in ("RGB", "RGBA", "L") else picture)
-    small.thumbnail(THUMBNAIL)
-    return _address(small, lossless=False)
+        factor = max(1, min(size // limit for size, limit in zip(picture.size, THUMBNAIL, strict=True)))
+        reduced = _on_white(picture.reduce(factor) if picture.mode in ("RGB", "RGBA", "L") else picture)
+    reduced.thumbnail(THUMBNAIL)
+    return _data_url(reduced, lossless=False)
 
 
 def embedded(png: str) -> str:
-    """The address of a picture that holds the picture itself, smaller than PNG files are, and just the same.
+    """Return a picture as a data URL, losslessly compressed as WebP where possible.
 
     Args:
-        png: a PNG file in base64.
+        png: PNG file in base64.
 
     Example:
         >>> embedded("iVBORw0KGgo=")  # no picture: left as it is
@@ -44,11 +44,11 @@ def embedded(png: str) -> str:
         with Image.open(io.BytesIO(base64.b64decode(png))) as picture:
             if features.check("webp") and max(picture.size) < 16384 and getattr(picture, "n_frames", 1) == 1:
                 if picture.mode == "RGBA" and picture.getchannel("A").getextrema() == (255, 255):
-                    return _address(picture.convert("RGB"), lossless=True)
+                    return _data_url(picture.convert("RGB"), lossless=True)
                 if picture.mode in ("RGB", "RGBA"):
-                    return _address(picture, lossless=True)
+                    return _data_url(picture, lossless=True)
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        pass  # SyntaxError: what PIL calls a broken PNG file
+        pass  # PIL raises SyntaxError for broken PNG files
     return f"data:image/png;base64,{''.join(png.split())}"
 
 
@@ -60,11 +60,11 @@ def _on_white(picture: Any) -> Any:
     return white
 
 
-def _address(picture: Any, lossless: bool) -> str:
+def _data_url(picture: Any, lossless: bool) -> str:
     from PIL import features
 
     buffer = io.BytesIO()
-    kind = "webp" if features.check("webp") else "png"
+    image_format = "webp" if features.check("webp") else "png"
     options = {"lossless": lossless, "method": 2, "quality": 50 if lossless else 60, "exact": True}
-    picture.save(buffer, kind.upper(), **(options if kind == "webp" else {"optimize": True}))
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    picture.save(buffer, image_format.upper(), **(options if image_format == "webp" else {"optimize": True}))
+    return f"data:image/{image_format};base64,{base64.b64encode(buffer.getvalue()).decode()}"

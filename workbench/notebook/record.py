@@ -1,8 +1,8 @@
-"""Named results that live in the executed notebook itself.
+"""Named results that are stored in the executed notebook itself.
 
-``record(rmse=0.12)`` shows a small table and carries the exact values in the *metadata* of that output. Every front end
-can show a plain HTML table (a MIME type of our own would draw "no renderer" notices), clearing the outputs removes the
-values with them, and ``read_records`` gets them back with nbformat alone: no kernel, no torch, no pandas.
+``record(rmse=0.12)`` shows a small table and stores the exact values in the *metadata* of that output. Every front end
+can show a plain HTML table (with a custom MIME type they would show "no renderer" notices), clearing the outputs also removes the
+values, and ``read_records`` reads them with nbformat alone: no kernel, no torch, no pandas.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-# (kind, name) -> (cell, execution) that recorded it; one process is one kernel, so this lives as long as the kernel
+# (function, name) -> (cell, execution) that recorded it; lives as long as the kernel, which is this process
 _recorded: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 def record(**values: Any) -> None:
-    """Show named values, and carry them in this cell's output for reports and tests.
+    """Show named values, and store them in this cell's output for reports and tests.
 
-    Outside a Jupyter kernel the values are checked and nothing else happens, so that the same code runs in a script.
+    Outside a Jupyter kernel the values are only checked, so that the same code runs in a script.
 
     Args:
-        **values: numbers, text, None, lists and dicts of these, and numpy or torch scalars and arrays. Values are kept
+        **values: numbers, text, None, lists and dicts of these, and numpy or torch scalars and arrays. Values are stored
             exactly, NaN and infinities included. Keep them small: they are stored as text in the notebook.
 
     Raises:
-        TypeError: for any other type of value.
-        ValueError: where another cell, or this cell in the same run, has recorded the name already.
+        TypeError: a value is of another type.
+        ValueError: another cell, or this cell in the same run, has recorded the name already.
 
     Example:
         >>> record(rmse=0.12, coverage=[0.5, 0.9])
     """
     if not values:
-        raise TypeError("record() was given nothing to record: pass at least one name=value")
+        raise TypeError("record() has nothing to record: pass at least one name=value")
     plain = {name: to_json(value, name) for name, value in values.items()}
     rows = "".join(_row(name, as_text(value)) for name, value in plain.items()) if _execution() else ""
     text = "\n".join(f"{name} = {as_text(value)}" for name, value in plain.items())
@@ -61,20 +61,20 @@ def record(**values: Any) -> None:
 
 
 def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int = 100) -> None:
-    """Show a matplotlib figure exactly once, under a name; a report shows it on dark pages as well, with black and white swapped.
+    """Show a matplotlib figure exactly once, under a name. In dark mode, reports show it with black and white swapped.
 
-    In a kernel the figure is taken out of pyplot's list, or the end of the cell would show it a second time; the figure
+    In a kernel the figure is closed in pyplot, which would otherwise show it again at the end of the cell; the figure
     itself stays usable. Outside a kernel only the arguments are checked.
 
     Args:
-        name: name of the figure, used once in a notebook.
-        figure: a matplotlib Figure, or an Axes in it.
-        alt: what the picture shows, in words, for readers who can't see it; default: the name.
-        dpi: size on screen, in pixels per inch of the figure; twice as many are stored, for sharp screens.
+        name: name of the figure, unique in the notebook.
+        figure: matplotlib Figure, or an Axes in it.
+        alt: description of the picture for readers who can't see it; default: the name.
+        dpi: size on screen, in pixels per inch of the figure; it is stored with twice this resolution for sharp screens.
 
     Raises:
-        TypeError: if `figure` is neither a Figure nor an Axes.
-        ValueError: where another cell, or this cell in the same run, has recorded the name already.
+        TypeError: `figure` is neither a Figure nor an Axes.
+        ValueError: another cell, or this cell in the same run, has recorded the name already.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -82,16 +82,16 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
         >>> _ = figure.subplots().plot([1, 2, 4])
         >>> record_figure("growth", figure, alt="a curve that rises ever faster")
     """
-    whole: Any = figure.get_figure() if hasattr(figure, "get_figure") else None
-    if not hasattr(whole, "savefig"):
+    figure_object: Any = figure.get_figure() if hasattr(figure, "get_figure") else None
+    if not hasattr(figure_object, "savefig"):
         raise TypeError(f"record_figure({name!r}, ...) takes a matplotlib Figure or Axes, not {type(figure).__name__}")
     if _execution() is None:
         return
     from .dark import darkened
 
-    png = _drawn(whole, dpi)
-    with darkened(whole):
-        dark = embedded(base64.b64encode(_drawn(whole, dpi)).decode())
+    png = _drawn(figure_object, dpi)
+    with darkened(figure_object):
+        dark = embedded(base64.b64encode(_drawn(figure_object, dpi)).decode())
     width, height = (int.from_bytes(png[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG header
     _display(
         "record_figure",
@@ -102,7 +102,7 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
     )
     import matplotlib.pyplot as plt
 
-    plt.close(whole)
+    plt.close(figure_object)
 
 
 def _drawn(figure: Any, dpi: int) -> bytes:
@@ -112,25 +112,25 @@ def _drawn(figure: Any, dpi: int) -> bytes:
 
 
 def _row(name: str, text: str) -> str:
-    """A line of the table: what it is in words, the value, and the name for scripts, if it is another."""
-    said, raw, value = html.escape(spoken(name)), html.escape(name), html.escape(text)
-    code = "" if said == raw else f"<td><code>{raw}</code></td>"
-    return f'<tr><th title="{raw}">{said}</th><td>{value}</td>{code}</tr>'
+    """Return a table row: the name in words, the value, and the name in code if it differs from the words."""
+    label, raw, value = html.escape(spoken(name)), html.escape(name), html.escape(text)
+    code = "" if label == raw else f"<td><code>{raw}</code></td>"
+    return f'<tr><th title="{raw}">{label}</th><td>{value}</td>{code}</tr>'
 
 
 def record_check(claim: str, holds: Any, **found: Any) -> None:
-    """State what must be true of this run, and show whether it is; a test of the notebook fails where it is not.
+    """Record a claim about the results, and show whether it holds.
 
-    A claim that does not hold ends nothing: the notebook goes on, and its report shows it. `pytest --notebooks` fails.
+    If it does not, the notebook continues and its report shows the failed check; `pytest --notebooks` fails.
 
     Args:
-        claim: what must be true, in words; used once in a notebook.
-        holds: whether it is: a bool, or a numpy or torch one.
-        **found: the numbers that decided it, shown beside the claim; as for `record`.
+        claim: the claim in words, unique in the notebook.
+        holds: whether it holds: a bool, or a single numpy or torch one.
+        **found: the numbers behind it, shown with the claim; types as for `record`.
 
     Raises:
-        TypeError: if `holds` is no single truth value, or what was found is nothing that `record` takes.
-        ValueError: where another cell, or this cell in the same run, has made the claim already.
+        TypeError: `holds` is not a single truth value, or `record` does not accept a number.
+        ValueError: another cell, or this cell in the same run, has recorded the claim already.
 
     Example:
         >>> inside, outside = 0.2, 0.9
@@ -139,7 +139,7 @@ def record_check(claim: str, holds: Any, **found: Any) -> None:
     answer = to_json(holds, claim)
     if not isinstance(answer, bool):
         raise TypeError(
-            f"record_check({claim!r}, ...) takes True or False, not {answer!r:.60}: compare, and take .all() of many"
+            f"record_check({claim!r}, ...) takes True or False, not {answer!r:.60}: use a comparison, with .all() for arrays"
         )
     plain = {name: to_json(value, name) for name, value in found.items()}
     sentence = f"{'✓ holds' if answer else '✗ does not hold'}: {_claimed(claim, plain)}"
@@ -149,16 +149,16 @@ def record_check(claim: str, holds: Any, **found: Any) -> None:
 
 
 def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
-    """Show a table, and carry its columns under a name.
+    """Show a table, and store its columns under a name.
 
     Args:
-        name: name of the table, used once in a notebook.
-        frame: a DataFrame (an index other than 0, 1, 2, ... becomes its first columns), or a DataFrame's ``.style``
-            with formats and highlights of your own (its index is only shown, and not carried).
+        name: name of the table, unique in the notebook.
+        frame: DataFrame (an index other than 0, 1, 2, ... becomes its first columns), or a DataFrame's ``.style``
+            with custom formats and highlights (its index is shown but not stored).
 
     Raises:
-        TypeError: if `frame` is not a table, or holds values that `record` doesn't take (dates: turn them to text).
-        ValueError: if two columns have the same name, or the table's name is taken (see `record`).
+        TypeError: `frame` is not a table, or holds values that `record` doesn't accept (convert dates to text).
+        ValueError: two columns have the same name, or the table's name is taken (see `record`).
 
     Example:
         >>> import pandas as pd
@@ -190,32 +190,32 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
         for i, title in enumerate(titles)
     ]
     text = [c for c, dtype in zip(table.columns, table.dtypes, strict=True) if not pd.api.types.is_numeric_dtype(dtype)]
-    left: Any = {column: [{"selector": "", "props": [("text-align", "left")]}] for column in text}
-    style = style.set_table_styles(left, overwrite=False)
+    left_aligned: Any = {column: [{"selector": "", "props": [("text-align", "left")]}] for column in text}
+    style = style.set_table_styles(left_aligned, overwrite=False)
     data = {
         "text/html": style.to_html(table_uuid=re.sub(r"\W", "_", name)),
         "text/plain": table.to_string(index=False),
     }
-    # pairs, since a notebook's file sorts the keys of mappings, and columns have an order
+    # a list of pairs, since notebook files sort the keys of dicts, and columns have an order
     _display("record_table", [name], data, {"table": {"name": name, "columns": columns}})
 
 
 class Check(NamedTuple):
-    """A claim's answer: whether it holds, and the numbers that decided it by name."""
+    """A recorded check: whether the claim holds, and the numbers behind it by name."""
 
     holds: bool
     found: dict[str, Any]
 
 
 class Records(dict[str, Any]):
-    """What a notebook has recorded: name -> value, and more as attributes.
+    """Records of a notebook: a dict of the values by name, with figures, tables and more as attributes.
 
     Attributes:
         figures: name -> PNG bytes.
-        tables: name -> {column: [values]}; ``pandas.DataFrame(records.tables[name])`` gives the table back.
-        comparisons: name -> scores of models over splits, see `workbench.record_comparison`; each is in `tables` as well.
+        tables: name -> {column: [values]}; ``pandas.DataFrame(records.tables[name])`` restores the table.
+        comparisons: name -> scores of models over splits, see `workbench.record_comparison`; each is also in `tables`.
         checks: claim -> (holds, found), see `record_check`.
-        parameters: name -> value, the parameters that the run was given.
+        parameters: name -> value, the parameters passed to the run.
         errors: "Type: message" of every exception shown in the notebook.
     """
 
@@ -230,17 +230,17 @@ class Records(dict[str, Any]):
 
 
 def read_records(notebook: str | Path | NotebookNode) -> Records:
-    """Read what an executed notebook has recorded.
+    """Read the records of an executed notebook.
 
     Args:
-        notebook: path of an executed notebook, or the notebook itself as nbformat gives it.
+        notebook: path of an executed notebook, or the notebook as read by nbformat.
 
     Returns:
-        The values by name, exactly as they were recorded (arrays as lists); the rest as attributes: see `Records`.
+        The values by name, exactly as they were recorded (arrays as lists), and the rest as attributes, see `Records`.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if a name is recorded twice, or what is recorded is damaged.
+        FileNotFoundError: there is no such file.
+        ValueError: a name is recorded twice, or a record is damaged.
 
     Example:
         >>> import nbformat
@@ -259,9 +259,7 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
             try:
                 entries = list(_entries(records, output))
             except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise ValueError(
-                    f"what {where} has recorded can't be read ({error!r}): run the notebook again"
-                ) from error
+                raise ValueError(f"the records of {where} are damaged ({error!r}): run the notebook again") from error
             for store, name, value in entries:
                 if name in store:
                     raise ValueError(f"{name!r} is recorded twice, the second time in {where}: use another name there")
@@ -270,7 +268,7 @@ def read_records(notebook: str | Path | NotebookNode) -> Records:
 
 
 def _entries(records: Records, output: NotebookNode) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """What an output has recorded: where it belongs, its name, its value."""
+    """Yield the records of an output as (dict to store it in, name, value)."""
     stamp = output.get("metadata", {}).get("workbench", {})
     for name, value in stamp.get("records", {}).items():
         yield records, name, from_json(value)
@@ -287,7 +285,7 @@ def _entries(records: Records, output: NotebookNode) -> Iterator[tuple[dict[str,
 
 
 def failed_checks(checks: Mapping[str, Check]) -> list[str]:
-    """The claims that do not hold, each with the numbers that decided it.
+    """Return the claims that do not hold, each with the numbers behind it.
 
     Example:
         >>> failed_checks({"one": Check(True, {}), "risk is higher outside": Check(False, {"ratio": 0.8123456})})
@@ -302,10 +300,10 @@ def _claimed(claim: str, numbers_by_name: Mapping[str, Any]) -> str:
 
 
 def _execution() -> tuple[str, str] | None:
-    """The cell that runs and which run of it this is; None outside a kernel (scripts, IPython's terminal)."""
+    """Return identifiers of the running cell and of this execution of it; None outside a kernel (scripts, IPython's terminal)."""
     import sys
 
-    if "IPython" not in sys.modules:  # a kernel has imported it; a script need not pay for it
+    if "IPython" not in sys.modules:  # kernels have imported it, and scripts should not
         return None
     from IPython import get_ipython
 
@@ -314,7 +312,7 @@ def _execution() -> tuple[str, str] | None:
         return None
     message = shell.get_parent()
     run = message.get("header", {}).get("msg_id", "")
-    # JupyterLab says which cell it runs; where nobody does (papermill), every execution counts as a cell of its own
+    # JupyterLab sends the id of the cell; without one (papermill), every execution counts as a separate cell
     return message.get("metadata", {}).get("cellId") or run, run
 
 
@@ -322,15 +320,15 @@ def _display(
     function: str, names: list[str], data: dict[str, str], stamp: dict[str, Any], metadata: Any = None
 ) -> None:
     json.dumps(stamp, allow_nan=False)
-    here = _execution()
-    if here is None:
+    execution = _execution()
+    if execution is None:
         return
     for name in names:
-        before = _recorded.get((function, name))
-        # running a cell again replaces what it has recorded; anything else would leave two values under one name
-        if before is not None and (before[0] != here[0] or before[1] == here[1]):
+        previous = _recorded.get((function, name))
+        # a cell that runs again replaces its own records; anything else would store two values under one name
+        if previous is not None and (previous[0] != execution[0] or previous[1] == execution[1]):
             raise ValueError(
-                f"{function}: {name!r} is recorded already. Use another name; if the cell that recorded it is gone, "
+                f"{function}: {name!r} is recorded already. Use another name; if you deleted the cell that recorded it, "
                 "restart the kernel"
             )
     from IPython.display import display
@@ -338,4 +336,4 @@ def _display(
     if "text/html" in data:
         data = {**data, "text/html": f'<div class="{UNTYPESET}">{data["text/html"]}</div>'}
     display(data, raw=True, metadata={"workbench": {"schema": SCHEMA, **stamp}, **(metadata or {})})
-    _recorded.update({(function, name): here for name in names})
+    _recorded.update({(function, name): execution for name in names})

@@ -1,4 +1,4 @@
-"""Render an executed notebook as a report: one HTML file that loads nothing from anywhere."""
+"""Rendering of executed notebooks as reports: single HTML files that load nothing."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STATIC = Path(__file__).parents[1] / "widgets" / "static"
-# all scripts that a page may have, by the attribute of the elements that they work on
+# the scripts that a page may contain, by the attribute of the elements that they work on
 _SCRIPTS = {"data-wb-linked": "linked.js", "data-wb-tokens": "tokens.js"}
 
 
 def render(executed: Path | str, target: Path | str | None = None, *, code: bool = False) -> Path:
     """Render an executed notebook as one self-contained HTML file.
 
-    The page opens with its answer: the verdict of what `record_comparison` recorded, with a figure, then the contents; it ends with how
-    the run ended, its parameters and its environment. A run that did not end well, and checks that do not hold, are said first. The code
-    is there, behind a switch. A run that did not end well is shown up to the cell that stopped it. Scripts and frames in outputs are
-    dropped, and the page's content security policy forbids it to load anything, pictures by address included. Interactive widgets
-    need a kernel and are left out; cells tagged ``no-report`` as well. The cases that an `Explorer` left, by `snapshot()` or as it was
-    displayed, become a plot that answers to pointer and keys, and generated texts tell the alternatives of each token: by scripts of this
-    package, the only ones that the policy lets run.
+    The page opens with the verdicts of recorded comparisons (`record_comparison`), each with a figure, and a table of contents; it ends with
+    the status of the run, its parameters and its environment. If the run failed or a check does not hold, this comes first. The code is
+    hidden behind a switch. A failed run is shown up to the cell that stopped it. Scripts and frames in outputs are removed, and the page's
+    content security policy forbids loading anything, even pictures by URL. Interactive widgets, which need a kernel, are left out, and so
+    are cells tagged ``no-report``. The cases of an `Explorer`, saved by `snapshot()` or as last displayed, become a plot that reacts to
+    pointer and keys, and generated texts show the alternatives of each token; both use scripts of this package, the only ones that the
+    policy allows.
 
     Args:
-        executed: path of a notebook that `run_notebook` wrote (any other executed notebook comes without a banner).
-        target: path of the HTML file; default: beside the notebook, with the ending ``.html``.
-        code: show the code from the start; else a reader's click does.
+        executed: path of a notebook that `run_notebook` wrote (other executed notebooks are shown without status).
+        target: path of the HTML file; default: beside the notebook, with the suffix ``.html``.
+        code: whether the code is visible at first.
 
     Returns:
         Path of the HTML file.
 
     Raises:
-        FileNotFoundError, ValueError: if `executed` can't be read as a notebook.
+        FileNotFoundError, ValueError: `executed` can't be read as a notebook.
 
     Example:
         >>> import nbformat, tempfile
@@ -61,24 +61,24 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
         "run": run,
         "code": code,
         "title": title(nb) or executed.stem,
-        # files keep these sorted by name; people know the order of the parameters cell, and look for git first
+        # files store these sorted by name; pages show parameters in the order of their cell, and git, device and torch first
         "parameters": {name: parameters[name] for name in declared_parameters(nb) if name in parameters},
         "environment": dict(sorted(environment.items(), key=lambda item: item[0] not in ("git", "device", "torch"))),
     }
-    with contextlib.suppress(ValueError):  # a name that is there twice: the page is to be seen all the same
+    with contextlib.suppress(ValueError):  # a name recorded twice must not prevent the page
         records = read_records(nb)
         report["checks"] = records.checks
         report["failed_checks"] = failed_checks(report["checks"])
-        several = len(records.comparisons) > 1
+        has_several = len(records.comparisons) > 1
         report["first_screen"] = "".join(
-            first_screen(comparison, name.replace("_", " ") if several else "")
+            first_screen(comparison, name.replace("_", " ") if has_several else "")
             for name, comparison in records.comparisons.items()
         )
-    hidden = {"no-report", "papermill-error-cell-tag"}  # the banner says what papermill's own error cells say
+    hidden = {"no-report", "papermill-error-cell-tag"}  # the banner replaces papermill's own error cells
     nb.cells = [cell for cell in nb.cells if not hidden & set(cell.metadata.get("tags", []))]
     report["left_out"] = _cut_where_it_stopped(nb) if run and run["status"] != "ok" else 0
     report["has_code"] = any(cell.cell_type == "code" and cell.source.strip() for cell in nb.cells)
-    # pictures that the text refers to lie beside the notebook that was run, not beside its output
+    # pictures in the text have paths relative to the original notebook, not to its output
     folder = Path(run["notebook"]).parent if run else executed.parent
     resources = {"metadata": {"name": executed.stem, "path": str(folder)}, "report": report}
     page, _ = _exporter().from_notebook_node(nb, resources=resources)
@@ -88,23 +88,23 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
 
 
 def _finished(page: str, title: str) -> str:
-    """Take out of the outputs what could load or run something, and put the contents before them."""
+    """Return the finished page: remove active content from the outputs, and add title, contents and scripts."""
     soup = require("bs4").BeautifulSoup(page, "html.parser")
     for element in soup.select("main :is(script, link, meta, base, iframe, object, embed)"):
         element.decompose()
-    heading = soup.select_one("main h1")  # the page has it at its top already
+    heading = soup.select_one("main h1")  # the page's header shows it already
     if heading is not None and heading.get_text() in (title, soup.select_one("header.first h1").get_text()):
         heading.extract()
-    elif heading is not None:  # with formulas or emphasis
+    elif heading is not None:  # it has formulas or emphasis, which the plain title lacks
         soup.select_one("header.first h1").replace_with(heading.extract())
     sections = [heading for heading in soup.select("main h2") if heading.get_text(strip=True)]
     if len(sections) > 2:
         contents = soup.new_tag("nav", attrs={"class": "contents", "aria-label": "contents"})
-        taken = {element["id"] for element in soup.select("[id]")}
+        used_ids = {element["id"] for element in soup.select("[id]")}
         for place, section in enumerate(sections):
             if not section.get("id"):
-                section["id"] = next(n for k in range(1000) if (n := f"section-{place + k}") not in taken)
-                taken.add(section["id"])
+                section["id"] = next(n for k in range(1000) if (n := f"section-{place + k}") not in used_ids)
+                used_ids.add(section["id"])
             link = soup.new_tag("a", href=f"#{section['id']}")
             link.string = section.get_text(" ", strip=True)
             contents.append(link)
@@ -113,7 +113,7 @@ def _finished(page: str, title: str) -> str:
 
 
 def _with_scripts(soup: Any) -> str:
-    """The page; with those of our own scripts, and a policy that allows them alone, for which outputs hold something."""
+    """Return the page with those of our scripts that its outputs need, and a security policy that allows only these."""
     scripts = [
         (_STATIC / name).read_text(encoding="utf-8") + "\nupgrade();\n"
         for attribute, name in _SCRIPTS.items()
@@ -130,7 +130,7 @@ def _with_scripts(soup: Any) -> str:
 
 
 def _cut_where_it_stopped(nb: NotebookNode) -> int:
-    """Drop what comes after the last cell that ran, as it would read as if it had results; how many code cells."""
+    """Drop everything after the last cell that ran, and return the number of dropped code cells."""
     code = [i for i, cell in enumerate(nb.cells) if cell.cell_type == "code"]
     ran = [i for i in code if nb.cells[i].metadata.get("papermill", {}).get("start_time")]
     last = ran[-1] if ran else -1
@@ -139,6 +139,7 @@ def _cut_where_it_stopped(nb: NotebookNode) -> int:
 
 
 def title(nb: NotebookNode) -> str | None:
+    """Return the first level-1 heading of a notebook, or None."""
     lines = (line for cell in nb.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
     return next((line[2:].strip() for line in lines if line.startswith("# ")), None)
 

@@ -1,4 +1,4 @@
-"""Run a notebook with papermill, and report how it ended."""
+"""Runs of notebooks with papermill, and records of how they ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..experiments.environment import cause, environment, versions
 from ..experiments.environment import source_digest as _source_digest
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
-from .client import ENGINE, WHOLE, Watch, kernel_manager_class, register
+from .client import ATOMIC_SCHEME, ENGINE, Watch, kernel_manager_class, register
 from .parameters import COMPUTED, check_parameters, check_syntax, declared_parameters, load_notebook
 from .record import Records, read_records
 
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 CLOCK = "%Y-%m-%dT%H:%M:%S"
 ENDED_BADLY = ("failed", "timeout", "died")
-ENDED_FROM_OUTSIDE = "the run was ended from outside before the notebook was through"
+ENDED_FROM_OUTSIDE = "the run was stopped from outside before the notebook had finished"
 
 
 @dataclass
 class Run:
-    """One run of a notebook, as it is also stamped into the executed notebook's metadata (key ``workbench``).
+    """One run of a notebook. It is also stored in the metadata of the executed notebook (key ``workbench``).
 
     Attributes:
-        name: the output's name without its ending.
-        notebook: path of the notebook that was run.
+        name: name of the output without its suffix.
+        notebook: path of the notebook.
         output: path of the executed notebook.
-        status: ``ok``, ``failed`` (a cell raised), ``timeout``, ``died`` (the kernel did), ``interrupted``, or ``waiting``
-            (it has not begun).
+        status: ``ok``, ``failed`` (a cell raised an exception), ``timeout``, ``died`` (the kernel did), ``interrupted``, or ``waiting``
+            (not started).
         seconds: wall time.
-        parameters: name -> value, the notebook's defaults included.
-        error: what went wrong, None if nothing did.
-        key: hash of what decides the result: see `run_key`.
-        environment: versions, machine and git state: see `environment`.
-        started: local time at which the run began, ISO 8601.
-        cached: whether an earlier run was found and taken as it is.
-        peak_memory: MiB that the kernel held at most; None where the system does not tell.
-        peak_device_memory: MiB of the GPU that torch held at most; None without one.
-        data: name -> sha256 of the data sets that `workbench.data.load` gave to the notebook.
+        parameters: name -> value, including the notebook's defaults.
+        error: error message; None without an error.
+        key: hash of everything that determines the result, see `run_key`.
+        environment: versions, machine and git state, see `environment`.
+        started: local start time, ISO 8601.
+        cached: whether the result of an earlier run was reused.
+        peak_memory: peak memory of the kernel, MiB; None if the system does not report it.
+        peak_device_memory: peak of torch's GPU memory, MiB; None without a GPU.
+        data: name -> sha256 of the data sets that the notebook loaded by `workbench.data.load`.
     """
 
     name: str
@@ -69,16 +69,16 @@ class Run:
 
     @property
     def records(self) -> Records:
-        """What the notebook has recorded: see `workbench.notebook.read_records`."""
+        """Values that the notebook recorded, see `workbench.notebook.read_records`."""
         return read_records(self.output)
 
 
 def run_key(notebook: Path | str, parameters: Mapping[str, Any] | None = None) -> str:
-    """Hash of what decides a run's result, as far as it is known before, so that a run is repeated only when that changed.
+    """Return a hash of everything known beforehand that determines a run's result; a finished run is repeated only if it changes.
 
-    Hashed are the notebook's cells, the parameters (defaults included, so that spelling one out changes nothing), the
-    source of this package and the versions of the packages under it. The data that a run loaded by `workbench.data` are
-    compared besides. Other files that the notebook reads are not: where those change, ask for a fresh run.
+    It covers the notebook's cells, the parameters (including defaults, so that passing a default changes nothing), the
+    source of this package and the versions of its dependencies. The data that a run loaded by `workbench.data` are
+    compared separately. Other files that the notebook reads are not considered: if those change, ask for a fresh run.
 
     Args:
         notebook: path of the notebook.
@@ -101,30 +101,30 @@ def run_notebook(
     progress: bool = False,
     log_to: str | Tracker | None = None,
 ) -> Run:
-    """Run a notebook from top to bottom in a kernel of its own, and keep what it showed.
+    """Run a notebook from top to bottom in a new kernel, and save it with its outputs.
 
-    The kernel is this Python, its folder the notebook's, as in JupyterLab. `output` is written as cells finish and says
-    ``interrupted`` until the run has ended, so that it never claims more than happened. It is signed: JupyterLab trusts
-    it and shows its widgets and tables. Of what one cell prints, a million characters are kept.
+    The kernel is this Python, in the notebook's folder, as in JupyterLab. `output` is written as cells finish, with the status
+    ``interrupted`` until the run has ended, so that it never claims more than happened. It is signed, so that JupyterLab trusts
+    it and shows its widgets and tables. The printed output of each cell is limited to a million characters.
 
     Args:
         notebook: path of the .ipynb file.
-        output: path to write the executed notebook to.
+        output: path of the executed notebook to write.
         parameters: name -> value for the notebook's ``parameters`` cell; checked before anything runs.
-        timeout: seconds that the whole run may take, from its first cell on; None: no limit.
-        resume: take an earlier `output` as it is if it ended well with the same `run_key` and the same data.
-        progress: show a progress bar.
-        log_to: "tensorboard", "mlflow", "wandb" or a `workbench.trackers.Tracker`, which is given the parameters, the numbers and checks that
-            were recorded, and how the run ended, in its active run or in one of its own; not what was taken from an earlier `output`.
+        timeout: time limit in seconds for all cells together; None: no limit.
+        resume: whether to reuse an existing `output` that ended with status ``ok`` and has the same `run_key` and data.
+        progress: whether to show a progress bar.
+        log_to: "tensorboard", "mlflow", "wandb" or a `workbench.trackers.Tracker`, to which the parameters, the recorded numbers and checks, and
+            the status are logged, in its active run or a new one. A reused `output` is not logged.
 
     Returns:
-        How it went. A notebook that fails is a result, not an exception: look at `Run.status`.
+        The outcome. A notebook that fails raises no exception: check `Run.status`.
 
     Raises:
-        FileNotFoundError, ValueError, TypeError: for a notebook or parameters that can't be run; nothing is written.
+        FileNotFoundError, ValueError, TypeError: the notebook or the parameters can't be run; nothing is written.
         ModuleNotFoundError: the package of `log_to` is not installed.
-        OSError: if `output` can't be written.
-        KeyboardInterrupt: on Ctrl-C, after what there is has been saved as ``interrupted``.
+        OSError: `output` can't be written.
+        KeyboardInterrupt: Ctrl-C was pressed; the outputs so far have been saved as ``interrupted``.
 
     Example:
         >>> import nbformat, tempfile
@@ -154,13 +154,14 @@ def run_notebook(
 def plan(
     nb: NotebookNode, notebook: Path, output: Path | str, parameters: Mapping[str, Any] | None
 ) -> tuple[Run, dict[str, Any]]:
-    """A run that waits, and the parameters it is given; all that can be checked before is checked here.
+    """Check a notebook and its parameters, and return a waiting run and the checked parameters.
 
     Raises:
-        ValueError, TypeError: for a notebook or parameters that can't be run.
+        ValueError, TypeError: the notebook or the parameters can't be run.
     """
     output = Path(output)
-    output = output.parent.resolve() / output.name  # a link there is replaced, and what it leads to stays as it is
+    # the name is not resolved: a link is replaced, and its target is kept
+    output = output.parent.resolve() / output.name
     declared = declared_parameters(nb)
     checked = check_parameters(declared, parameters or {}, notebook.name)
     check_syntax(nb, notebook.name)
@@ -180,13 +181,13 @@ def plan(
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Raise a ValueError for what is no limit."""
+    """Raise a ValueError unless timeout is None or positive."""
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, or None for no limit, not {timeout!r}")
 
 
 def finished(run: Run) -> Run | None:
-    """An earlier run that ended well and of which nothing has changed, or None."""
+    """Return the earlier run with status ``ok`` in the output of a run if its key and data are unchanged, or None."""
     earlier = stamp_of(Path(run.output))
     if earlier is None or (earlier.key, earlier.status) != (run.key, "ok") or not _same_data(earlier.data):
         return None
@@ -196,7 +197,7 @@ def finished(run: Run) -> Run | None:
 def perform(
     nb: NotebookNode, run: Run, parameters: dict[str, Any], *, timeout: float | None = None, progress: bool = False
 ) -> Run:
-    """Carry out a planned run: see `run_notebook`."""
+    """Execute a planned run; see `run_notebook`."""
     output = Path(run.output)
     run.status, run.error, run.started = "interrupted", ENDED_FROM_OUTSIDE, time.strftime(CLOCK)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +205,7 @@ def perform(
     watch, start = Watch(timeout), time.perf_counter()
     try:
         run.status, run.error = _execute(output, parameters, Path(run.notebook).parent, watch, progress)
-    finally:  # also on Ctrl-C, which is then on its way to the caller
+    finally:  # also on Ctrl-C, which is then raised to the caller
         run.seconds = round(time.perf_counter() - start, 3)
         run.peak_memory, run.peak_device_memory, run.data = watch.peak_memory, watch.peak_device_memory, watch.data
         run.environment |= {"device": watch.device} if watch.device else {}
@@ -213,16 +214,16 @@ def perform(
 
 
 def log_run(log: Delivery, run: Run, group: str = "") -> None:
-    """Give a tracker a run that has ended, as one of a group: parameters, recorded numbers, checks as 1 or 0, costs."""
+    """Log a run that has ended to a tracker: parameters, recorded numbers, checks as 1 or 0, and costs."""
     measured = {"seconds": run.seconds, "peak_memory_MiB": run.peak_memory}
-    with contextlib.suppress(FileNotFoundError, ValueError):  # the disk was full, or a name is there twice
+    with contextlib.suppress(FileNotFoundError, ValueError):  # the disk was full, or a name was recorded twice
         records = run.records
         measured |= records | {f"check: {claim}": int(check.holds) for claim, check in records.checks.items()}
     log.run(run.name, run.parameters, [measured], "finished" if run.status == "ok" else run.status, group)
 
 
 def read_run(executed: Path | str) -> Run:
-    """The outcome that is stamped into an executed notebook.
+    """Read the outcome of a run from the metadata of an executed notebook.
 
     Args:
         executed: path of a notebook that `run_notebook` wrote.
@@ -231,29 +232,29 @@ def read_run(executed: Path | str) -> Run:
         The run, as `run_notebook` returned it.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if `run_notebook` did not write it.
+        FileNotFoundError: there is no such file.
+        ValueError: the file was not written by `run_notebook`.
     """
     load_notebook(executed)
     run = stamp_of(Path(executed))
     if run is None:
-        raise ValueError(f"{executed} holds no outcome of a run: run it with workbench.notebook.run_notebook first")
+        raise ValueError(f"{executed} has no record of a run: run it with workbench.notebook.run_notebook first")
     return run
 
 
 def _execute(
     output: Path, parameters: dict[str, Any], folder: Path, watch: Watch, progress: bool
 ) -> tuple[str, str | None]:
-    """Run the notebook in place; papermill's own outcome calls timeouts and dead kernels "completed"."""
+    """Run the notebook in place, and return status and error. Papermill's own status reports timeouts and dead kernels as "completed"."""
     papermill = require("papermill")
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
     if not (logger := logging.getLogger("papermill")).handlers:
-        # the outcome says it all; who configures logging still gets the messages
+        # silence papermill unless the user configures logging: status and error say it all
         logger.addHandler(logging.NullHandler())
     register()
-    # papermill takes paths for templates
-    path = WHOLE + str(output).replace("{", "{{").replace("}", "}}")
+    # papermill formats paths as templates
+    path = ATOMIC_SCHEME + str(output).replace("{", "{{").replace("}", "}}")
     try:
         papermill.execute_notebook(
             path,
@@ -273,16 +274,16 @@ def _execute(
     except CellTimeoutError:
         return "timeout", f"the run took longer than {watch.timeout:g} s; it was in cell {_last_cell(output)}"
     except DeadKernelError:
-        most = f"; it held {watch.peak_memory:,.0f} MiB at most" if watch.peak_memory else ""
-        how = cause(watch.exits[-1] if watch.exits else 0)
-        return "died", f"the kernel died in cell {_last_cell(output)}, {how}{most}"
+        peak = f"; its peak memory was {watch.peak_memory:,.0f} MiB" if watch.peak_memory else ""
+        reason = cause(watch.exits[-1] if watch.exits else 0)
+        return "died", f"the kernel died in cell {_last_cell(output)}, {reason}{peak}"
     except RuntimeError as error:
-        return "died", f"the kernel does not answer: {error}"
+        return "died", f"the kernel does not respond: {error}"
     return "ok", None
 
 
 def _last_cell(output: Path) -> str:
-    """The cell that ran last, as a number (counted as in the notebook, without papermill's own) and its id."""
+    """Return the number and the id of the cell that ran last, not counting the cell that papermill inserts."""
     cells = [c for c in read(output).cells if "injected-parameters" not in c.metadata.get("tags", [])]
     started = [i for i, c in enumerate(cells) if c.metadata.get("papermill", {}).get("start_time")]
     return f"{started[-1] + 1} ({cells[started[-1]].id})" if started else "1"
@@ -290,8 +291,8 @@ def _last_cell(output: Path) -> str:
 
 def _key(nb: NotebookNode, values: Mapping[str, Any]) -> str:
     cells = [(cell.cell_type, cell.source) for cell in nb.cells]
-    known = {name: value for name, value in values.items() if value is not COMPUTED}
-    parts = [cells, sorted(known.items()), _source_digest(), versions()]
+    literal_values = {name: value for name, value in values.items() if value is not COMPUTED}
+    parts = [cells, sorted(literal_values.items()), _source_digest(), versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
@@ -301,13 +302,13 @@ def _same_data(data: Mapping[str, str]) -> bool:
     from ..data.provenance import checksum
 
     try:
-        return all(checksum(name) == known for name, known in data.items())
+        return all(checksum(name) == digest for name, digest in data.items())
     except ValueError:  # a data set that this version does not have
         return False
 
 
 def stamp_of(path: Path) -> Run | None:
-    """The outcome in a file, None if there is no file, half a file, or none of ours."""
+    """Return the run stored in a file's metadata; None if the file is missing, damaged or not ours."""
     try:
         return Run(**load_notebook(path).metadata["workbench"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -315,18 +316,19 @@ def stamp_of(path: Path) -> Run | None:
 
 
 def read(path: Path) -> NotebookNode:
-    """The notebook in a file."""
+    """Read a notebook from a file."""
     return require("nbformat").read(path, as_version=4)
 
 
 def write(nb: NotebookNode, run: Run) -> None:
-    """Stamp, sign and write the notebook in one step, so that there is never half a file."""
+    """Store the run in the notebook's metadata, write the file atomically, and sign it."""
     import nbformat
     from nbformat.sign import NotebookNotary
 
     nb.metadata["workbench"] = asdict(run)
-    if "papermill" in nb.metadata:  # it was given the output to run in place
+    if "papermill" in nb.metadata:  # papermill ran the output in place; restore the paths that people expect
         nb.metadata["papermill"] |= {"input_path": run.notebook, "output_path": run.output}
     atomic.write(Path(run.output), nbformat.writes(nb) + "\n")
-    with contextlib.suppress(OSError):  # no home to keep signatures in: JupyterLab will ask before it trusts the file
+    # without a home directory for signatures, JupyterLab asks before it trusts the file
+    with contextlib.suppress(OSError):
         NotebookNotary().sign(nb)

@@ -1,4 +1,4 @@
-"""The tables of an index: all runs with all that they recorded, and a summary over seeds and splits."""
+"""Tables of an index: all runs with all recorded numbers, and a summary over seeds and splits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _WORDS = {True: "higher is better", False: "lower is better", None: ""}
 
 @dataclass
 class IndexCell:
-    """What stands in one place of a table.
+    """Cell of a table.
 
     Attributes:
-        text: what is shown.
-        value: what is sorted by.
-        best: whether it is the best of its column.
-        spread: shown smaller, after the text.
-        bad: whether something is wrong there.
+        text: displayed text.
+        value: sort key.
+        best: whether the value is the best of its column.
+        spread: smaller text shown after it.
+        bad: whether the cell reports a failure.
     """
 
     text: str = "–"
@@ -41,7 +41,7 @@ class IndexCell:
 
 @dataclass
 class IndexColumn:
-    """A column: its name, an arrow and a word for the direction that is better, and whether it holds text."""
+    """Column of a table: name, cells, arrow and hint for the better direction, and whether it holds text."""
 
     name: str
     cells: list[IndexCell]
@@ -52,14 +52,14 @@ class IndexColumn:
 
 @dataclass
 class IndexTable:
-    """Columns of the same length, and for each row what it is of."""
+    """Table: columns of the same length, and the object that each row is about."""
 
     columns: list[IndexColumn]
     rows: list[Any] = field(default_factory=list)
 
 
 def varied(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The names whose values are not the same everywhere.
+    """Return the names whose values differ between the mappings.
 
     Example:
         >>> varied([{"a": 1, "b": [2]}, {"a": 1, "b": [3]}])
@@ -71,7 +71,7 @@ def varied(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def runs_table(entries: Sequence[Entry]) -> IndexTable:
-    """Every run, what is different about it, and all that it recorded."""
+    """Return a table of all runs: the parameters that differ, all recorded numbers, and costs."""
     data = data_parameters([entry.run.parameters for entry in entries])
     groups = [(data_key(entry.run, data), split_key(entry.run.parameters)) for entry in entries]
     columns = [_checks_column(entries)] if any(entry.checks for entry in entries) else []
@@ -79,56 +79,56 @@ def runs_table(entries: Sequence[Entry]) -> IndexTable:
         columns.append(_plain_column(name, [entry.run.parameters.get(name) for entry in entries]))
     for name in dict.fromkeys(name for entry in entries for name in entry.scalars):
         values = [entry.scalars.get(name) for entry in entries]
-        judged = [
+        eligible = [
             value if entry.run.status == "ok" and may_be_best(name, entry.scalars) else None
             for value, entry in zip(values, entries, strict=True)
         ]
-        columns.append(_metric_column(name, values, judged, groups))
+        columns.append(_metric_column(name, values, eligible, groups))
     for name in varied([entry.run.environment for entry in entries if entry.run.environment]):
         columns.append(_plain_column(name, [entry.run.environment.get(name) for entry in entries]))
-    begun = [entry.run if entry.run.status != "waiting" else None for entry in entries]
-    columns.append(_plain_column("seconds", [run and round(run.seconds, 1) for run in begun]))
-    columns.append(_plain_column("peak MiB", [run and run.peak_memory and round(run.peak_memory) for run in begun]))
-    if any(run and run.peak_device_memory for run in begun):
-        columns.append(_plain_column("GPU MiB", [run and run.peak_device_memory for run in begun]))
+    started = [entry.run if entry.run.status != "waiting" else None for entry in entries]
+    columns.append(_plain_column("seconds", [run and round(run.seconds, 1) for run in started]))
+    columns.append(_plain_column("peak MiB", [run and run.peak_memory and round(run.peak_memory) for run in started]))
+    if any(run and run.peak_device_memory for run in started):
+        columns.append(_plain_column("GPU MiB", [run and run.peak_device_memory for run in started]))
     return IndexTable(columns, list(entries))
 
 
 def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
-    """The known metrics, averaged over seeds and splits; a row for each thing they are of and each other parameter.
+    """Return a table of the known metrics, averaged over seeds and splits, with a row per subject and combination of other parameters.
 
-    The best is marked among rows of the same data, the same seeds and the same splits.
+    The best value is marked among rows of the same data, seeds and splits. The subject of a metric is, for example, "vote" of "vote_rmse".
 
     Returns:
-        None where that says no more than the table of all runs does.
+        The table, or None if it would add nothing to the table of all runs.
     """
     parameters = [entry.run.parameters for entry in entries]
     differing = varied(parameters)
-    kept = [name for name in differing if name not in REPEATS]
+    settings = [name for name in differing if name not in REPEATS]
     data = data_parameters(parameters)
     values_of: dict[tuple[str, str], dict[str, list[float]]] = {}
     repeats_of: dict[tuple[str, str], dict[str, list[str]]] = {}
     data_of: dict[tuple[str, str], set[str]] = {}
-    known: dict[tuple[str, str], list[Any]] = {}
+    head_of: dict[tuple[str, str], list[Any]] = {}
     for entry in entries:
-        values = [entry.run.parameters.get(name) for name in kept]
+        values = [entry.run.parameters.get(name) for name in settings]
         for name, value in entry.scalars.items():
             if (parts := metric_of(name)) is not None and math.isfinite(value):
                 row = (repr(values), parts[0])
-                known[row] = [*values, parts[0]]
+                head_of[row] = [*values, parts[0]]
                 values_of.setdefault(row, {}).setdefault(parts[1], []).append(float(value))
                 repeat = repr([entry.run.parameters.get(name) for name in REPEATS])
                 repeats_of.setdefault(row, {}).setdefault(parts[1], []).append(repeat)
                 data_of.setdefault(row, set()).add(data_key(entry.run, data))
-    several = len({of for _, of in values_of}) > 1
-    if len(values_of) < 2 or not (several or len(kept) < len(differing)):
+    has_subjects = len({subject for _, subject in values_of}) > 1
+    if len(values_of) < 2 or not (has_subjects or len(settings) < len(differing)):
         return None
     rows = list(values_of)
-    heads = [*kept, "of"]
+    names = [*settings, "of"]
     columns = [
-        _plain_column(name, [known[row][place] for row in rows])
-        for place, name in enumerate(heads)
-        if name != "of" or several
+        _plain_column(name, [head_of[row][i] for row in rows])
+        for i, name in enumerate(names)
+        if name != "of" or has_subjects
     ]
     noise, labels = _within_noise(entries), _labels(entries)
     for metric in dict.fromkeys(metric for row in rows for metric in values_of[row]):
@@ -142,9 +142,9 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
             spread = "" if deviation is None else f" ± {deviation:{'.2g' if deviation < 100 else ',.0f'}}"
             column.cells.append(IndexCell() if mean is None else IndexCell(as_text(mean), mean, spread=spread))
         averages = [{name: statistics.fmean(v) for name, v in values_of[row].items()} for row in rows]
-        judged = [m if may_be_best(metric, a) else None for m, a in zip(means, averages, strict=True)]
+        eligible = [m if may_be_best(metric, a) else None for m, a in zip(means, averages, strict=True)]
         groups = [(sorted(data_of[row]), rows_of(row[1]), sorted(repeats_of[row].get(metric, []))) for row in rows]
-        _mark_groups(metric, column.cells, judged, groups)
+        _mark_groups(metric, column.cells, eligible, groups)
         for row, shown in zip(rows, column.cells, strict=True):
             shown.best &= (row[1], metric) not in noise
         columns.append(column)
@@ -153,7 +153,10 @@ def summary_table(entries: Sequence[Entry]) -> IndexTable | None:
 
 
 def _within_noise(entries: Sequence[Entry]) -> set[tuple[str, str]]:
-    """What was compared over several splits and is not better than the reference beyond noise: model, as numbers are named, and metric."""
+    """Return the (model, metric) pairs that were tested over several splits and are not significantly better than the reference.
+
+    Models are spelled as in the names of recorded numbers.
+    """
     ties = set()
     for comparison in (comparison for entry in entries for comparison in entry.comparisons.values()):
         compared = differences(comparison) if len(comparison.splits) > 1 else {}
@@ -164,7 +167,7 @@ def _within_noise(entries: Sequence[Entry]) -> set[tuple[str, str]]:
 
 
 def _labels(entries: Sequence[Entry]) -> dict[str, str]:
-    """Names of metrics for people, with units, as far as comparisons have them."""
+    """Return the display names of metrics, with units, from the comparisons."""
     labels = {}
     for comparison in (comparison for entry in entries for comparison in entry.comparisons.values()):
         for metric in comparison.metrics:
@@ -184,37 +187,39 @@ def _plain_column(name: str, values: Sequence[Any]) -> IndexColumn:
 
 
 def _checks_column(entries: Sequence[Entry]) -> IndexColumn:
-    """How many checks hold; sorted by the number of those that do not."""
+    """Return a column of the number of checks that hold, sorted by the number of those that do not."""
     column = IndexColumn("checks", [], hint="how many of the recorded checks hold")
     for entry in entries:
-        failed, every = len(entry.failed_checks), len(entry.checks)
+        failed, total = len(entry.failed_checks), len(entry.checks)
         column.cells.append(
-            IndexCell(f"{every - failed} of {every}", -failed, bad=failed > 0) if every else IndexCell()
+            IndexCell(f"{total - failed} of {total}", -failed, bad=failed > 0) if total else IndexCell()
         )
     return column
 
 
 def _metric_column(
-    name: str, values: Sequence[float | None], judged: Sequence[float | None], groups: Sequence[Any]
+    name: str, values: Sequence[float | None], eligible: Sequence[float | None], groups: Sequence[Any]
 ) -> IndexColumn:
     cells = [IndexCell() if value is None else IndexCell(as_text(value), repr(value)) for value in values]
-    _mark_groups(name, cells, judged, groups)
+    _mark_groups(name, cells, eligible, groups)
     higher = higher_is_better(name)
     return IndexColumn(name, cells, _ARROWS[higher], _WORDS[higher])
 
 
-def _mark_groups(name: str, cells: Sequence[IndexCell], judged: Sequence[float | None], groups: Sequence[Any]) -> None:
-    """Mark the best of each group by itself."""
+def _mark_groups(
+    name: str, cells: Sequence[IndexCell], eligible: Sequence[float | None], groups: Sequence[Any]
+) -> None:
+    """Mark the best of each group."""
     for key in dict.fromkeys(map(repr, groups)):
-        _mark_best(name, cells, [v if repr(g) == key else None for v, g in zip(judged, groups, strict=True)])
+        _mark_best(name, cells, [v if repr(g) == key else None for v, g in zip(eligible, groups, strict=True)])
 
 
-def _mark_best(name: str, cells: Sequence[IndexCell], judged: Sequence[float | None]) -> None:
-    """Mark the best of several, all of them where they can't be told apart in print."""
+def _mark_best(name: str, cells: Sequence[IndexCell], eligible: Sequence[float | None]) -> None:
+    """Mark the best value, and all values with the same text."""
     higher = higher_is_better(name)
-    present = [value for value in judged if value is not None and math.isfinite(value)]
+    present = [value for value in eligible if value is not None and math.isfinite(value)]
     if higher is None or len(set(map(as_text, present))) < 2:
         return
     best = as_text(max(present) if higher else min(present))
-    for cell, value in zip(cells, judged, strict=True):
+    for cell, value in zip(cells, eligible, strict=True):
         cell.best |= value is not None and as_text(value) == best

@@ -1,4 +1,4 @@
-"""Recorded values: as JSON, which keeps them exactly, and as people read them."""
+"""Conversion of recorded values to exact JSON and to readable text."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-FLOAT = "__float__"  # JSON has neither NaN nor infinity: they travel as {"__float__": "nan"}
+FLOAT = "__float__"  # JSON has neither NaN nor infinity; they are stored as {"__float__": "nan"}
 
-#: Classes of HTML that JupyterLab leaves as it is: between two dollars it would draw a formula.
+#: HTML classes that stop JupyterLab from typesetting the text between two dollar signs as a formula.
 UNTYPESET = "tex2jax_ignore mathjax_ignore"
 
 
 def to_json(value: Any, where: str) -> Any:
-    """A value in what JSON has; NaN and infinities in a form that survives.
+    """Convert a value to JSON types, with NaN and infinities encoded as dicts.
 
     Args:
         value: numbers, text, None, lists and dicts of these, and numpy or torch scalars and arrays.
-        where: what to call it in an error.
+        where: name of the value for error messages.
 
     Raises:
-        TypeError: for any other type of value.
+        TypeError: the value is of another type.
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -28,7 +28,7 @@ def to_json(value: Any, where: str) -> Any:
         value = value.tolist()
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str) or key == FLOAT]:
-            raise TypeError(f"record() takes dicts whose keys are text, but {where} has the key {wrong[0]!r}")
+            raise TypeError(f"record() takes dicts with string keys, but {where} has the key {wrong[0]!r}")
         return {str(key): to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
@@ -41,7 +41,7 @@ def to_json(value: Any, where: str) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What `to_json` was given, arrays as lists.
+    """Restore the value that `to_json` converted, with arrays as lists.
 
     Example:
         >>> from_json(to_json({"a": [1, float("inf")]}, "a"))
@@ -55,7 +55,7 @@ def from_json(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A value as people read it: four significant digits, no exponent for everyday numbers, long lists cut."""
+    """Format a value for display: four significant digits, no exponent for common magnitudes, long texts shortened."""
     value = from_json(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"

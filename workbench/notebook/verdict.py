@@ -1,4 +1,4 @@
-"""What a comparison of models over splits says beyond noise, in two sentences, and the numbers of its figure."""
+"""The verdict of a comparison of models over splits: significant differences ("beyond noise") in two sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..experiments.paired import Comparison, Difference, differences
 
 
 def from_stamp(table: Mapping[str, Sequence[Any]], stamp: Mapping[str, Any]) -> Comparison:
-    """The comparison in an output of a notebook: its table, and what was said of it."""
+    """Restore a comparison from its recorded table and metadata."""
     pairs: dict[str, Any] = {key: dict(stamp[key]) for key in ("higher", "passes", "labels", "units")}
     models = list(dict.fromkeys(table["model"]))
     count = len(table["model"]) // len(models)
@@ -26,10 +26,10 @@ def from_stamp(table: Mapping[str, Sequence[Any]], stamp: Mapping[str, Any]) -> 
 
 
 def verdict(comparison: Comparison) -> str:
-    """Two sentences: what is beyond noise in the headline metric and what it costs, and what is beyond noise in the others."""
+    """Return two sentences: the significant differences in the headline metric with their costs, and those in the other metrics."""
     metric, plain = comparison.headline, comparison.reference
-    name, several = comparison.label(metric), len(comparison.splits) > 1
-    if not several:
+    name, has_several = comparison.label(metric), len(comparison.splits) > 1
+    if not has_several:
         ranked = _ranked(comparison, metric)
         first = f", where {ranked[0]} has the {_best(comparison, metric)} {name}" if len(ranked) > 1 else ""
         return f"One split: no statement about noise{first}. Which differences are more than noise takes several splits, best five or more."
@@ -40,20 +40,20 @@ def verdict(comparison: Comparison) -> str:
     over = f"over {len(comparison.splits)} splits"
     if better:
         first = (
-            f"Beyond noise {over}, {_and([_told(comparison, model, judged[model]) for model in better[:3]])}"
+            f"Beyond noise {over}, {_and([_gain(comparison, model, judged[model]) for model in better[:3]])}"
             f"{f' and {len(better) - 3} more' if len(better) > 3 else ''} {'has a' if len(better) == 1 else 'have a'} "
             f"{_best(comparison, metric, 'er')} {name} than {plain}{_cost(comparison, plain)}"
         )
-        paid = [model for model in better if model in comparison.passes]
-        if 1 < len(better) == len(paid):
-            cheapest = min(paid, key=lambda model: comparison.passes[model])
+        costed = [model for model in better if model in comparison.passes]
+        if 1 < len(better) == len(costed):
+            cheapest = min(costed, key=lambda model: comparison.passes[model])
             first += f"; the cheapest of them is {cheapest}"
     elif all(d.why_not for d in judged.values()):
         first = f"Nothing can be said of {name}" + (f": {next(iter(judged.values())).why_not}" if judged else "")
     else:
         counted = _cost(comparison, plain)
-        known = [comparison.passes[m] for m in comparison.scores if m in comparison.passes]
-        cheap = bool(counted) and comparison.passes[plain] <= min(known)
+        costs = [comparison.passes[m] for m in comparison.scores if m in comparison.passes]
+        cheap = bool(counted) and comparison.passes[plain] <= min(costs)
         first = f"No {'model is better' if worse else 'difference'} in {name} beyond noise {over}" + (
             f", and {plain} is cheapest{counted}" if cheap else f": nothing there speaks against {plain}"
         )
@@ -61,28 +61,31 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _second(comparison: Comparison, compared: Mapping[tuple[str, str], Difference], worse: Sequence[str]) -> str:
-    """The sentence on all else: other metrics, what is worse, what was not judged."""
-    metric, said = comparison.headline, []
-    others = [key for key in comparison.metrics if key in comparison.higher and key != metric]
-    gains = {key: [m for m in _ranked(comparison, key) if (d := compared.get((m, key))) and d.better] for key in others}
+    """Return the second sentence: gains in other metrics, losses, and what was not tested."""
+    metric, clauses = comparison.headline, []
+    other_metrics = [key for key in comparison.metrics if key in comparison.higher and key != metric]
+    gains = {
+        key: [m for m in _ranked(comparison, key) if (d := compared.get((m, key))) and d.better]
+        for key in other_metrics
+    }
     gained = [f"{comparison.label(key)} ({_and(models)})" for key, models in gains.items() if models]
     if gained:
-        said.append(f"Better beyond noise in other metrics: {_and(gained)}")
-    elif others:
-        said.append("In none of the other metrics is any model better beyond noise")
-    losses = {key: [m for (m, k), d in compared.items() if k == key and d.better is False] for key in others}
+        clauses.append(f"Better beyond noise in other metrics: {_and(gained)}")
+    elif other_metrics:
+        clauses.append("In none of the other metrics is any model better beyond noise")
+    losses = {key: [m for (m, k), d in compared.items() if k == key and d.better is False] for key in other_metrics}
     lost = [f"{comparison.label(key)} ({_and(models)})" for key, models in losses.items() if models]
     lost = [*([f"{comparison.label(metric)} ({_and(worse)})"] if worse else []), *lost]
     if lost:
-        said.append(f"{'worse' if said else 'Worse beyond noise'}: {_and(lost)}")
+        clauses.append(f"{'worse' if clauses else 'Worse beyond noise'}: {_and(lost)}")
     gaps = [d.why_not for (m, key), d in compared.items() if key == metric and d.why_not]
     if gaps:
-        said.append(f"{'not judged' if said else 'Not judged'}: {_and(list(dict.fromkeys(gaps)))}")
-    return f"{'; '.join(said)}." if said else "No other metric was recorded."
+        clauses.append(f"{'not judged' if clauses else 'Not judged'}: {_and(list(dict.fromkeys(gaps)))}")
+    return f"{'; '.join(clauses)}." if clauses else "No other metric was recorded."
 
 
 def number(value: float, spread: float = math.nan) -> str:
-    """A value with the digits that its spread leaves it: two of the spread.
+    """Format a value with the precision of its spread, of which two digits are significant.
 
     Example:
         >>> number(5.01234, 0.1234), number(1234.5, 30.0), number(0.5)
@@ -96,25 +99,25 @@ def number(value: float, spread: float = math.nan) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
-def _told(comparison: Comparison, model: str, d: Difference) -> str:
-    """A model, its difference in the headline metric with the interval, and its cost."""
+def _gain(comparison: Comparison, model: str, d: Difference) -> str:
+    """Describe a model: its difference in the headline metric with the confidence interval, and its cost."""
     unit = f" {u}" if (u := comparison.units.get(comparison.headline)) else ""
-    half = (d.high - d.low) / 2
-    interval = f" ± {number(half, half)}" if half > 1e-4 * abs(d.mean) else ""
-    return f"{model} (by {number(abs(d.mean), half)}{interval}{unit}{_passes(comparison, model, ', ')})"
+    half_width = (d.high - d.low) / 2
+    interval = f" ± {number(half_width, half_width)}" if half_width > 1e-4 * abs(d.mean) else ""
+    return f"{model} (by {number(abs(d.mean), half_width)}{interval}{unit}{_passes(comparison, model, ', ')})"
 
 
-def _passes(comparison: Comparison, model: str, before: str = "") -> str:
+def _passes(comparison: Comparison, model: str, separator: str = "") -> str:
     count = comparison.passes.get(model)
-    return "" if count is None else f"{before}{count:g} pass{'' if count == 1 else 'es'}"
+    return "" if count is None else f"{separator}{count:g} pass{'' if count == 1 else 'es'}"
 
 
 def _cost(comparison: Comparison, model: str) -> str:
-    return f" ({said})" if (said := _passes(comparison, model)) else ""
+    return f" ({clauses})" if (clauses := _passes(comparison, model)) else ""
 
 
 def _ranked(comparison: Comparison, metric: str) -> list[str]:
-    """The models with a finite mean, the best first."""
+    """Return the models with a finite mean, the best first."""
     means = {model: statistics.fmean(comparison.values(model, metric)) for model in comparison.scores}
     finite = [model for model, mean in means.items() if math.isfinite(mean)]
     return sorted(finite, key=means.__getitem__, reverse=comparison.higher[metric])

@@ -16,7 +16,7 @@ from workbench.core.outputs.options import form_of
 from workbench.data import Data
 from workbench.data.targets import VOID
 from workbench.engine.effects.private_random import own_random
-from workbench.experiments.positions import MOST_TARGETS, batch_rows, target_names
+from workbench.experiments.positions import MAX_TARGETS, batch_rows, target_names
 from workbench.risk import Risk
 from workbench.widgets.common.cases import format_number
 from workbench.widgets.common.labelled import explorable
@@ -375,7 +375,7 @@ def column_names(data: Data) -> list[str]:
     """Return the names of columns or labels with rankings of their own; none for maps, tokens, and more than eight columns."""
     if data.task == "labels":
         names = list(data.classes or map(str, range(data.train.y.shape[1])))
-        return names if len(names) <= MOST_TARGETS and len(set(names)) == len(names) else []
+        return names if len(names) <= MAX_TARGETS and len(set(names)) == len(names) else []
     return [] if data.classes is not None else target_names(data, data.train.y)
 
 
