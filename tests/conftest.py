@@ -1,4 +1,4 @@
-"""Fixtures for notebook tests: each distinct run happens once."""
+"""Fixtures and collection hooks of the test suite; each distinct notebook run happens once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of public functions with arguments that are good, nearly good or nonsense, drawn by hypothesis."""
+"""Calls of public functions with valid, nearly valid or nonsense arguments, drawn by hypothesis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far numbers have come through bins, by numpy."""
+"""Piecewise-linear encoding of numbers in bins, by numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrapped models whose predictions, risks and best calibration are known, and rows to calibrate them on."""
+"""Wrapped models with known predictions, risks and best calibration, and rows to calibrate them on."""
 
 from __future__ import annotations
 

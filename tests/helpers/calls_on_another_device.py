@@ -1,4 +1,4 @@
-"""Calls with model and inputs on a pretended device give what they give on the CPU; `test_other_device.py` starts it."""
+"""Calls with model and inputs on a simulated device equal those on the CPU; started by `test_other_device.py`."""
 
 from __future__ import annotations
 

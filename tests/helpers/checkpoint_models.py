@@ -1,4 +1,4 @@
-"""A network, every kind of wrapper for it, and comparisons, for the tests of checkpoints."""
+"""A network, every kind of wrapper for it and comparisons, for the tests of checkpoints."""
 
 from __future__ import annotations
 

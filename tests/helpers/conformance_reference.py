@@ -1,4 +1,4 @@
-"""What a wrapped model must answer, computed by plain models alone.
+"""Expected answers of a wrapped model, computed by plain models alone.
 
 Independent of the code under test: for each branch a plain model is built anew, given the branch's tensors, which are found in the
 `state_dict` by the names of their keys (`workbench.testing.reference.NamedTensors`), and called; how many branches there are stands in the

@@ -1,4 +1,4 @@
-"""The table that conformance is checked on: the wrappers (models are those of the zoo), and what is refused, with which words."""
+"""The table of the conformance tests: the wrappers (models are those of the zoo), and expected refusals with their messages."""
 
 from __future__ import annotations
 

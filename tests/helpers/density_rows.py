@@ -1,4 +1,4 @@
-"""Rows that the tests of densities share, and how they fit and train."""
+"""Rows shared by the tests of densities, and how they are fitted and trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small detector, and what its branches say together: matched and averaged by plain loops over all boxes."""
+"""A small detector, and the combined boxes of its branches: matched and averaged by plain loops over all boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and wrappers for tests on devices, and what a wrapped one is after a training on the CPU."""
+"""Models and wrappers for device tests, and wrapped models after a training on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executed notebooks as run_notebook leaves them, written by hand, and the index page of a folder of them."""
+"""Executed notebooks in the form that run_notebook writes, made by hand, and the index page of a folder of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of tensors that refer to models in every way there is, each beside the models that it uses."""
+"""Functions of tensors that refer to models in every possible way, each with the models that it uses."""
 
 from __future__ import annotations
 

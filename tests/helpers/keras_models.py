@@ -1,4 +1,4 @@
-"""Keras models on the torch backend, and plain copies of them by hand; Keras is imported by the first test that needs it."""
+"""Keras models on the torch backend, and their plain copies; Keras is imported by the first test that needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model wrapped by laplace must answer: a plain model whose last layer's outputs are moved by draws from the dense posterior."""
+"""Expected answers of a model wrapped by laplace: a plain model whose last-layer outputs are shifted by draws from the dense posterior."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps of classes and of values, and a model of the latter, as widgets show them."""
+"""Maps of classes and of real values, and a model of the latter, for the tests of widgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose outputs mean something else than one number or one row of class scores, and what their branches stand for together.
+"""Models whose outputs are other than one number or one row of class scores, and their combined answers.
 
 The reference takes what plain models answer, one by one, and computes entropies and means with plain sums.
 """

@@ -1,4 +1,4 @@
-"""What tests on a pretended device share."""
+"""Helpers shared by the tests on a simulated device."""
 
 from __future__ import annotations
 

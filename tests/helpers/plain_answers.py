@@ -1,4 +1,4 @@
-"""Answers of metrics, calibration and distributions by plain loops and scipy, for calls of `bad_calls` that end well."""
+"""Answers of metrics, calibration and distributions by plain loops and scipy, for successful calls of `bad_calls`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrapped model must give in evaluation and in one training step, from plain copies whose tensors are set by hand.
+"""Expected answers of a wrapped model in evaluation and in one training step, from plain copies whose tensors are set by hand.
 
 For models that are taken as they are: `conformance` checks more, but on models that were written for it.
 """

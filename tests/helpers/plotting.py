@@ -1,4 +1,4 @@
-"""What the tests of figures share: fixtures, which a test module takes over by name, and looks at what was drawn."""
+"""Fixtures for the tests of figures, which a test module imports by name, and inspection of drawn artists."""
 
 from __future__ import annotations
 

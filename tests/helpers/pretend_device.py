@@ -1,4 +1,4 @@
-"""A device that is none: its tensors lie in the CPU's memory, say that they lie elsewhere, and refuse to be mixed with the CPU's, as a GPU's do.
+"""A simulated device: its tensors live in CPU memory but report another device, and cannot be mixed with CPU tensors, as on a GPU.
 
 Importing this registers it with torch, for the whole process.
 """

@@ -1,4 +1,4 @@
-"""Models that use the weights of their layers in ways that rank-one voters have to see."""
+"""Models that use the weights of their layers in ways that rank-one voters have to detect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrapped model must answer, from deep copies of the plain one that are called one by one.
+"""Expected answers of a wrapped model, from deep copies of the plain one that are called one by one.
 
 Independent of the code under test: the copies get the tensors of one branch each by the names of their keys
 (`workbench.testing.reference.NamedTensors`), noise is drawn and risks are computed here, and no wrapped object runs.

@@ -1,4 +1,4 @@
-"""What a wrapped model must answer when it is used together with the rest of PyTorch, as a differentiable function of its `state_dict`.
+"""Expected answers of a wrapped model used with the rest of PyTorch, as a differentiable function of its `state_dict`.
 
 Independent of the code under test: plain models are called one by one, each with the tensors of one branch, found by the names of their
 keys (`workbench.testing.reference.NamedTensors`), noise is drawn and risks are computed here, and no wrapped object runs.

@@ -1,4 +1,4 @@
-"""Models whose state the caller hands on, and streams through them."""
+"""Models whose state the caller passes on, and streams of inputs for them."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Models of several methods and parts, for the tests of what a wrapper is called on beside whole models."""
+"""Models with several methods and parts, for the tests of wrapping methods, parts and classes."""
 
 from __future__ import annotations
 

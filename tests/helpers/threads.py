@@ -1,4 +1,4 @@
-"""What tests of random numbers in threads share: a call in a thread, the global state, and a model whose weights depend on nothing."""
+"""Helpers for tests of random numbers in threads: calls in a thread, the global state, and a model with constant weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated texts of two prompts by three voters, with tokens that a page must escape, and numbers that are not finite."""
+"""Generated texts of two prompts by three voters, with tokens that a page must escape and non-finite numbers."""
 
 from __future__ import annotations
 

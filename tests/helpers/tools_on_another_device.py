@@ -1,4 +1,4 @@
-"""What is done with a trained model, on a pretended device as on the CPU; `test_other_device.py` starts it."""
+"""Tools applied to a trained model, on a simulated device as on the CPU; started by `test_other_device.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models for steps by a graph: those that repeat the same computation, and those that may not."""
+"""Models for graph-run steps: those that repeat the same computation, and those for which no graph may be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers offline in a folder, what their own readers find there, and one that keeps what it is told."""
+"""Offline trackers that write into a folder, readers of what they wrote, and a tracker that keeps its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrappers by what they take over of a model, and a training loop as users write it."""
+"""Wrappers grouped by what they take over from a model, and a training loop as users write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings on a pretended device give what they give on the CPU; `test_other_device.py` starts it."""
+"""Trainings on a simulated device equal those on the CPU; started by `test_other_device.py`."""
 
 from __future__ import annotations
 

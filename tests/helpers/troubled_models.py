@@ -1,4 +1,4 @@
-"""Small models that have one trouble each, for the tests of `diagnose`; the lines that it must name are marked with HERE."""
+"""Small models with one problem each, for the tests of `diagnose`; the lines that it must name are marked with HERE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a test in two processes that talk to each other (gloo, on the CPU)."""
+"""Run a test in two communicating processes (gloo, on the CPU)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network, every kind of wrapper for it, and its answers, for the tests of wrapped objects."""
+"""A network, every kind of wrapper for it and its answers, for the tests of wrapped objects."""
 
 from __future__ import annotations
 
