@@ -1,4 +1,4 @@
-"""The Trainer of transformers, which passes labels to the model, so that all voters answer all rows."""
+"""Training of wrapped models by the Trainer of transformers, which passes labels to the model."""
 
 from __future__ import annotations
 
