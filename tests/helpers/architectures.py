@@ -29,7 +29,7 @@ Inputs = Callable[..., tuple[tuple[Any, ...], Settings]]
 
 
 def given(**make: Any) -> Inputs:
-    """Inputs by keyword: `make(generator, rows)` draws each."""
+    """Draw inputs by keyword, each by `make(generator, rows)`."""
 
     def inputs(seed: int = 0, rows: int = 6) -> tuple[tuple[Any, ...], Settings]:
         generator = torch.Generator().manual_seed(seed)
@@ -60,7 +60,7 @@ def mask(length: int) -> Any:
 
 
 def choices(draw: Any, number: int) -> Any:
-    """So many of what `draw` makes [rows, number, length]."""
+    """Stack a number of draws [rows, number, length]."""
     return lambda generator, rows: draw(generator, rows * number).unflatten(0, (rows, number))
 
 
@@ -70,7 +70,7 @@ def boxes(length: int) -> Any:
 
 
 def series(length: int) -> Any:
-    """A list of as many series [length] as rows."""
+    """A list of series [length], one per row."""
     return lambda generator, rows: list(torch.randn(rows, length, generator=generator))
 
 
@@ -113,24 +113,24 @@ ARCHITECTURES: dict[str, Case] = {}
 
 
 def tiny(default: Any) -> Settings:
-    """Settings for a config like this one: small, and without what is random in training mode (dropout, stochastic depth, masked
-    audio), since such steps could not be compared.
+    """Return settings that make a config small and remove randomness in training mode (dropout, stochastic depth, masked audio),
+    since random steps could not be compared.
     """
-    found: Settings = {}
+    reduced: Settings = {}
     for name, value in vars(default).items():
         if isinstance(value, transformers.PreTrainedConfig):
-            found[name] = tiny(value)
+            reduced[name] = tiny(value)
         elif "drop" in name and isinstance(value, float):
-            found[name] = 0.0
+            reduced[name] = 0.0
         elif "drop" in name and isinstance(value, list | tuple):
-            found[name] = [0.0] * len(value)
+            reduced[name] = [0.0] * len(value)
         elif name in TINY and not isinstance(value, list | tuple):
-            found[name] = TINY[name]
-    return found
+            reduced[name] = TINY[name]
+    return reduced
 
 
 def settle(model: nn.Module, args: tuple[Any, ...], kwargs: Settings) -> None:
-    """Give batch norms the statistics of a batch: with those that they start with, what a deep network answers hardly depends on its input."""
+    """Give batch norms the statistics of a batch: with their initial ones, the output of a deep network hardly depends on its input."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -143,20 +143,20 @@ def settle(model: nn.Module, args: tuple[Any, ...], kwargs: Settings) -> None:
 
 @functools.cache
 def built(name: str) -> Any:
-    """The model of a row, made once."""
+    """Return the model of a row, built once."""
     class_name, settings = SPECS[name]
     cls: Any = getattr(transformers, class_name)
-    given = {"num_labels": 3, **tiny(cls.config_class())}
+    arguments = {"num_labels": 3, **tiny(cls.config_class())}
     for key, value in copy.deepcopy(settings).items():
-        merged = isinstance(value, dict) and key in given
-        given[key] = {**given[key], **value} if merged else value
-    experts = given.pop("experts_implementation", None)
-    config = cls.config_class(**given)
+        merged = isinstance(value, dict) and key in arguments
+        arguments[key] = {**arguments[key], **value} if merged else value
+    experts = arguments.pop("experts_implementation", None)
+    config = cls.config_class(**arguments)
     config._experts_implementation = experts
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = cls(config)
-        with torch.no_grad():  # some parameters start at zero, where nothing could be compared
+        with torch.no_grad():  # parameters that start at zero would hide differences
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
             settle(model.train(), *ARCHITECTURES[name].inputs(seed=2))
@@ -164,7 +164,7 @@ def built(name: str) -> Any:
 
 
 def row(name: str, class_name: str, inputs: Inputs, *tags: str, **settings: Any) -> None:
-    """Add a row: a model class, its inputs, what its config has beside `TINY`, and "float32" or "float32_inside" where it computes in that."""
+    """Add a row: a model class, its inputs, config settings beyond `TINY`, and "float32" or "float32_inside" if it computes in float32."""
     SPECS[name] = (class_name, settings)
     ARCHITECTURES[name] = Case(name, lambda: copy.deepcopy(built(name)), inputs, frozenset(tags))
 
@@ -185,7 +185,7 @@ row("funnel", "FunnelForSequenceClassification", TEXT, block_sizes=[1, 1], num_d
 row("convbert", "ConvBertForSequenceClassification", TEXT, embedding_size=16)
 row("longformer", "LongformerForSequenceClassification", TEXT, attention_window=4)
 row("big_bird", "BigBirdForSequenceClassification", TEXT, attention_type="original_full")
-row("big_bird_sparse", "BigBirdForSequenceClassification", TEXT)  # replaces its attention where the input is short
+row("big_bird_sparse", "BigBirdForSequenceClassification", TEXT)  # replaces its attention for short inputs
 row("modernbert", "ModernBertForSequenceClassification", TEXT, pad_token_id=0)
 row("mobilebert", "MobileBertForSequenceClassification", TEXT, embedding_size=16, intra_bottleneck_size=16)
 row("fnet", "FNetForSequenceClassification", LEFT)
@@ -317,7 +317,9 @@ row("vision_text_dual_encoder", "VisionTextDualEncoderModel", BOTH, **DUAL)
 
 # ---- mixtures of experts --------------------------------------------------------------------------------------------
 
-row("mixtral", "MixtralForCausalLM", LEFT, "float32")  # with the default experts, grouped_mm, which know no float64
+row(
+    "mixtral", "MixtralForCausalLM", LEFT, "float32"
+)  # its default experts implementation, grouped_mm, does not support float64
 row("qwen2_moe", "Qwen2MoeForCausalLM", LEFT, shared_expert_intermediate_size=12, **EAGER)
 row("gpt_oss", "GptOssForCausalLM", LEFT, **EAGER)
 SPARSE = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_decoder_layers": 2}

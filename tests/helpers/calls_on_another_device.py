@@ -24,7 +24,7 @@ from workbench.methods.densities import DENSITIES
 
 @pytest.fixture(autouse=True)
 def the_same_start() -> None:
-    torch.manual_seed(0)  # of the CPU and of the device
+    torch.manual_seed(0)  # seeds the generators of the CPU and of the device
 
 
 # ---- the device itself
@@ -54,7 +54,7 @@ def test_the_device_counts_waits() -> None:
 
 
 # ---- calls
-# every wrapper on the mlp, which is the cheapest, and on one of the other models in turn; on all in an exhaustive run
+# every wrapper on the mlp, which is the cheapest, and on every second other model in rotation; on all models in an exhaustive run
 CELLS = [
     (name, model)
     for row, name in enumerate(WRAPPERS)
@@ -75,9 +75,9 @@ def test_answers_losses_and_gradients(name: str, model: str) -> None:
     here = in_order(copy.deepcopy(here)).double()
     there = copy.deepcopy(here).to(DEVICE)
     x, y = x.double(), y.double() if y.is_floating_point() else y
-    found: list[Any] = []
+    results: list[Any] = []
     for part, where in ((here, "cpu"), (there, DEVICE)):
-        given = answers(part.eval(), x.to(where)) + answers(copy.deepcopy(part), x.to(where))
+        outputs = answers(part.eval(), x.to(where)) + answers(copy.deepcopy(part), x.to(where))
         part.train().zero_grad()
         torch.manual_seed(1)
         if part.methods == ("neo",):
@@ -85,14 +85,14 @@ def test_answers_losses_and_gradients(name: str, model: str) -> None:
         else:
             loss = part.loss(criterion_of(part), x.to(where), y.to(where))
         loss.backward()
-        found.append([*given, loss.detach(), *(p.grad for p in part.parameters() if p.grad is not None)])
-    close(*found, atol=1e-7)  # voters' spread of 1e-16
+        results.append([*outputs, loss.detach(), *(p.grad for p in part.parameters() if p.grad is not None)])
+    close(*results, atol=1e-7)  # voters' spread of 1e-16
     states_close(here, there)
 
 
 @pytest.mark.parametrize(("name", "model"), CELLS)
 def test_warm_calls_and_steps_do_not_wait(name: str, model: str) -> None:
-    """With all of the network's dropout, and weights that move between the calls."""
+    """The network keeps its dropout, and its weights change between the calls."""
     wrapped, x, y = learned(name, model)
     wrapped = copy.deepcopy(wrapped).to(DEVICE)
     x, y = x.to(DEVICE), y.to(DEVICE)
@@ -144,7 +144,7 @@ def test_each_strategy(name: str, model: str, strategy: str) -> None:
 
 
 def test_dropout_under_two_vmaps_of_which_the_inner_one_draws_the_same_for_all() -> None:
-    """torch.native_dropout, which is dropout on a GPU, crashes there."""
+    """torch.native_dropout, which GPUs use for dropout, crashes under these two vmaps."""
     x = torch.ones(50, 20, device=DEVICE)
 
     def kept(function: Any, outer: Tensor, inner: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def test_a_model_is_wrapped_copied_and_pickled_where_it_is(name: str) -> None:
 
 
 def test_voters_begin_there_as_on_the_cpu() -> None:
-    """And what the user draws next is what it would have been."""
+    """The user's next random numbers are unaffected, too."""
     torch.manual_seed(0)
     model, found = mlp(), []
     for where in ("cpu", DEVICE):
