@@ -16,7 +16,7 @@ N = 60
 
 @pytest.fixture(autouse=True)
 def untouched():
-    """No plot changes rcParams or random state, for all tests here."""
+    """Assert that no plot changes rcParams or the random state."""
     settings, torch_state = matplotlib.rcParams.copy(), torch.get_rng_state()
     numpy_state = repr(np.random.get_state())  # noqa: NPY002
     yield
@@ -40,7 +40,7 @@ def legend_texts(ax):
 
 
 def line(ax, start):
-    """The one line whose label starts so."""
+    """Return the only line whose label starts with a text."""
     (found,) = [item for item in ax.lines if item.get_label().startswith(start)]
     return found
 

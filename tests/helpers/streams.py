@@ -7,7 +7,7 @@ STEPS = torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(0))
 
 
 class Cell(nn.Module):
-    """(y, h) = cell(x, h), in operations that vmap takes."""
+    """A recurrent cell (y, h) = cell(x, h) in operations that vmap supports."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class GRU(Cell):
 
 
 class Sequence(nn.Module):
-    """An LSTM whose state lies deep inside a dict."""
+    """An LSTM whose state is nested in a dict."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Sequence(nn.Module):
 
 
 class Cache:
-    """Keys of all steps so far, changed in place."""
+    """A cache of the keys of all steps so far, changed in place."""
 
     def __init__(self):
         self.keys, self.steps = None, 0
@@ -75,7 +75,7 @@ def pair(out):
 
 
 def stream(model, steps=STEPS, **asked):
-    """All predictions, the last state and, if asked for, all risks."""
+    """Return all predictions, the last state and, on request, all risks."""
     state, ys, risks = None, [], []
     for x in steps:
         out = model(x, **asked) if state is None else model(x, state, **asked)

@@ -50,14 +50,14 @@ CALIBRATED: dict[str, Any] = {
 
 
 def answered(calibrated: Any, x: Tensor) -> list[Tensor]:
-    torch.manual_seed(1)  # of randomized sets
+    torch.manual_seed(1)  # for randomized sets
     return answers_of(calibrated, x)
 
 
 @pytest.mark.parametrize("at", ["cpu", DEVICE])
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_calibrated_models(name: str, at: str, tmp_path: Path) -> None:
-    """Of rows that are on the CPU or on the device."""
+    """The rows are on the CPU or on the device."""
     make, (x, y), options = CALIBRATED[name]
     model = make()
     here = calibrate(model, (x, y), **options)
