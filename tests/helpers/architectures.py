@@ -317,9 +317,8 @@ row("vision_text_dual_encoder", "VisionTextDualEncoderModel", BOTH, **DUAL)
 
 # ---- mixtures of experts --------------------------------------------------------------------------------------------
 
-row(
-    "mixtral", "MixtralForCausalLM", LEFT, "float32"
-)  # its default experts implementation, grouped_mm, does not support float64
+# its default experts implementation, grouped_mm, does not support float64
+row("mixtral", "MixtralForCausalLM", LEFT, "float32")
 row("qwen2_moe", "Qwen2MoeForCausalLM", LEFT, shared_expert_intermediate_size=12, **EAGER)
 row("gpt_oss", "GptOssForCausalLM", LEFT, **EAGER)
 SPARSE = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_decoder_layers": 2}

@@ -101,9 +101,8 @@ class _Kernel:
         self.op, self.arguments = op, [(a.name, a.kwarg_only) for a in schema.arguments]
         self.numbers = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
         writes = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        written = {
-            min(a.alias_info.before_set): a.name for a in writes if a.alias_info.before_set
-        }  # list arguments have no alias set
+        # list arguments have no alias set
+        written = {min(a.alias_info.before_set): a.name for a in writes if a.alias_info.before_set}
         aliases = [value.alias_info for value in schema.returns]
         views = any(alias and not alias.is_write for alias in aliases)
         self.returns = [written[min(alias.before_set)] if alias and not views else None for alias in aliases]
