@@ -28,7 +28,7 @@ Inputs = Callable[..., tuple[tuple[Any, ...], Settings]]
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def given(**make: Any) -> Inputs:
+def keyword_inputs(**make: Any) -> Inputs:
     """Draw inputs by keyword, each by `make(generator, rows)`."""
 
     def inputs(seed: int = 0, rows: int = 6) -> tuple[tuple[Any, ...], Settings]:
@@ -52,9 +52,9 @@ def mask(length: int) -> Any:
     """An attention mask [rows, length] under which every second row is one token shorter."""
 
     def draw(generator: torch.Generator, rows: int) -> Tensor:
-        found = torch.ones(rows, length, dtype=torch.int64)
-        found[1::2, -1] = 0
-        return found
+        attended = torch.ones(rows, length, dtype=torch.int64)
+        attended[1::2, -1] = 0
+        return attended
 
     return draw
 
@@ -84,12 +84,12 @@ def steps(length: int) -> Any:
     return lambda generator, rows: torch.arange(length).repeat(rows, 1)
 
 
-TEXT = given(input_ids=ids(7), attention_mask=mask(7))
-LEFT = given(input_ids=ids(7))
-PAIR = given(input_ids=ids(7), decoder_input_ids=ids(5))
-IMAGE = given(pixel_values=floats(3, 32, 32))
-WAVE = given(input_values=floats(600))
-BOTH = given(input_ids=ids(7), attention_mask=mask(7), pixel_values=floats(3, 32, 32))
+TEXT = keyword_inputs(input_ids=ids(7), attention_mask=mask(7))
+LEFT = keyword_inputs(input_ids=ids(7))
+PAIR = keyword_inputs(input_ids=ids(7), decoder_input_ids=ids(5))
+IMAGE = keyword_inputs(pixel_values=floats(3, 32, 32))
+WAVE = keyword_inputs(input_values=floats(600))
+BOTH = keyword_inputs(input_ids=ids(7), attention_mask=mask(7), pixel_values=floats(3, 32, 32))
 
 
 # ---- building -------------------------------------------------------------------------------------------------------
@@ -191,12 +191,18 @@ row("mobilebert", "MobileBertForSequenceClassification", TEXT, embedding_size=16
 row("fnet", "FNetForSequenceClassification", LEFT)
 REFORMER = {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [8, 8], "max_position_embeddings": 16, "hash_seed": 0}
 HASHES = {"num_buckets": 2, "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4, "attn_layers": ["local", "lsh"]}
-LONG = given(input_ids=ids(16))
+LONG = keyword_inputs(input_ids=ids(16))
 row("reformer", "ReformerForSequenceClassification", LONG, attention_head_size=8, **REFORMER, **HASHES)
 LATENTS = {"num_latents": 4, "d_latents": 16, "num_self_attends_per_block": 1, "num_self_attention_heads": 2}
-row("perceiver", "PerceiverForSequenceClassification", given(inputs=ids(7)), num_cross_attention_heads=2, **LATENTS)
+row(
+    "perceiver",
+    "PerceiverForSequenceClassification",
+    keyword_inputs(inputs=ids(7)),
+    num_cross_attention_heads=2,
+    **LATENTS,
+)
 row("esm", "EsmForSequenceClassification", TEXT, pad_token_id=1, position_embedding_type="rotary")
-row("layoutlm", "LayoutLMForTokenClassification", given(input_ids=ids(7), bbox=boxes(7)))
+row("layoutlm", "LayoutLMForTokenClassification", keyword_inputs(input_ids=ids(7), bbox=boxes(7)))
 
 # ---- other heads of text encoders -----------------------------------------------------------------------------------
 
@@ -207,7 +213,7 @@ ENCODERS: dict[str, tuple[str, Settings]] = {
     "electra": ("Electra", {"embedding_size": 8}),
     "deberta_v2": ("DebertaV2", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
 }
-CHOICES = given(input_ids=choices(ids(7), 2), attention_mask=choices(mask(7), 2))
+CHOICES = keyword_inputs(input_ids=choices(ids(7), 2), attention_mask=choices(mask(7), 2))
 HEADS: dict[str, tuple[str, Inputs, Settings]] = {
     "masked": ("MaskedLM", TEXT, {}),
     "tokens": ("TokenClassification", TEXT, {}),
@@ -286,30 +292,30 @@ row("wav2vec2", "Wav2Vec2ForSequenceClassification", WAVE, classifier_proj_size=
 row("hubert", "HubertForCTC", WAVE, **SPEECH)
 row("wavlm", "WavLMForSequenceClassification", WAVE, classifier_proj_size=8, **SPEECH)
 row("unispeech", "UniSpeechForSequenceClassification", WAVE, classifier_proj_size=8, **SPEECH)
-SPECTRUM = given(input_features=floats(8, 40), decoder_input_ids=ids(5))
+SPECTRUM = keyword_inputs(input_features=floats(8, 40), decoder_input_ids=ids(5))
 row("whisper", "WhisperForConditionalGeneration", SPECTRUM, num_mel_bins=8, pad_token_id=1, **SOUND)
-FRAMES = given(input_features=floats(16, 8), decoder_input_ids=ids(5))
+FRAMES = keyword_inputs(input_features=floats(16, 8), decoder_input_ids=ids(5))
 row(
     "speech_to_text", "Speech2TextForConditionalGeneration", FRAMES, input_feat_per_channel=8, conv_channels=16, **SOUND
 )
 STRIDES = {"num_mel_bins": 16, "max_length": 24, "frequency_stride": 8, "time_stride": 8, "patch_size": 8}
-row("ast", "ASTForAudioClassification", given(input_values=floats(24, 16)), **STRIDES)
+row("ast", "ASTForAudioClassification", keyword_inputs(input_values=floats(24, 16)), **STRIDES)
 MEL: Settings = {"spec_size": 16, "num_mel_bins": 4, "patch_size": 2, "patch_stride": 2, "window_size": 4}
 MEL |= {"patch_embeds_hidden_size": 8, "depths": [1, 1], "num_attention_heads": [1, 2]}
-row("clap", "ClapAudioModel", given(input_features=floats(1, 60, 4)), **MEL)
+row("clap", "ClapAudioModel", keyword_inputs(input_features=floats(1, 60, 4)), **MEL)
 
 # ---- several kinds of input -----------------------------------------------------------------------------------------
 
 ENDS = {"eos_token_id": 49, "bos_token_id": 48, "pad_token_id": 1}
-LOOKED = given(input_ids=ids(7), attention_mask=mask(7), visual_embeds=floats(3, 12))
-REGIONS = given(input_ids=ids(7), visual_feats=floats(3, 12), visual_pos=floats(3, 4))
+TEXT_AND_REGIONS = keyword_inputs(input_ids=ids(7), attention_mask=mask(7), visual_embeds=floats(3, 12))
+REGIONS = keyword_inputs(input_ids=ids(7), visual_feats=floats(3, 12), visual_pos=floats(3, 4))
 row("clip", "CLIPModel", BOTH, text_config=ENDS)
 row("siglip", "SiglipModel", BOTH, text_config=ENDS)
 row(
     "blip", "BlipForImageTextRetrieval", BOTH, text_config={**ENDS, "encoder_hidden_size": 16}, image_text_hidden_size=8
 )
 row("vilt", "ViltForQuestionAnswering", BOTH, max_image_length=-1)
-row("visual_bert", "VisualBertForQuestionAnswering", LOOKED, visual_embedding_dim=12)
+row("visual_bert", "VisualBertForQuestionAnswering", TEXT_AND_REGIONS, visual_embedding_dim=12)
 LXMERT = {"visual_feat_dim": 12, "l_layers": 1, "x_layers": 1, "r_layers": 1, "num_qa_labels": 3}
 row("lxmert", "LxmertForQuestionAnswering", REGIONS, **LXMERT)
 DUAL: Settings = {"text_config": {"model_type": "bert"}, "vision_config": {"model_type": "vit"}}
@@ -338,17 +344,17 @@ row("jamba", "JambaForCausalLM", LEFT, mamba_d_state=4, pad_token_id=0, **PERIOD
 
 # ---- time series ----------------------------------------------------------------------------------------------------
 
-PAST = given(past_values=floats(16, 2))
+PAST = keyword_inputs(past_values=floats(16, 2))
 PATCHES = {"num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4, "prediction_length": 4}
 row("patchtst", "PatchTSTForPrediction", PAST, **PATCHES)
 row("patchtsmixer", "PatchTSMixerForPrediction", PAST, **PATCHES)
 KNOWN = {"past_time_features": floats(14, 1), "past_observed_mask": ones(14), "future_time_features": floats(4, 1)}
-SERIES = given(past_values=floats(14), future_values=floats(4), **KNOWN)
+SERIES = keyword_inputs(past_values=floats(14), future_values=floats(4), **KNOWN)
 FORECAST = {"prediction_length": 4, "context_length": 10, "lags_sequence": [1, 2, 3, 4], "num_time_features": 1}
 row("informer", "InformerForPrediction", SERIES, **FORECAST)
 row("autoformer", "AutoformerForPrediction", SERIES, "float32", **FORECAST)
 row("time_series_transformer", "TimeSeriesTransformerForPrediction", SERIES, **FORECAST)
-row("timesfm", "TimesFmModelForPrediction", given(past_values=series(16)), patch_length=4, horizon_length=4)
+row("timesfm", "TimesFmModelForPrediction", keyword_inputs(past_values=series(16)), patch_length=4, horizon_length=4)
 STEPS = {"states": floats(4, 5), "actions": floats(4, 2), "rewards": floats(4, 1), "returns_to_go": floats(4, 1)}
-DECISIONS = given(timesteps=steps(4), **STEPS)
+DECISIONS = keyword_inputs(timesteps=steps(4), **STEPS)
 row("decision_transformer", "DecisionTransformerModel", DECISIONS, state_dim=5, act_dim=2, max_ep_len=16, n_inner=24)

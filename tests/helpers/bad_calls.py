@@ -287,8 +287,8 @@ def wrapper_calls(draw: Any) -> Call:
     chosen = {setting: draw(junk()) for setting in SETTINGS[name] if draw(st.integers(0, 3)) == 0}
     model = draw(st.one_of(st.just("model"), junk()))
 
-    def wrap(**given: Any) -> Any:
-        return WRAPPERS[name](**given)(
+    def wrap(**settings: Any) -> Any:
+        return WRAPPERS[name](**settings)(
             nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
             if isinstance(model, str) and model == "model"
             else model

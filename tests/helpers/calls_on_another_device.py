@@ -154,11 +154,11 @@ def test_dropout_under_two_vmaps_of_which_the_inner_one_draws_the_same_for_all()
     zeros = torch.zeros(3, device=DEVICE), torch.zeros(2, device=DEVICE)
     for function in (F.dropout, torch.dropout):
         inside = lambda outer: vmap(lambda inner: kept(function, outer, inner), randomness="same")(zeros[1])  # noqa: B023, E731
-        found = vmap(inside, randomness="different")(zeros[0]).cpu()
-        assert torch.equal(found[:, 0], found[:, 1])
-        assert not torch.equal(found[0], found[1])
-        torch.testing.assert_close(found.unique(), torch.tensor([0, 4 / 3]))
-        assert 0.7 < (found > 0).double().mean() < 0.8
+        dropped = vmap(inside, randomness="different")(zeros[0]).cpu()
+        assert torch.equal(dropped[:, 0], dropped[:, 1])
+        assert not torch.equal(dropped[0], dropped[1])
+        torch.testing.assert_close(dropped.unique(), torch.tensor([0, 4 / 3]))
+        assert 0.7 < (dropped > 0).double().mean() < 0.8
 
 
 def test_a_network_may_make_tensors_on_the_cpu() -> None:
@@ -175,10 +175,10 @@ def test_a_network_may_make_tensors_on_the_cpu() -> None:
 
     wrapped = vote.Wrapper(3)(Makes()).eval().to(DEVICE)
     x = torch.randn(2, 5, 4, device=DEVICE)
-    found = answers(wrapped, x)
+    results = answers(wrapped, x)
     assert "vote: rescue" in str(wrapped.explain())
     wrapped._workbench.strategy = "loop"
-    torch.testing.assert_close(found, answers(wrapped, x))
+    torch.testing.assert_close(results, answers(wrapped, x))
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -192,9 +192,9 @@ def test_a_model_is_wrapped_copied_and_pickled_where_it_is(name: str) -> None:
 def test_voters_begin_there_as_on_the_cpu() -> None:
     """The user's next random numbers are unaffected, too."""
     torch.manual_seed(0)
-    model, found = mlp(), []
+    model, results = mlp(), []
     for where in ("cpu", DEVICE):
         torch.manual_seed(0)
         wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(copy.deepcopy(model).to(where))
-        found.append([*wrapped.parameters(), torch.rand(2, device=where)])
-    close(*found)
+        results.append([*wrapped.parameters(), torch.rand(2, device=where)])
+    close(*results)

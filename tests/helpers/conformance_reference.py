@@ -147,28 +147,31 @@ class Reference(reference.Reference):
         def jacobian(rows: int, seed: int) -> tuple[Tensor, Tensor]:
             model, (args, kwargs) = build(self.case, self.dtype), inputs(self.case, self.dtype, rows, seed)
             model_parameters = parameters(model)
-            held = [
+            layer_weights = [
                 model_parameters[name]
                 for name in (layer, f"{layer.removesuffix('weight')}bias")
                 if name in model_parameters
             ]
             for name, tensor in {**model_parameters, **buffers(model)}.items():
                 tensor.requires_grad_(False).copy_(self.state[name].detach())
-            for tensor in held:
+            for tensor in layer_weights:
                 tensor.requires_grad_()
             with torch.enable_grad(), seeded():
                 leaf = dict(leaves(model(*args, **kwargs)))[path]
-            numbers = leaf.real.flatten() if leaf.requires_grad else [sum(t.sum() for t in held) * 0] * leaf.numel()
-            rows_of = [torch.autograd.grad(x, held, retain_graph=True, allow_unused=True) for x in numbers]
+            numbers = (
+                leaf.real.flatten() if leaf.requires_grad else [sum(t.sum() for t in layer_weights) * 0] * leaf.numel()
+            )
+            rows_of = [torch.autograd.grad(x, layer_weights, retain_graph=True, allow_unused=True) for x in numbers]
             flat = [
-                [torch.zeros_like(t) if g is None else g for g, t in zip(row, held, strict=True)] for row in rows_of
+                [torch.zeros_like(t) if g is None else g for g, t in zip(row, layer_weights, strict=True)]
+                for row in rows_of
             ]
             return torch.stack([torch.cat([g.flatten() for g in row]) for row in flat]), leaf
 
         fitted, _ = jacobian(40, 3)
         precision = fitted.T @ fitted / DATA_NOISE**2 + PRIOR_PRECISION * torch.eye(fitted.shape[1]).to(fitted)
-        asked, leaf = jacobian(ROWS, 0)
-        return (asked @ torch.linalg.inv(precision) * asked).sum(1).reshape(leaf.shape)
+        rows_jacobian, leaf = jacobian(ROWS, 0)
+        return (rows_jacobian @ torch.linalg.inv(precision) * rows_jacobian).sum(1).reshape(leaf.shape)
 
     def reduced(self, branches: list[Branch]) -> tuple[Tree, dict[str, Tree]]:
         """Return prediction and risks by path, by the law of total variance; a non-floating leaf is the list of all answers."""

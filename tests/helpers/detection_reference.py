@@ -56,8 +56,10 @@ def expected_detections(outputs: list[Any], iou: float) -> list[dict[str, Any]]:
             for corners, score, label in zip(image["boxes"], image["scores"], image["labels"], strict=True)
         ]
         objects = [_combined(members, len(images)) for members in _clusters(boxes, iou)]
-        objects.sort(key=lambda found: -found["scores"])
-        answers.append({key: [found[key] for found in objects] for key in _combined([(0, [0.0] * 4, 0.5, 0)], 1)})
+        objects.sort(key=lambda detection: -detection["scores"])
+        answers.append(
+            {key: [detection[key] for detection in objects] for key in _combined([(0, [0.0] * 4, 0.5, 0)], 1)}
+        )
     return answers
 
 

@@ -29,11 +29,14 @@ def laplace_answers(model: Meant, state: dict[str, Tensor], dtype: torch.dtype) 
     points, mixing = (state[f"{name}.weight@laplace_{part}"].double() for part in ("points", "mixing"))
     exact = torch.float32 if dtype.itemsize < 4 else dtype
     with torch.autocast("cpu", enabled=False):
-        seen, outputs = _layer(model, state, name, dtype, exact, SEEN)
+        train_features, outputs = _layer(model, state, name, dtype, exact, SEEN)
     kind = next(kind for kind in model.leaves.values() if kind != "mean")
-    size, eye = outputs.shape[-1], torch.eye(seen.shape[-1], dtype=torch.float64)
+    size, eye = outputs.shape[-1], torch.eye(train_features.shape[-1], dtype=torch.float64)
     if kind == "values":
-        mixing, covariance = eye[:size, :size], torch.linalg.inv(seen.T @ seen / DATA_NOISE**2 + PRIOR_PRECISION * eye)
+        mixing, covariance = (
+            eye[:size, :size],
+            torch.linalg.inv(train_features.T @ train_features / DATA_NOISE**2 + PRIOR_PRECISION * eye),
+        )
         points = points.expand(len(points), size)
         covariance = torch.kron(torch.eye(size).double(), covariance.contiguous())
     else:
@@ -44,10 +47,11 @@ def laplace_answers(model: Meant, state: dict[str, Tensor], dtype: torch.dtype) 
             p = outputs.softmax(-1)
             fisher = torch.stack([torch.diag(row) - row[:, None] * row for row in p]).mean(0)
         turned = mixing.T @ fisher @ mixing
-        rounded = 1e-4 if dtype.itemsize < 4 else 1e-6  # probabilities that the model returns have its own precision
-        torch.testing.assert_close(turned, turned.diagonal().diag(), rtol=0, atol=rounded)
+        tolerance = 1e-4 if dtype.itemsize < 4 else 1e-6  # probabilities that the model returns have its own precision
+        torch.testing.assert_close(turned, turned.diagonal().diag(), rtol=0, atol=tolerance)
         covariance = torch.linalg.inv(
-            torch.kron(fisher, seen.T @ seen) + PRIOR_PRECISION * torch.eye(size * len(eye)).double()
+            torch.kron(fisher, train_features.T @ train_features)
+            + PRIOR_PRECISION * torch.eye(size * len(eye)).double()
         )
     features, _ = _layer(model, state, name, dtype, exact, {})
     blocks = covariance.reshape(size, len(eye), size, len(eye))

@@ -41,13 +41,13 @@ def legend_texts(ax):
 
 def line(ax, start):
     """Return the only line whose label starts with a text."""
-    (found,) = [item for item in ax.lines if item.get_label().startswith(start)]
-    return found
+    (artist,) = [item for item in ax.lines if item.get_label().startswith(start)]
+    return artist
 
 
 def band(ax, start):
-    (found,) = [item for item in ax.collections if item.get_label().startswith(start)]
-    return found.get_paths()[0].vertices
+    (artist,) = [item for item in ax.collections if item.get_label().startswith(start)]
+    return artist.get_paths()[0].vertices
 
 
 def probabilities(rng, n=N, classes=4):

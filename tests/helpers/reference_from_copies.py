@@ -117,8 +117,8 @@ def asked(wrapped: Any, args: tuple[Any, ...], seed: int = 0) -> tuple[Tensor, d
     return y, {name: risk[name] for name in risk.names() if name != "total"}
 
 
-def close(found: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
-    (y, risks), (like, like_risks) = found, expected
+def close(actual: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
+    (y, risks), (like, like_risks) = actual, expected
     torch.testing.assert_close(y.detach(), like, rtol=1e-4, atol=1e-5)
     assert risks.keys() == like_risks.keys()
     for name, risk in risks.items():

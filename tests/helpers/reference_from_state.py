@@ -220,12 +220,12 @@ def parts(output: Any) -> dict[str, Tensor]:
 
 def assert_answer(output: Any, answer: Answer) -> None:
     """Assert that prediction and risks are as expected."""
-    found = parts(output)
+    actual = parts(output)
     like = {"y": answer.y, **answer.risks}
     if len(answer.risks) == 1:
         like = {"y": answer.y, "risk": next(iter(answer.risks.values()))}
-    assert found.keys() == like.keys()
-    for name, tensor in found.items():
+    assert actual.keys() == like.keys()
+    for name, tensor in actual.items():
         close(tensor, like[name], name)
 
 
@@ -249,8 +249,8 @@ def assert_gradients(wrapped: nn.Module, state: dict[str, Tensor]) -> None:
             close(parameter.grad, like, f"gradient of {name}")
 
 
-def close(found: Tensor, like: Tensor, what: str) -> None:
-    torch.testing.assert_close(found, like, rtol=1e-8, atol=1e-9, msg=lambda message: f"{what}: {message}")
+def close(actual: Tensor, like: Tensor, what: str) -> None:
+    torch.testing.assert_close(actual, like, rtol=1e-8, atol=1e-9, msg=lambda message: f"{what}: {message}")
 
 
 def objective(output: Any) -> Tensor:

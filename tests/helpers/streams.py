@@ -74,12 +74,12 @@ def pair(out):
     return out["y"], out["cache"] if "cache" in out else out["more"]["state"]
 
 
-def stream(model, steps=STEPS, **asked):
+def stream(model, steps=STEPS, **options):
     """Return all predictions, the last state and, on request, all risks."""
     state, ys, risks = None, [], []
     for x in steps:
-        out = model(x, **asked) if state is None else model(x, state, **asked)
-        if asked.get("return_risk"):
+        out = model(x, **options) if state is None else model(x, state, **options)
+        if options.get("return_risk"):
             out, risk = out
             risks.append(risk)
         y, state = pair(out)

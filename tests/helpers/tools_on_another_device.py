@@ -71,14 +71,14 @@ def test_calibrated_models(name: str, at: str, tmp_path: Path) -> None:
 
 def test_intervals_of_a_cross_fitted_model() -> None:
     x = rows()[0].double()
-    found = []
+    intervals = []
     for where in ("cpu", DEVICE):
         torch.manual_seed(0)
         model = compose(vote.Wrapper(6), sculpt.Wrapper(n_layers=1))(mlp())
         with quiet():
             history = fit(model, rows(), folds=3, epochs=2, device=where, dtype=torch.float64, progress=False)
-        found.append(calibrate(model, history).interval(x.to(where), coverage=0.8))
-    close(*(list(pair) for pair in found), atol=1e-6)
+        intervals.append(calibrate(model, history).interval(x.to(where), coverage=0.8))
+    close(*(list(pair) for pair in intervals), atol=1e-6)
 
 
 def test_selective_predictions() -> None:
@@ -99,13 +99,13 @@ def test_selective_predictions() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_metrics(name: str) -> None:
     new, function, arguments = CASES[name]
-    given = [argument.to(DEVICE) for argument in arguments]
+    on_device = [argument.to(DEVICE) for argument in arguments]
     expected = function(*arguments)
-    close(expected, function(*given))
+    close(expected, function(*on_device))
     metric = new().to(DEVICE)
     target = VotersFirst(metric) if name in VOTERS_FIRST else metric
     for part in (slice(0, 15), slice(15, 40)):
-        target.update(*(argument[part] for argument in given))
+        target.update(*(argument[part] for argument in on_device))
     close(expected, metric.compute())
 
 

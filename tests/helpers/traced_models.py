@@ -146,11 +146,11 @@ class Closure(_Net):
 
 
 def _hooked() -> nn.Module:
-    net, seen = mlp(), []
+    net, calls = mlp(), []
 
     def hook(module: nn.Module, args: Any, out: Tensor) -> Tensor:
-        seen.append(0)
-        return out * (1 + len(seen) % 2)
+        calls.append(0)
+        return out * (1 + len(calls) % 2)
 
     net[0].register_forward_hook(hook)
     return net

@@ -59,24 +59,24 @@ def test_fit_on_the_device_that_the_environment_names(options: dict[str, Any], m
     """A notebook written for a CPU uses the device this way: the model is back on the CPU afterwards."""
     made = [compose(vote.Wrapper(6), sculpt.Wrapper(n_layers=1))(mlp())]
     made.append(copy.deepcopy(made[0]))
-    seen, found = [], []
+    devices, results = [], []
     for model, asked in zip(made, ("", DEVICE), strict=True):
         monkeypatch.setenv("WORKBENCH_DEVICE", asked)
 
         def look(_: Progress, model: Any = model) -> None:
-            seen.append(next(model.parameters()).device.type)
+            devices.append(next(model.parameters()).device.type)
 
         torch.manual_seed(0)
         with quiet():
             history = fit(model, rows(), epochs=2, callback=look, progress=False, dtype=torch.float64, **options)
         assert {p.device.type for p in model.parameters()} == {"cpu"}
-        found.append(
+        results.append(
             calibrate(model, history).interval(rows()[0].double())
             if "folds" in options
             else answers(model, rows()[0].double())
         )
-    assert list(dict.fromkeys(seen)) == ["cpu", DEVICE]
-    torch.testing.assert_close(*(list(one) for one in found), rtol=1e-6, atol=1e-6)
+    assert list(dict.fromkeys(devices)) == ["cpu", DEVICE]
+    torch.testing.assert_close(*(list(one) for one in results), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["plain", "vote", "sample", "swag", "snapshot", "laplace", "vote of sculpt, with neo"])
@@ -141,15 +141,15 @@ def test_a_training_goes_on_from_its_checkpoint(name: str, tmp_path: Path, monke
 
 def test_a_training_repeats_and_leaves_the_random_numbers_of_the_device_alone() -> None:
     start = compose()(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3)))
-    found = []
+    states = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         expected = torch.rand(3, device=DEVICE)
         torch.manual_seed(seed)
         fit(again := copy.deepcopy(start), rows(), epochs=2, device=DEVICE, progress=False)
         assert torch.equal(torch.rand(3, device=DEVICE), expected)
-        found.append(again.state_dict())
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        states.append(again.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     with own_random(5, torch.device(DEVICE)):
         first = torch.rand(2, device=DEVICE)
     with own_random(5, torch.device(DEVICE, 0)):
