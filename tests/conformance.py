@@ -1,16 +1,16 @@
-"""What the built-in wrappers owe to every model: what every wrapper does (`workbench.testing`), and what is theirs.
+"""Conformance checks of the built-in wrappers: those of every wrapper (`workbench.testing`), and those of the built-in ones.
 
-The second part compares predictions, risks, gradients and buffers with a loop over plain models; what is independent in that reference
-stands at the top of `helpers/conformance_reference.py`.
+The latter compare predictions, risks, gradients and buffers with a loop over plain models; the top of `helpers/conformance_reference.py` says
+what in that reference is independent of the code under test.
 
-- A new wrapper is one row of `WRAPPERS` in `helpers/conformance_table.py`: how it is made, which risks it measures, how many voters and
-  heads it has, where it puts noise. A risk that is no variance over voters, samples or heads needs its formula in `Reference.reduced`.
-- A new model is one function with `@case(...)` in `workbench/testing/zoo/`, whose tags `tests/testing/test_zoo.py` checks.
-- The plain suite makes all checks of each model under one wrapper, in turn. In the other cells, which are slow, every model meets every
-  wrapper in the checks in `ALWAYS`; each other check is made in one of `EVERY` cells to which it applies, in turn, so that it meets every
-  model under some wrappers, and every wrapper on some models. With `WORKBENCH_EXHAUSTIVE=1` all are made everywhere.
-- With `WORKBENCH_TEST_DEVICE=cuda` models and inputs are there, and the cells that are not slow are a sixth of the table.
-- What is refused on purpose is one row of `EXPECTED_REFUSALS` (by model and wrapper) or `REFUSED_BY` (by check and model).
+- To add a wrapper, add a row to `WRAPPERS` in `helpers/conformance_table.py`: how it is made, which risks it measures, how many voters and
+  heads it has, and where it puts noise. A risk that is not a variance over voters, samples or heads needs its formula in `Reference.reduced`.
+- To add a model, write a function with `@case(...)` in `workbench/testing/zoo/`; `tests/testing/test_zoo.py` checks its tags.
+- The default suite runs all checks of each model under one wrapper, which rotates over the models. In the other cells, which are slow, the
+  checks in `ALWAYS` run for every model under every wrapper. Every other check rotates over one in `EVERY` of the cells to which it applies,
+  so that it covers every model under some wrappers and every wrapper on some models. `WORKBENCH_EXHAUSTIVE=1` runs all checks everywhere.
+- `WORKBENCH_TEST_DEVICE=cuda` puts models and inputs on that device; a sixth of the cells is then not slow.
+- Intended refusals are rows of `EXPECTED_REFUSALS` (by model and wrapper) or `REFUSED_BY` (by check and model).
 
 Example:
     >>> from helpers.conformance_table import WRAPPERS
@@ -72,7 +72,7 @@ DEVICE = os.environ.get("WORKBENCH_TEST_DEVICE", "")
 
 
 def placed(case: Case) -> Case:
-    """The case with its model and inputs on the device that `WORKBENCH_TEST_DEVICE` names, if it names one."""
+    """Return the case with its model and inputs on the device that `WORKBENCH_TEST_DEVICE` names, if it is set."""
     if not DEVICE:
         return case
 
@@ -89,7 +89,7 @@ def placed(case: Case) -> Case:
 
 
 def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
-    """In evaluation mode, prediction and risks are those of plain models with the branches' tensors."""
+    """Check that prediction and risks in evaluation mode equal those of plain models with the branches' tensors."""
     wrapped = wrapping.wrap(build(case), strategy)
     reference = Reference(case, wrapping, wrapped)
     branches = reference.answers()
@@ -99,7 +99,7 @@ def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "auto") -> 
     assert_answers(reference, branches, y, risks)
     assert set(risks) == {*wrapping.variances, *wrapping.kinds}
     if "vacuitic" in risks:
-        # one tensor a row there
+        # the output of "ragged_out" is a list of one tensor per row
         rows = len(y) if case.name == "ragged_out" else max(leaf.shape[0] for _, leaf in zoo.float_leaves(y))
         assert risks["vacuitic"].shape == (rows,)
         assert risks["vacuitic"].isfinite().all()
@@ -110,17 +110,17 @@ def check_prediction(case: Case, wrapping: Wrapping, strategy: str = "auto") -> 
 
 @contextmanager
 def listed(case: Case, check: str) -> Iterator[None]:
-    """Let those refusals pass that are expected of a check."""
+    """Suppress the refusals that are expected in a check."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        words = REFUSED_BY.get(check, {}).get(case.name)
-        if words is None or words not in str(error):
+        message = REFUSED_BY.get(check, {}).get(case.name)
+        if message is None or message not in str(error):
             raise
 
 
 def check_parts(case: Case, wrapping: Wrapping) -> None:
-    """`voters()` and `unwrap()` give plain models with the branches' tensors."""
+    """Check that `voters()` and `unwrap()` return plain models with the branches' tensors."""
     wrapped = wrapping.wrap(build(case)).eval()
     branches = [
         b for b in Reference(case, wrapping, wrapped).answers() if not b.place["sample"] and not b.place["sculpt"]
@@ -128,20 +128,20 @@ def check_parts(case: Case, wrapping: Wrapping) -> None:
     voters, plain = Wrapped.voters(wrapped), Wrapped.unwrap(wrapped)
     assert len(voters) == wrapping.voters
     for model, branch in zip([*voters, plain], [*branches, branches[0]], strict=True):
-        assert is_wrapped(model) is bool(wrapping.prior)  # which it keeps
+        assert is_wrapped(model) is bool(wrapping.prior)  # a voter keeps its prior, and so stays wrapped
         assert_tree(call(model, inputs(case)), branch.output, exactly(branch.output), f"voter {branch.place}")
 
 
 def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
-    """In training mode, one call with risks gives the gradients, buffers, attributes and inputs of the plain models."""
+    """Check that one call with risks in training mode gives the gradients, buffers, attributes and inputs of the plain models."""
     stochastic = "stochastic_train" in case.tags
     noise = NOISE if wrapping.where in ("weights", "inputs", "transforms") and strategy == "loop" else 0.0
     wrapped = wrapping.wrap(build(case, training=True), strategy, noise)
     reference = Reference(case, wrapping, wrapped)
     zoo.side_effects.LAST_HIDDEN = None
     branches = reference.answers(training=True, noise=noise)
-    given = inputs(case)
-    y, risks = ask(wrapped, given)
+    call_inputs = inputs(case)
+    y, risks = ask(wrapped, call_inputs)
     if stochastic:
         prediction, _ = reference.reduced(branches)
         for path, leaf in zoo.float_leaves(y):
@@ -149,47 +149,49 @@ def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> No
             assert leaf.isfinite().all()
     else:
         assert_answers(reference, branches, y, risks)
-        found = total(y, *(risk for name, risk in risks.items() if name != "vacuitic"))
+        loss = total(y, *(risk for name, risk in risks.items() if name != "vacuitic"))
         expected = reference.gradients(branches, total(reference.reduced(branches)))
-        found.backward()
+        loss.backward()
         for name, parameter in wrapped.named_parameters():
             if name in expected:
                 grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 like = expected[name]
                 close(grad, torch.zeros_like(parameter) if like is None else like, f"gradient of {name}", 1e-7)
-        moved = reference.moved(branches)
-        after = {**dict(wrapped.named_parameters()), **dict(wrapped.named_buffers())}
-        for name, value in moved.items():
-            close(after[name], value, f"buffer {name}")
+        expected_buffers = reference.moved(branches)
+        tensors = {**dict(wrapped.named_parameters()), **dict(wrapped.named_buffers())}
+        for name, value in expected_buffers.items():
+            close(tensors[name], value, f"buffer {name}")
     first = branches[0]
-    # noise on inputs and transforms make copies, and it is these that the model writes into
+    # noise on inputs and transforms act on copies, so that the model does not write into the caller's inputs
     untouched = inputs(case) if wrapping.where in ("inputs", "transforms") else first.given
-    for leaf, expected_leaf in zip(flatten(given)[0], flatten(untouched)[0], strict=True):
+    for leaf, expected_leaf in zip(flatten(call_inputs)[0], flatten(untouched)[0], strict=True):
         if isinstance(leaf, Tensor):
             close(leaf, expected_leaf, "input")
     if isinstance(first.model, nn.Module):
         assert_attributes(wrapped, parts(first.model)[""])
     if "writes_global" in case.tags and not wrapping.prior:
         left: Any = zoo.side_effects.LAST_HIDDEN
-        # it can be read: it is not one of a dead vmap
+        # reading it fails if it belongs to a vmap that has ended
         last = torch.tensor(left.tolist(), dtype=torch.float64, device=left.device)
-        assert any(torch.allclose(b.model.c(last), b.output) for b in branches), "the global holds no branch's value"
+        assert any(torch.allclose(b.model.c(last), b.output) for b in branches), (
+            "the global does not hold the value of any branch"
+        )
 
 
 def check_dealing(case: Case, wrapping: Wrapping) -> None:
-    """In training mode without risks each row is answered by one voter, as many by each; or by all, with one warning."""
+    """Check that each row is answered by one voter in training mode without risks, equally many by each; or by all voters, with one warning."""
     wrapped = wrapping.wrap(build(case, training=True))
     reference = Reference(case, wrapping, wrapped)
     args, kwargs = inputs(case)
     with warnings.catch_warnings(record=True) as caught, seeded():
         warnings.simplefilter("always")
         y = wrapped(*args, **kwargs)
-    told = [
+    dealing_warnings = [
         w for w in caught if issubclass(w.category, WorkbenchWarning) and "for the last layers of" not in str(w.message)
     ]
-    if "batch_mixing" not in case.tags or "not_dealable" in case.tags:  # mixing may, but need not, show in these rows
-        assert len(told) == ("not_dealable" in case.tags), [str(w.message) for w in told]
-    if told:
+    if "batch_mixing" not in case.tags or "not_dealable" in case.tags:  # mixing may or may not show in these rows
+        assert len(dealing_warnings) == ("not_dealable" in case.tags), [str(w.message) for w in dealing_warnings]
+    if dealing_warnings:
         prediction, _ = reference.reduced(reference.answers(training=True))
         assert_tree(y, reference.answers()[0].output, prediction, "prediction")
         return
@@ -197,46 +199,46 @@ def check_dealing(case: Case, wrapping: Wrapping) -> None:
         assert leaf.shape == dict(zoo.float_leaves(build(case)(*inputs(case)[0], **inputs(case)[1])))[path].shape
         assert leaf.isfinite().all()
     if case.tags & {"batch_mixing", "batch_mixing_train", "stochastic_train", "buffers", "mutates_attribute"}:
-        return  # what a voter answers depends on the rows that it was dealt
+        return  # the answers of a voter depend on the rows that it was dealt
     answers = [b for b in reference.answers(training=True) if not b.place["sculpt"]]
     for path, leaf in zoo.float_leaves(y):
         stack = torch.stack([dict(leaves(b.output))[path] for b in answers])
         same = torch.isclose(stack, leaf, rtol=1e-9, atol=1e-9).flatten(2).all(2)
-        assert same.any(0).all(), f"{path}: a row is no voter's"
+        assert same.any(0).all(), f"{path}: a row equals no voter's answer"
         if not torch.isclose(stack[0], stack[1]).flatten(1).all(1).any():
             assert same.sum(1).tolist() == [ROWS // VOTERS] * VOTERS, f"{path}: dealt {same.int().tolist()}"
 
 
 def check_plain_state(case: Case, wrapping: Wrapping) -> None:
-    """The state of the plain model loads into the wrapped one, whose prediction is the plain model's then."""
+    """Check that the state of the plain model loads into the wrapped one, which then gives the plain model's prediction."""
     plain, wrapped = build(case), wrapping.wrap(build(case)).eval()
     with torch.no_grad():
         for number, parameter in enumerate(parameters(plain).values()):
             parameter.mul_(1 + 0.1 * number)
     wrapped.load_state_dict(state(plain))
     reference = Reference(case, wrapping, wrapped)
-    now = {**dict(wrapped.named_parameters()), **dict(wrapped.named_buffers())}
+    tensors = {**dict(wrapped.named_parameters()), **dict(wrapped.named_buffers())}
     for name, tensor in {**parameters(plain), **buffers(plain)}.items():
         for voter in range(wrapping.voters):
             key, row = reference.home(name, {wrapping.members: voter})
-            value = now[key]
+            value = tensors[key]
             assert torch.equal(value if row is None else value[row], tensor), name
-    if wrapping.name != "vote_rank1" and not wrapping.prior:  # which stay
+    if wrapping.name != "vote_rank1" and not wrapping.prior:  # rank-one factors and priors keep their values
         expected = call(plain, inputs(case))
         assert_tree(call(wrapped, inputs(case)), expected, exactly(expected), "prediction")
 
 
 def check_noise(case: Case, wrapping: Wrapping) -> None:
-    """Samples are passes under noise: exactly those of the plain model where the noise can be drawn again."""
+    """Check that samples are passes under noise, equal to those of the plain model where the reference can redraw the noise."""
     wrapped = wrapping.wrap(build(case), "loop", NOISE).eval()
     before = {name: buffer.clone() for name, buffer in wrapped.named_buffers()}
     reference = Reference(case, wrapping, wrapped)
     with torch.no_grad():
         y, risks = ask(wrapped, inputs(case))
-    found = [leaf for _, leaf in zoo.float_leaves(risks["epistemic"])]
-    assert all(leaf.isfinite().all() for leaf in found)
+    epistemic_leaves = [leaf for _, leaf in zoo.float_leaves(risks["epistemic"])]
+    assert all(leaf.isfinite().all() for leaf in epistemic_leaves)
     if any(is_float(leaf) for leaf in flatten(inputs(case))[0]) or wrapping.where not in ("inputs", "transforms"):
-        assert any((leaf > 0).any() for leaf in found), "all samples are alike"
+        assert any((leaf > 0).any() for leaf in epistemic_leaves), "all samples are equal"
     if wrapping.where != "activations":
         assert_answers(reference, reference.answers(noise=NOISE), y, risks)
     if "total" in risks:
@@ -249,7 +251,7 @@ def check_noise(case: Case, wrapping: Wrapping) -> None:
 
 
 def check_signature(case: Case, wrapping: Wrapping) -> None:
-    """Neo: standardised on its training data, nothing else moves, and the signature can be trained by gradients."""
+    """Check that neo is standardised on its training data, changes nothing else, and has a signature that gradients can train."""
     wrapped = wrapping.wrap(build(case, training=True))
     before = {name: t.clone() for name, t in wrapped.state_dict().items() if "@workbench" not in name}
     _, risks = ask(wrapped, inputs(case))
@@ -261,10 +263,10 @@ def check_signature(case: Case, wrapping: Wrapping) -> None:
     wrapping.trial(case).fitted(wrapped)
     far = tree_map(lambda x: 100 * x if is_float(x) else x, inputs(case))
     with torch.no_grad():
-        near_risk, far_risk = (ask(wrapped, given)[1]["vacuitic"] for given in (inputs(case), far))
+        near_risk, far_risk = (ask(wrapped, arguments)[1]["vacuitic"] for arguments in (inputs(case), far))
     assert near_risk.isfinite().all()
     assert far_risk.isfinite().all()
-    # packed rows are not rows; what is left saturates
+    # packed sequences have no row dimension, and their remaining features saturate
     if zoo.float_leaves(case.inputs()) and case.name not in ("packed_seq", "gru_packed"):
         assert far_risk.min() > near_risk.max(), "inputs a hundred times as large are no more unlike the training data"
 
@@ -279,15 +281,16 @@ CHECKS: dict[str, Callable[[Case, Wrapping], None]] = {
     "noise": check_noise,
     "signature": check_signature,
 }
-ALWAYS = ("answers", "step")  # what a voter or a head is to a model, in numbers and gradients
-EVERY = 6
+ALWAYS = ("answers", "step")  # the values and gradients of voters and heads
+EVERY = 6  # the other checks run in one of so many cells
 
 
 def applies(check: str, wrapping: Wrapping) -> bool:
-    """Whether a check says anything about a wrapper."""
+    """Return whether a check applies to a wrapper."""
     return {
         "step": wrapping.name != "neo" and not wrapping.kept,
-        "step_auto": wrapping.name in ("vote_share1", "vote_share2", "vote1_sculpt_neo"),  # auto is not loop there
+        "step_auto": wrapping.name
+        in ("vote_share1", "vote_share2", "vote1_sculpt_neo"),  # for these, auto does not choose loop
         "dealing": wrapping.voters > 1 and not wrapping.kept,
         "noise": bool(wrapping.where),
         "signature": "vacuitic" in wrapping.kinds,
@@ -295,25 +298,25 @@ def applies(check: str, wrapping: Wrapping) -> bool:
 
 
 def check_refusal(case: Case, wrapping: Wrapping) -> None:
-    """A refusal is the expected error with a message, with and without gradients; the given model stays as it was."""
+    """Check that a model is refused with the expected error and message, with and without gradients, and is left unchanged."""
     error, words = EXPECTED_REFUSALS[case.name, wrapping.name]
     for gradients in (False, True):
         model = build(case)
         before = copy.deepcopy(dict(state(model)))
-        found = None
+        error_message = None
         try:
             with torch.set_grad_enabled(gradients):
                 wrapped = wrapping.wrap(model, noise=NOISE)
                 ask(wrapping.trial(case).fitted(wrapped), inputs(case))
         except error as raised:
-            found = str(raised)
-        assert found is not None, f"not refused, {'with' if gradients else 'without'} gradients"
-        assert words in found
+            error_message = str(raised)
+        assert error_message is not None, f"not refused, {'with' if gradients else 'without'} gradients"
+        assert words in error_message
         assert all(torch.equal(t, before[name]) for name, t in state(model).items())
 
 
 def checks_of_cell(case: Case, wrapping: Wrapping) -> dict[str, Callable[[], None]]:
-    """All that applies to one model and one wrapper, by name; nothing where the model is refused."""
+    """Return all checks that apply to one model and one wrapper, by name; none if the model is refused."""
     if (case.name, wrapping.name) in EXPECTED_REFUSALS:
         return {}
     trial = wrapping.trial(case)
@@ -324,8 +327,8 @@ def checks_of_cell(case: Case, wrapping: Wrapping) -> dict[str, Callable[[], Non
 
 @functools.cache
 def checks_due() -> dict[tuple[str, str], list[str]]:
-    """The checks that are made in each cell, by model and wrapper: `ALWAYS`, and of the others those whose turn it is."""
-    cells: dict[str, dict[str, list[str]]] = {}  # check -> model -> wrappers that owe it
+    """Return the names of the checks to run in each cell, by model and wrapper: `ALWAYS`, and those of the others whose turn it is."""
+    cells: dict[str, dict[str, list[str]]] = {}  # check -> model -> wrappers to which it applies
     for case, wrapping in itertools.product(zoo.CASES.values(), WRAPPERS.values()):
         for check in checks_of_cell(case, wrapping):
             cells.setdefault(check, {}).setdefault(case.name, []).append(wrapping.name)
@@ -340,7 +343,7 @@ def checks_due() -> dict[tuple[str, str], list[str]]:
 
 
 def check_builtin(case: Case, wrapping: Wrapping, whole: bool = True) -> None:
-    """All that applies to one model under one wrapper, or what is due of it."""
+    """Run all checks that apply to one model under one wrapper, or only those that are due if not `whole`."""
     if (case.name, wrapping.name) in EXPECTED_REFUSALS:
         check_refusal(case, wrapping)
         return

@@ -1,4 +1,4 @@
-"""Fixtures for notebook tests: each distinct run happens once."""
+"""Fixtures and collection hooks of the test suite; each distinct notebook run happens once."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ print(inner.status, inner.records["n"])
 """,
 }
 
-# started in the background by a shell, which the processes that tests start would take over from us
+# a shell that starts pytest in the background ignores SIGINT, and the processes that tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:
-    """A line that says so if the browser tests are left out."""
+    """Return a header line that says why the browser tests are skipped, if they are."""
     from browser.lab import REQUIRED, missing
 
-    return [f"browser tests: left out; they need {missing()}"] if missing() and not REQUIRED else []
+    return [f"browser tests: skipped; they need {missing()}"] if missing() and not REQUIRED else []
 
 
-# with --dist loadfile: folders whose tests run in one process, where they share what is made once and are not slowed down by each other,
-# and files of many tests that share nothing
+# with --dist loadfile: folders whose tests run in one process, since they share expensive fixtures and would slow each other down in parallel,
+# and long files whose tests share nothing and can be spread over processes
 TOGETHER = ("tests/browser", "tests/notebook")
 APART = (
     "tests/test_conformance.py",
@@ -99,7 +99,7 @@ APART = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """By folder, by file or by test. Groups of xdist (its --dist loadgroup) would say the same, but do nothing under pytest 9.2."""
+    """Schedule tests by folder, by file or one by one. Groups of xdist (--dist loadgroup) would do, but have no effect under pytest 9.2."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -114,45 +114,48 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that compare bit by bit, themselves or in a function of the tests that they call."""
-    known: dict[FunctionType, bool] = {}
+    """Mark the tests that compare bit by bit, directly or in a test helper that they call."""
+    cache: dict[FunctionType, bool] = {}
     for item in items:
         function = getattr(item, "function", None)
-        if isinstance(function, FunctionType) and _compares_bits(function, known):
+        if isinstance(function, FunctionType) and _compares_bits(function, cache):
             item.add_marker(pytest.mark.exact)
 
 
-def _compares_bits(function: FunctionType, known: dict[FunctionType, bool]) -> bool:
-    if function not in known:
-        known[function] = False  # of functions that call themselves
+def _compares_bits(function: FunctionType, cache: dict[FunctionType, bool]) -> bool:
+    if function not in cache:
+        cache[function] = False  # ends the recursion for functions that call themselves
         codes = [function.__code__]
         for code in codes:
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        called = [function.__globals__.get(name) for code in codes for name in code.co_names]
-        known[function] = any(_says_exact(code) for code in codes) or any(
-            _compares_bits(other, known)
-            for other in called
-            if isinstance(other, FunctionType) and Path(other.__code__.co_filename).is_relative_to(ROOT / "tests")
+        callees = [function.__globals__.get(name) for code in codes for name in code.co_names]
+        cache[function] = any(_says_exact(code) for code in codes) or any(
+            _compares_bits(callee, cache)
+            for callee in callees
+            if isinstance(callee, FunctionType) and Path(callee.__code__.co_filename).is_relative_to(ROOT / "tests")
         )
-    return known[function]
+    return cache[function]
 
 
 def _says_exact(code: CodeType) -> bool:
-    """torch.equal, or a comparison with rtol=0 and atol=0."""
+    """Return whether code calls torch.equal or compares with rtol=0 and atol=0."""
     return "equal" in code.co_names or (("rtol", "atol") in code.co_consts and 0 in code.co_consts)
 
 
 def pytest_collection_finish() -> None:
-    """Leave what all the imports of a collection made out of later garbage collections, which would look through it each time."""
+    """Exclude the objects that the collection has imported from later garbage collections, which would scan them every time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_of_others() -> None:
-    """What tests and notebooks before in this process have left: pyplot keeps their figures; absl, which Keras and TensorBoard log with, keeps
-    the stream that it found, pytest's, and closes it if logging is set up anew while a test captures by `capsys`; Dynamo gives up code that it
-    has compiled for several models, as all wrapped ones share theirs."""
+    """Clear what earlier tests and notebooks have left in this process.
+
+    pyplot keeps their figures. absl, with which Keras and TensorBoard log, keeps the stream of pytest that it found first, and closes it if
+    logging is configured again while a test captures with `capsys`. Dynamo stops compiling code that it has compiled for several models,
+    and all wrapped models share their code.
+    """
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
     if pyplot := sys.modules.get("matplotlib.pyplot"):
@@ -163,7 +166,7 @@ def _nothing_of_others() -> None:
 
 @pytest.fixture
 def seeded() -> Iterator[None]:
-    """torch's global generator at seed 0 during the test, and as it was afterwards."""
+    """Seed torch's global generator with 0 during the test, and restore it afterwards."""
     import torch
 
     with torch.random.fork_rng():
@@ -172,8 +175,8 @@ def seeded() -> Iterator[None]:
 
 
 def write_notebook(path: Path, cells: str, **metadata: Any) -> Path:
-    """A notebook with a title, a parameters cell (n = 3, rate = 0.5, name = "x", tags = ["a"]) and these cells."""
-    import nbformat  # takes seconds, which a test that starts pytest anew would pay
+    """Write a notebook with a title, a parameters cell (n = 3, rate = 0.5, name = "x", tags = ["a"]) and the given cells."""
+    import nbformat  # takes seconds, which tests that start pytest in a new process would lose
 
     v4 = nbformat.v4
     parameters = "n = 3\nrate = 0.5\nname = 'x'\ntags = ['a']"
@@ -191,13 +194,13 @@ def write_notebook(path: Path, cells: str, **metadata: Any) -> Path:
 
 
 def _digest_for_tests() -> str:
-    """The same for all tests; notebooks that run in this process later are kept, and shown by the documentation, under the true one."""
+    """Return a constant digest inside tests, and the true one for notebooks that run later in this process and that the documentation shows."""
     return "as it is" if os.environ.get("PYTEST_CURRENT_TEST", "").startswith("tests/") else source_digest()
 
 
 @pytest.fixture(scope="session")
 def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Signatures go here instead of the user's home, and no edit of the package can come between two runs."""
+    """Keep notebook signatures out of the user's home, and edits of the package from invalidating runs."""
     home = tmp_path_factory.mktemp("jupyter")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_DATA_DIR", str(home / "data"))
@@ -208,7 +211,7 @@ def jupyter_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def throwaway(jupyter_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """throwaway("failed") runs the small notebook of that name, once; with Agg as this process's backend."""
+    """Return a function that runs the small notebook of a name, such as throwaway("failed"), once per session, with Agg as the backend."""
     folder = tmp_path_factory.mktemp("throwaway")
     runs: dict[str, Run] = {}
     for name, cells in THROWAWAY.items():

@@ -1,4 +1,4 @@
-"""What bad input gets: a clear error or a documented behaviour, with nothing changed or lost."""
+"""Bad input gets a clear error or documented behaviour, with nothing changed or lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, where the report lies, and its exit codes."""
+"""The command line: its output, the location of the report, and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table: every wrapper on every model of the zoo, each held against plain models whose tensors are set by hand."""
+"""Every wrapper on every model of the zoo: compared with plain models whose tensors are set by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages under docs/ show runs, what they link to exists, and every test that they name is there."""
+"""The code shown in the pages under docs/ runs, links resolve, and the tests that they name exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Public functions under arguments of all kinds: an answer, or an error of this package that names what was found."""
+"""Public functions under random arguments: an answer, or an error of this package that names the cause."""
 
 from __future__ import annotations
 

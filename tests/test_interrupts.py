@@ -1,4 +1,4 @@
-"""Interrupts at any moment leave all as it was; `workbench bench interrupts` makes thousands of them."""
+"""Interrupts at any moment leave everything as it was; `workbench bench interrupts` makes thousands of them."""
 
 from __future__ import annotations
 

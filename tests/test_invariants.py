@@ -1,4 +1,4 @@
-"""What a useful risk must do on data whose true risk is known."""
+"""What a useful risk must do on data with known true risk."""
 
 from __future__ import annotations
 

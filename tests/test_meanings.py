@@ -1,4 +1,4 @@
-"""Every meaning of an output under every wrapper: predictions and risks against plain models, in every way a model is used."""
+"""Every meaning of an output under every wrapper: predictions and risks compared with plain models, in every kind of use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distributions build, hold the whole package, and work in an environment that has the core's dependencies only."""
+"""The distributions build, contain the whole package, and work with the core's dependencies only."""
 
 from __future__ import annotations
 

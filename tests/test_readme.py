@@ -1,4 +1,4 @@
-"""What the README shows runs, and what it points to exists."""
+"""The code shown in the README runs, and its links resolve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package that is not installed is named with the extra that brings it."""
+"""An error about a package that is not installed names the extra that brings it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports run one way, from what users touch down to what reads their code, in no circle; comments stand where they are read."""
+"""Imports run one way, from public modules down to introspection, without cycles; comments stand above the lines they explain."""
 
 from __future__ import annotations
 

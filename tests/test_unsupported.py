@@ -1,4 +1,4 @@
-"""What lies at the edge of what can be wrapped, and beyond it: works, or refused with a remedy. docs/limitations.md lists it."""
+"""Models at and beyond the limits of what can be wrapped: they work, or are refused with a remedy (see docs/limitations.md)."""
 
 from __future__ import annotations
 

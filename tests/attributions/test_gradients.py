@@ -1,4 +1,4 @@
-"""Integrated gradients against closed forms and plain copies, and what has none."""
+"""Integrated gradients: compared with closed forms and plain copies, and refusals."""
 
 from __future__ import annotations
 

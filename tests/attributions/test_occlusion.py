@@ -1,4 +1,4 @@
-"""Occlusion of images and tokens against closed forms, and what it refuses."""
+"""Occlusion of images and tokens: compared with closed forms, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importance by permutation against closed forms, and what it refuses."""
+"""Permutation importance: compared with closed forms, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a page can be read: contrast, nothing cut off, no controls on top of each other, nothing beyond the page, names for all."""
+"""Checks of a page's legibility: contrast, clipped text, overlapping controls, overflow, and accessible names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the browser tests: one JupyterLab and one Chromium for all, a page for each."""
+"""Fixtures of the browser tests: one JupyterLab and one Chromium for the session, one page per test."""
 
 from __future__ import annotations
 

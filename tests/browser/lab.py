@@ -1,4 +1,4 @@
-"""A JupyterLab of our own on this machine, and Chromium in front of it: what the browser tests need."""
+"""A private JupyterLab server on this machine and a Chromium that opens it, for the browser tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook that is open in JupyterLab, as its user sees it."""
+"""A notebook open in JupyterLab, driven the way a user would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ours looks, light and dark, on a phone, on half a screen and on a whole one: nothing that can't be read or reached."""
+"""Appearance of widgets and reports in light and dark themes on a phone, half a screen and a full screen: legible and reachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Comparison` in a real JupyterLab: train, stop, change, reload, fail, save and open again."""
+"""`Comparison` in a real JupyterLab: train, stop, change, reload, fail, save and reopen."""
 
 from __future__ import annotations
 

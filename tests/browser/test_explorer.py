@@ -1,4 +1,4 @@
-"""`Explorer` in a real JupyterLab: pick, edit, hover, refuse, look at pictures."""
+"""`Explorer` in a real JupyterLab: choose, edit, hover, abstain, and view images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of maps and of pictures in a real JupyterLab: clicked, walked, and read, with several models side by side."""
+"""Positions of maps and images in a real JupyterLab: clicked, walked by keyboard and read, with several models side by side."""
 
 from __future__ import annotations
 

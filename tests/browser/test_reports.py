@@ -1,4 +1,4 @@
-"""Reports in a browser: what the styles of a page and those of its outputs make of each other."""
+"""Reports in a browser: how the styles of a page and of its outputs interact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts coloured by risk in a report and in a real JupyterLab: pointer, touch, keys, names for screen readers, both themes, three widths."""
+"""Text coloured by risk, in a report and in a real JupyterLab: pointer, touch, keyboard, screen-reader names, two themes, three widths."""
 
 from __future__ import annotations
 

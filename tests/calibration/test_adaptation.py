@@ -1,4 +1,4 @@
-"""Batch norms of another place, against plain copies of the network and by the coverage that comes back."""
+"""Batch-norm adaptation to another domain: compared with plain copies of the network, and the coverage that it restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of calibrated models and of those that abstain: loaded into a fresh model they answer to the last bit."""
+"""Files of calibrated and of abstaining models: loaded into a fresh model, they give identical answers to the last bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrated models of transformers, and those that abstain, in folders of `save_pretrained`."""
+"""`save_pretrained` folders of calibrated and of abstaining transformers models."""
 
 from __future__ import annotations
 

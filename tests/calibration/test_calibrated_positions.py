@@ -1,4 +1,4 @@
-"""Calibration and selection of maps, tokens and several targets: the numbers are those of the pixels and tokens that have a class."""
+"""Calibration and selection of maps, tokens and several targets: equal to those of the flat list of labelled positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all ways to calibrate share: forms of rows, copies and states, and what bad input gets."""
+"""What all calibration methods share: accepted forms of rows, copies, states, and errors for bad input."""
 
 from __future__ import annotations
 

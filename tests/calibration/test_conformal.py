@@ -1,4 +1,4 @@
-"""Split conformal prediction: coverage by simulation, intervals and sets against independent numpy computations."""
+"""Split conformal prediction: simulated coverage, and intervals and sets compared with independent numpy computations."""
 
 from __future__ import annotations
 

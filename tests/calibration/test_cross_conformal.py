@@ -1,4 +1,4 @@
-"""CV+ intervals: by their definition, with the coverage that is promised, of cross-fitted models."""
+"""CV+ intervals of cross-fitted models: compared with their definition, and their promised coverage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Online conformal intervals against plain loops over one series and one step, and their coverage where split conformal prediction loses it."""
+"""Online conformal intervals: compared with plain loops over one series and one step, and their coverage where split conformal loses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recalibrated quantiles against numpy, integrals of scipy and new rows."""
+"""Recalibrated quantiles: compared with numpy and scipy integrals, and on new rows."""
 
 from __future__ import annotations
 

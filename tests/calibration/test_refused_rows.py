@@ -1,4 +1,4 @@
-"""Rows that no calibration can be made of are refused by name, not answered."""
+"""Rows that cannot be used for calibration are refused by name."""
 
 from __future__ import annotations
 

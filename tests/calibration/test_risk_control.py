@@ -1,4 +1,4 @@
-"""Bounds of expected losses, against plain loops and by what comes of them."""
+"""Bounds of expected losses: compared with plain loops, and by the losses that result."""
 
 from __future__ import annotations
 

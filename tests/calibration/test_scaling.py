@@ -1,4 +1,4 @@
-"""Temperature and variance scale against closed forms, scipy and independent searches."""
+"""Temperature and variance scaling: compared with closed forms, scipy and independent searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selective prediction: curves and thresholds against brute force, bounds against scipy, the guarantee by simulation."""
+"""Selective prediction: curves and thresholds against brute force, bounds against scipy, and the guarantee by simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformal answers by group, by class and for inputs of another place, against plain loops and by their coverage."""
+"""Conformal prediction by group, by class and under covariate shift: compared with plain loops, and its coverage."""
 
 from __future__ import annotations
 

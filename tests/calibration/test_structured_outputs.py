@@ -1,4 +1,4 @@
-"""Calibration of models that give a structure of outputs, beside that of the same models giving the one tensor alone."""
+"""Calibration of models that return a structure of outputs: equal to that of the same models returning the tensor alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that say where an answer starts and where it ends: two scores for each row, and two labels."""
+"""Models that predict where an answer starts and ends: two scores and two labels per row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows come in besides tensors: read as numpy, pandas and scikit-learn read it, or refused."""
+"""Rows in forms other than tensors: read as numpy, pandas and scikit-learn read them, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: states of wrapped and of plain models load into a wrapped one, and say so where they do not."""
+"""States of wrapped and of plain models load into a wrapped one, or a clear error is raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Risks of class outputs: entropies, mutual information, and their gradients."""
+"""Risks of class outputs: entropies, mutual information and their gradients."""
 
 from __future__ import annotations
 

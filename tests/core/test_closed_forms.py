@@ -1,4 +1,4 @@
-"""Risks of models so small that their values are known in closed form."""
+"""Risks of models small enough to have closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composed wrappers, in every order, against their parts and against computations by hand."""
+"""Composed wrappers in every order: compared with their parts and with computations by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged files: whatever is wrong with one is a ValueError that names it, and a refused load changes nothing."""
+"""Damaged files raise a ValueError that names them, and a refused load changes nothing."""
 
 from __future__ import annotations
 

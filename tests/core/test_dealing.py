@@ -1,4 +1,4 @@
-"""In training mode each row of a batch is dealt to one voter; where that cannot be, the mean answers and a warning says so."""
+"""In training mode each row of a batch is answered by one voter; where rows depend on each other, the mean answers with a warning."""
 
 from __future__ import annotations
 

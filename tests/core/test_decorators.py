@@ -1,4 +1,4 @@
-"""Wrappers as decorators of functions and classes, in the forms that users write them."""
+"""Wrappers as decorators of functions and classes, in the forms that users write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of before work for one version, and say what to use instead."""
+"""Deprecated names work for one version, and their warnings name the replacement."""
 
 from __future__ import annotations
 

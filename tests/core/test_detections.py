@@ -1,4 +1,4 @@
-"""Boxes of several branches: cases whose answer is known by hand, and plain copies that are called one after another."""
+"""Boxes of several branches: cases solved by hand, and plain copies called one after another."""
 
 import copy
 import itertools

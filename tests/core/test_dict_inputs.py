@@ -1,4 +1,4 @@
-"""Batches whose input is a dict: keyword inputs where the model takes its items, one positional input where it takes the dict."""
+"""Dict inputs: keyword arguments if the model takes the items, one positional argument if it takes the dict."""
 
 from __future__ import annotations
 

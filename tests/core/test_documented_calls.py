@@ -1,4 +1,4 @@
-"""The calls that users of wrapped models write, as the documentation of the interface shows them."""
+"""The calls of wrapped models shown in the documentation of the interface."""
 
 from __future__ import annotations
 

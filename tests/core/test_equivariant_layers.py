@@ -1,4 +1,4 @@
-"""Layers of e3nn: what voters say is that of plain copies, and turns as they do."""
+"""Layers of e3nn: voters equal plain copies and stay equivariant."""
 
 import warnings
 from typing import Any

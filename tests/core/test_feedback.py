@@ -1,4 +1,4 @@
-"""A mean over branches that comes back as an input in the place of state is refused; one that comes back as data is not."""
+"""A mean over branches that returns as an input in place of state is refused; one that returns as data is not."""
 
 import copy
 import io

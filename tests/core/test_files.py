@@ -1,4 +1,4 @@
-"""Files: a wrapped model is written whole or not at all, and comes back from the plain model and the file alone."""
+"""A wrapped model is written completely or not at all, and is restored from the plain model and the file alone."""
 
 from __future__ import annotations
 

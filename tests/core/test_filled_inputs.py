@@ -1,4 +1,4 @@
-"""Lists, dicts, objects and tensors that the caller hands in and forward fills in place: each branch has its own, or a refusal."""
+"""Lists, dicts, objects and tensors of the caller that forward fills in place: each branch has its own, or the call is refused."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Risk heads that no loss reaches: told at the eighth step, but not where their turn comes, or came, in another way."""
+"""Risk heads that no loss reaches: a warning at the eighth step, unless they are trained separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrapped objects under `torch.func`, `torch.export` and hooks of their own: the numbers of plain calls, or refused."""
+"""Wrapped objects under `torch.func`, `torch.export` and their own hooks: equal to plain calls, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of tensors: every way to refer to a model is followed, and only inside the wrapped function it votes."""
+"""Wrapped functions of tensors: models are found however the function refers to them, and vote only inside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deep kernels of gpytorch: what voters say and learn is that of plain Gaussian processes."""
+"""Deep kernels of gpytorch: voters predict and learn as plain Gaussian processes."""
 
 import copy
 from typing import Any

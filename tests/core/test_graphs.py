@@ -1,4 +1,4 @@
-"""Networks on graphs of torch_geometric: predictions, risks and losses are those of plain voters, each on graphs of its own."""
+"""Networks on torch_geometric graphs: predictions, risks and losses equal those of plain voters, each on its own graphs."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""Models whose code runs without gradients only: it is never run with them, and what no output depends on is found all the same."""
+"""Models whose code runs only without gradients: it never runs with them, and unused layers are still detected."""
 
 from __future__ import annotations
 

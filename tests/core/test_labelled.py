@@ -1,4 +1,4 @@
-"""Dicts with `labels`, the convention of transformers: how they belong to the scores is what the model's own loss says, or they are refused."""
+"""Dicts with `labels`, as in transformers: their relation to the scores is taken from the model's own loss, or they are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of the user's own over dicts with `labels`: known by their numbers, or refused with what was compared."""
+"""User-written losses over dicts with `labels`: recognised by their values, or refused with what was compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variances of large maps of values, which are summed voter by voter."""
+"""Variances of large real-valued maps, accumulated voter by voter."""
 
 import pytest
 import torch

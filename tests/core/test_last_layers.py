@@ -1,4 +1,4 @@
-"""The last layers are those that run last on the way to each output, whatever the order in which they are registered."""
+"""The last layers are those that run last on the way to each output, whatever their order of registration."""
 
 import copy
 

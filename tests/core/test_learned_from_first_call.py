@@ -1,4 +1,4 @@
-"""What the first call in a mode shows about a model, and later calls rely on."""
+"""What the first call in a mode reveals about a model, on which later calls rely."""
 
 from __future__ import annotations
 

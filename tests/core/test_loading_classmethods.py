@@ -1,4 +1,4 @@
-"""Classes that load themselves, `Net.from_pretrained(folder)`, decorated by a wrapper; and `save_pretrained` of wrapped models."""
+"""Decorated classes that load themselves (`Net.from_pretrained(folder)`), and `save_pretrained` of wrapped models."""
 
 from __future__ import annotations
 

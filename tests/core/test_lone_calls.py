@@ -1,4 +1,4 @@
-"""Methods of the user's class, other than forward, that compute with one model only: told with the line to write, and nothing else is."""
+"""Methods other than forward that compute with one model only give a warning with the line to write; nothing else does."""
 
 from __future__ import annotations
 

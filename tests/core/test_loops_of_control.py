@@ -1,4 +1,4 @@
-"""Loops of control and of generative models as people write them: target networks, losses without a target."""
+"""Typical loops of reinforcement learning and generative models: target networks, losses without a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wrapping adds beside the layers is in the model's own mode, however it came there."""
+"""What wrapping adds to the layers follows the model's own training or evaluation mode, however it was set."""
 
 from __future__ import annotations
 

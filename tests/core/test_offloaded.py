@@ -1,4 +1,4 @@
-"""Models that accelerate has spread over devices, and those that it offloads, whose parameters come for each call only."""
+"""Models that accelerate has spread over devices, and offloaded ones, whose parameters are loaded for each call."""
 
 from __future__ import annotations
 

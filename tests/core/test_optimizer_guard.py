@@ -1,4 +1,4 @@
-"""Optimizers that do not train what they seem to: refused or reported; everything that is meant stays silent."""
+"""Optimizers that do not train what they seem to are refused or give a warning; intended uses stay silent."""
 
 from __future__ import annotations
 

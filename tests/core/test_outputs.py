@@ -1,4 +1,4 @@
-"""What is said of outputs: read, written, refused with the lines to write, and missed where nobody said it."""
+"""Declared meanings of outputs: read, written, refused with the lines to write, and asked for where missing."""
 
 from __future__ import annotations
 

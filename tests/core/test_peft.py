@@ -1,4 +1,4 @@
-"""Models with adapters of peft: each voter has adapters of its own on weights that all share."""
+"""Models with peft adapters: each voter has its own adapters on shared weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Risks of large maps of classes, some positions at a time: the numbers of a plain loop over the voters."""
+"""Risks of large class maps, computed some positions at a time: equal to a plain loop over the voters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that `save_pretrained` of wrapped models of transformers and peft writes, read by `workbench.from_pretrained`."""
+"""Folders written by `save_pretrained` of wrapped transformers and peft models, read by `workbench.from_pretrained`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Habits of published models: terms of a loss kept on the model, norms frozen in forward, layers in plain lists, averages in parameters."""
+"""Idioms of published models: loss terms kept on the model, norms frozen in forward, layers in plain lists, averages in parameters."""
 
 from __future__ import annotations
 

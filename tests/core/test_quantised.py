@@ -1,4 +1,4 @@
-"""Quantised layers as a trunk that all voters share: those of bitsandbytes and torchao, and layers that behave like them."""
+"""Quantised layers as a trunk shared by all voters: bitsandbytes, torchao, and layers that behave like them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers whose squares float32 cannot hold, in models that have not been standardised."""
+"""Values whose squares float32 cannot hold, in models without standardisation."""
 
 from __future__ import annotations
 

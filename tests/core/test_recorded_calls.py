@@ -1,4 +1,4 @@
-"""Calls that are answered by a graph give what calls as ever give, to the last bit, or are not answered by one."""
+"""Calls answered by a graph equal eager calls to the last bit; where they would not, no graph is used."""
 
 from __future__ import annotations
 

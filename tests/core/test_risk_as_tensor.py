@@ -1,4 +1,4 @@
-"""Code that takes a `Risk` for one tensor learns which risk to take, and what to write."""
+"""Code that uses a `Risk` as a tensor gets an error that says which risk to take and what to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Voters that start alike: they come to differ, by weights of rows that are each voter's own, or a warning says why they cannot."""
+"""Voters that start alike diverge through row weights of their own, or a warning says why they cannot."""
 
 from __future__ import annotations
 

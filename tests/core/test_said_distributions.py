@@ -1,4 +1,4 @@
-"""Models that return a torch Distribution: mean and spread against a plain loop over the voters."""
+"""Models that return a torch Distribution: mean and spread compared with a plain loop over the voters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inside of a `frozen` block a wrapped object gives the numbers of its plain models, and nobody changes it unnoticed."""
+"""Inside a `frozen` block a wrapped object equals its plain models, and changes of it do not go unnoticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings are written once: what a field says is what is checked, shown, saved, and read from a text."""
+"""Settings are declared once: a field determines what is checked, shown, saved and parsed from text."""
 
 from __future__ import annotations
 

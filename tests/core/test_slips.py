@@ -1,4 +1,4 @@
-"""Slips in what an output means that its numbers, its loss or its type give away, and objects that have no mean."""
+"""Wrongly declared outputs, detected by their values, loss or type, and objects that have no mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of science: solvers of torchdiffeq, models that differentiate inside, and gradients through a step of training."""
+"""Scientific networks: torchdiffeq solvers, models that differentiate inside, and gradients through a training step."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""State that the caller hands on from call to call: every branch keeps its own, as each voter streamed alone does."""
+"""State that the caller passes from call to call: every branch keeps its own, as each voter streamed alone does."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""State handed on by every wrapper: each of its models or samples as if streamed alone, or refused."""
+"""State passed between calls under every wrapper: each model or sample as if streamed alone, or refused."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Caches of transformers: each voter keeps its own, through beam search and assisted generation as well."""
+"""Caches of transformers: each voter keeps its own, also in beam search and assisted generation."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What users and libraries put around the calls of a wrapped object: another forward, and hooks on it."""
+"""What users and libraries add around calls of a wrapped object: a replaced forward, and hooks."""
 
 from __future__ import annotations
 

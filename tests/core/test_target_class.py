@@ -1,4 +1,4 @@
-"""A wrapper called on a class, whole, in one method or in one part: its instances are wrapped."""
+"""A wrapper applied to a class, one of its methods or one of its parts: instances are wrapped."""
 
 from __future__ import annotations
 

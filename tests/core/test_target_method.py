@@ -1,4 +1,4 @@
-"""A wrapper called on one method of a model: that answers with risk, all else is the model's own."""
+"""A wrapper applied to one method of a model: only this method answers with risk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrapper called on one part of a model, which is then wrapped inside a copy of the whole."""
+"""A wrapper applied to one part of a model, which is wrapped inside a copy of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wrapped objects do in training mode: losses, gradients, batch statistics, and loops that users write."""
+"""Wrapped objects in training mode: losses, gradients, batch statistics and user-written loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a type checker says about calls of wrappers: mypy on a few lines, each marked with what is expected of it.
+"""What a type checker says about calls of wrappers: mypy on a few lines, each marked with the expected message.
 
 Of a decorated class mypy knows nothing more than before, since it leaves out what class decorators give: `Net().voters()` and the decorator
 without parentheses are errors there.

@@ -1,4 +1,4 @@
-"""Losses of voters: each on its own answers, as of plain models."""
+"""Losses per voter: each on its own answers, as for plain models."""
 
 from __future__ import annotations
 

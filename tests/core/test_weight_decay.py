@@ -1,4 +1,4 @@
-"""Optimizers of wrapped models: parameter groups for weight decay, what is told of others, steps that look at whole tensors, and `fit`."""
+"""Optimizers of wrapped models: parameter groups for weight decay, warnings about others, steps that use whole tensors, and `fit`."""
 
 from __future__ import annotations
 

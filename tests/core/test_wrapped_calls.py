@@ -1,4 +1,4 @@
-"""Hooks, threads, modes, autocast and replaced layers do to a wrapped object what they do to a plain one."""
+"""Hooks, threads, modes, autocast and replaced layers act on a wrapped object as on a plain one."""
 
 from __future__ import annotations
 

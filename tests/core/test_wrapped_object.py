@@ -1,4 +1,4 @@
-"""The wrapped object is an object of the user's class in every respect, and a plain model again when asked."""
+"""The wrapped object behaves as an object of the user's class in every respect, and can be unwrapped again."""
 
 from __future__ import annotations
 

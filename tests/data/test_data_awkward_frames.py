@@ -1,4 +1,4 @@
-"""Frames as they come out of other people's hands, against what pandas computes."""
+"""Messy real-world frames: compared with what pandas computes."""
 
 from __future__ import annotations
 

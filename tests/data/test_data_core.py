@@ -1,4 +1,4 @@
-"""Data and Split: what they check, how they cut, and how they show themselves."""
+"""Data and Split: validation, splitting and display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of images as Data: a folder for each class, images beside masks, and what is refused."""
+"""Folders of images as Data: one folder per class, images beside masks, and refusals."""
 
 from __future__ import annotations
 

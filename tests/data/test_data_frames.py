@@ -1,4 +1,4 @@
-"""Frames as Data, against what pandas computes."""
+"""Frames as Data: compared with what pandas computes."""
 
 from __future__ import annotations
 

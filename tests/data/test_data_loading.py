@@ -1,4 +1,4 @@
-"""load(): every name, its splits and options, and what a wrong call is told."""
+"""`load()`: every name with its splits and options, and the errors of wrong calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published sets: what their files hold, split as published, and never one set for another."""
+"""Published data sets: contents of their files, their published splits, and that no set stands in for another."""
 
 from __future__ import annotations
 

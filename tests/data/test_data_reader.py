@@ -1,4 +1,4 @@
-"""Rows in every form that users have them in give the same training, posterior, signature, calibration and comparison."""
+"""Rows in every form give the same training, posterior, signature, calibration and comparison."""
 
 from __future__ import annotations
 

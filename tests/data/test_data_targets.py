@@ -1,4 +1,4 @@
-"""Targets and inputs of every kind: what Data makes of them, and what it refuses."""
+"""Targets and inputs of every kind: what Data makes of them, and refusals."""
 
 from __future__ import annotations
 

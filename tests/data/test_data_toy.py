@@ -1,4 +1,4 @@
-"""The toys: their formulas, their noise, their regions, and that a seed fixes them without touching global state."""
+"""Toy data sets: their formulas, noise and regions, and that a seed fixes them without changing global state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right-censored targets: against scipy's survival functions, and times of which half are cut."""
+"""Right-censored targets: compared with scipy's survival functions, on times of which half are censored."""
 
 from __future__ import annotations
 

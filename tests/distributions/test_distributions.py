@@ -1,4 +1,4 @@
-"""Output distributions against torch.distributions, scipy.stats and numerical integration."""
+"""Output distributions: compared with torch.distributions, scipy.stats and numerical integration."""
 
 from __future__ import annotations
 

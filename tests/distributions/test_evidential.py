@@ -1,4 +1,4 @@
-"""Evidential regression against scipy's t, the formulas of its paper and a Monte Carlo of the hierarchy."""
+"""Evidential regression: compared with scipy's t, the formulas of its paper and Monte Carlo over the hierarchy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Densities of heavy tails so far out that squares overflow, against float64."""
+"""Densities of heavy-tailed distributions where squares overflow: compared with float64."""
 
 from __future__ import annotations
 

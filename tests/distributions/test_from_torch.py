@@ -1,4 +1,4 @@
-"""Classes of torch.distributions in sculpt: against torch's own distributions of plain copies, scipy and closed forms."""
+"""Classes of torch.distributions in sculpt: compared with torch's own distributions of plain copies, scipy and closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The joint Normal and the mixture density in sculpt: against torch's and scipy's distributions of plain copies."""
+"""The joint Normal and the mixture density in sculpt: compared with torch and scipy distributions of plain copies."""
 
 from __future__ import annotations
 

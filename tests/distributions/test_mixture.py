@@ -1,4 +1,4 @@
-"""The exact mixture of predictive distributions, against torch's own and by its definition."""
+"""The exact mixture of predictive distributions: compared with torch's own and with its definition."""
 
 from __future__ import annotations
 

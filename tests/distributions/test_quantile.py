@@ -1,4 +1,4 @@
-"""Quantile heads against scikit-learn's quantile regression, empirical quantiles, scipy and plain models."""
+"""Quantile heads: compared with scikit-learn's quantile regression, empirical quantiles, scipy and plain models."""
 
 from __future__ import annotations
 

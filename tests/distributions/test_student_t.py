@@ -1,4 +1,4 @@
-"""Degrees of freedom of Student's t: given, one for each element, fitted, and learned with a wrapped model."""
+"""Degrees of freedom of Student's t: fixed, per element, fitted, and learned with a wrapped model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`diagnose` says of each output what it is taken for and what to write, and what it says is what a wrapper does."""
+"""`diagnose` says how each output is interpreted and what to write, in agreement with what the wrappers do."""
 
 from __future__ import annotations
 

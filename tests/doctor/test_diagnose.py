@@ -1,4 +1,4 @@
-"""`diagnose` finds each trouble in a model that has it, at its line, in no other model."""
+"""`diagnose` finds each problem in the model that has it, at its line, and in no other model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`diagnose` leaves models, random states, hooks and modes as they were."""
+"""`diagnose` leaves models, random states, hooks and modes unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`diagnose` speaks for every registered wrapper, users' own as well, by what its methods do."""
+"""`diagnose` covers every registered wrapper, including users' own, by what its methods do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real architectures under every wrapper, each held against plain deep copies whose tensors are set by hand."""
+"""Real architectures under every wrapper: compared with plain deep copies whose tensors are set by hand."""
 
 from __future__ import annotations
 

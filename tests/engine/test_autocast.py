@@ -1,4 +1,4 @@
-"""Under autocast, branches that run at once have the dtypes of a branch by itself, or they are not run at once."""
+"""Under autocast, branches that run at once have the dtypes of a branch that runs alone, or they run one by one."""
 
 from __future__ import annotations
 

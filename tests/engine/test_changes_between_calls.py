@@ -1,4 +1,4 @@
-"""What users change between calls, in place and out of sight of `__setattr__`, counts from the next call on."""
+"""Changes that users make between calls, in place and not through `__setattr__`, take effect in the next call."""
 
 import collections
 import functools

@@ -1,4 +1,4 @@
-"""How many branches run at once bounds memory: by `chunk=`, and by itself where memory was too small for all."""
+"""The number of branches that run at once bounds memory: set by `chunk=`, or reduced automatically when memory runs out."""
 
 from __future__ import annotations
 

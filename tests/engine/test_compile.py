@@ -1,4 +1,4 @@
-"""torch.compile: a wrapped model is one graph, gives the numbers of plain models, and is not compiled anew at every call."""
+"""torch.compile: a wrapped model is one graph, equals plain models, and is not recompiled at every call."""
 
 from __future__ import annotations
 

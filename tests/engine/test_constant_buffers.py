@@ -1,4 +1,4 @@
-"""Buffers that a model only reads stay as they are to the last bit, however many branches are merged."""
+"""Buffers that a model only reads stay unchanged to the last bit, however many branches are merged."""
 
 import pytest
 import torch

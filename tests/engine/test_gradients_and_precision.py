@@ -1,4 +1,4 @@
-"""Wrapped models under what PyTorch does to gradients and precision: the numbers are those of plain models."""
+"""Wrapped models under PyTorch's gradient modes and precisions equal plain models."""
 
 from __future__ import annotations
 

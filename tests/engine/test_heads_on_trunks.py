@@ -1,4 +1,4 @@
-"""Risk heads of several voters, on a CPU: one pass a voter, whose heads share its trunk; numbers are those of a pass for each branch."""
+"""Risk heads of several voters on a CPU: one pass per voter with a shared trunk, equal to one pass per branch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions of one input by the weights of all voters: one call for all, and the numbers of plain copies."""
+"""Convolutions of one input by the weights of all voters: one call, equal to plain copies."""
 
 from __future__ import annotations
 

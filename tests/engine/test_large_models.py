@@ -1,4 +1,4 @@
-"""Large models: wrapping and calling copy nothing that they need not (in bytes), and work in proportion to the modules (in calls)."""
+"""Large models: wrapping and calling copy no more bytes than needed, and take calls in proportion to the modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `torch.func` names as its limitations, done by models that are wrapped: the right answer, or an error that helps.
+"""What `torch.func` lists as its limitations, done by wrapped models: the right answer, or a helpful error.
 
 The code in the models is that of the page on UX limitations of `torch.func`. docs/limitations.md names each.
 """

@@ -1,4 +1,4 @@
-"""Random numbers of every kind inside a model: "different", "same" or "error" over its branches, as `torch.func` has it."""
+"""Random numbers of every kind inside a model: "different", "same" or "error" across branches, as in `torch.func`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call leaves in memory: nothing, and that at once, not when the garbage collector comes."""
+"""A call leaves nothing in memory, and frees it at once rather than at the next garbage collection."""
 
 from __future__ import annotations
 

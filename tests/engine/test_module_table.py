@@ -1,4 +1,4 @@
-"""PyTorch's own table of modules (`module_db`) under every wrapper, each held against plain copies set by hand."""
+"""PyTorch's own table of modules (`module_db`) under every wrapper: compared with plain copies set by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrapped models among PyTorch's tools for modules: hooks, parametrisations, pruning, quantisation, averages, export."""
+"""Wrapped models with PyTorch's module tools: hooks, parametrisations, pruning, quantisation, averaging, export."""
 
 from __future__ import annotations
 

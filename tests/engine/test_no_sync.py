@@ -1,4 +1,4 @@
-"""Warm calls never wait for the device: meta tensors, which have no values to look at, stand in for those of a GPU."""
+"""Warm calls never synchronise with the device: meta tensors, which have no values to read, stand in for GPU tensors."""
 
 from __future__ import annotations
 

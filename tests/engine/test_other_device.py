@@ -1,4 +1,4 @@
-"""Everything that computes gives the same on another device: on a pretended one, which torch knows in a process of its own only."""
+"""All computations give the same on another device: a simulated one, registered with torch in a process of its own."""
 
 from __future__ import annotations
 

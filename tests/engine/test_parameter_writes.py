@@ -1,4 +1,4 @@
-"""Models that write into their parameters in forward: as plain copies do, or refused with what to write."""
+"""Models that write into their parameters in forward: equal to plain copies, or refused with what to write."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Draws in threads: the same numbers as in the main thread, whatever others draw meanwhile, and nothing of theirs changed."""
+"""Draws in threads: the same numbers as in the main thread, unaffected by and without effect on other threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank-one voters: layers that take their weight in factors answer as plain models with the products, or get the products."""
+"""Rank-one voters: layers that use their weight as factors equal plain models with the products, or receive the products."""
 
 from __future__ import annotations
 

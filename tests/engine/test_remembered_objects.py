@@ -1,4 +1,4 @@
-"""Objects that forward makes or fills, of which each branch has its own: remembered while the first branch's is alive."""
+"""Objects that forward makes or fills: each branch has its own, kept while the first branch's is alive."""
 
 from __future__ import annotations
 

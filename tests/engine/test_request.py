@@ -1,4 +1,4 @@
-"""Requests to executors: their inputs taken apart."""
+"""Requests to executors: how inputs are taken apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs whose rows the model selects are refused, also where counts agree; models that select inside are right."""
+"""Outputs whose rows the model selects are refused, even if their counts agree; models that select inside are right."""
 
 import copy
 

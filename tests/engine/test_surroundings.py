@@ -1,4 +1,4 @@
-"""What torch keeps for a thread, after interrupts in places where a `with` block can't end itself."""
+"""torch's thread-local state after interrupts at points where a `with` block cannot exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of tensor operations: the numbers of the function, whatever happens to the memory of the tensors that it uses."""
+"""Graphs of tensor operations equal the traced function, whatever happens to the memory of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers and parameters in plain lists, of which the model registers the parameters alone: every branch must find its own there."""
+"""Layers and parameters in plain lists whose parameters alone are registered: every branch must use its own."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Errors of the user's own model under every strategy."""
+"""Errors raised by the user's own model under every strategy."""
 
 from __future__ import annotations
 

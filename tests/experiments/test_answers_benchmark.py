@@ -1,4 +1,4 @@
-"""The benchmark `answers`: its questions, and small cells against plain passes and another library's AUROC."""
+"""The benchmark `answers`: its questions, and small cells compared with plain passes and another library's AUROC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rolling back-tests: no forecast knows what came after its origin, and a run that was ended goes on."""
+"""Rolling back-tests: no forecast uses data from after its origin, and an interrupted run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`workbench bench`, the benchmarks of the repository, and the page made of their results."""
+"""`workbench bench`: the benchmarks of the repository, and the page made from their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark `camvid`: what counts in its scenes, and a small cell of each kind, on made scenes."""
+"""The benchmark `camvid`: which pixels count, and a small cell of each kind on synthetic scenes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells on a dask.distributed cluster: a scheduler and two workers, each a process of its own, on this machine."""
+"""Cells on a dask.distributed cluster: a scheduler and two worker processes on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells in worker processes: what is kept, what a fault costs, and how a run that was ended goes on."""
+"""Cells in worker processes: what is kept, what a failure costs, and how an interrupted run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.sh, as far as a machine without a GPU can tell."""
+"""benchmarks/gpu.sh, as far as it can be tested without a GPU."""
 
 from __future__ import annotations
 

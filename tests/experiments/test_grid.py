@@ -1,4 +1,4 @@
-"""`experiments.grid`: models x wrappers x data x seeds, the same wherever and in whichever order cells run."""
+"""`experiments.grid`: models x wrappers x data x seeds, the same wherever and in whatever order cells run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids of maps, tokens and several targets: scores against those of a flat list of what has a target, or refused before training."""
+"""Grids of maps, tokens and several targets: scores equal those of the flat list of targets, or are refused before training."""
 
 from __future__ import annotations
 

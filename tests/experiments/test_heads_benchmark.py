@@ -1,4 +1,4 @@
-"""The benchmark `heads`: its cells, the cost of a pass against a count by hand, and its table of differences."""
+"""The benchmark `heads`: its cells, the cost of a pass compared with a count by hand, and its table of differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark `human`: its cells, its halves of people, its correlation, a tiny head, and its page."""
+"""The benchmark `human`: its cells, its split of annotators, its correlation, a tiny head, and its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark `intents`: its cells, and a small cell of each kind on made sentences, against other formulas."""
+"""The benchmark `intents`: its cells, and a small cell of each kind on synthetic sentences, compared with other formulas."""
 
 from __future__ import annotations
 

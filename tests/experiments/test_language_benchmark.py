@@ -1,4 +1,4 @@
-"""The benchmark `language`: its texts, and a small cell of each kind against plain passes and another library's AUROC."""
+"""The benchmark `language`: its texts, and a small cell of each kind compared with plain passes and another library's AUROC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark `nab`: risks that know no future, a rival against its formula, and scores on a made corpus."""
+"""The benchmark `nab`: risks that use no future values, a rival compared with its formula, and scores on a synthetic corpus."""
 
 from __future__ import annotations
 

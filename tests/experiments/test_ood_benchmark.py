@@ -1,4 +1,4 @@
-"""The benchmark `ood`: its networks, its images, and one small cell."""
+"""The benchmark `ood`: its networks, its images and one small cell."""
 
 from __future__ import annotations
 

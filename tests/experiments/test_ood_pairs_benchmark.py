@@ -1,4 +1,4 @@
-"""The benchmark `ood_pairs`: its cells, its images and its table."""
+"""The benchmark `ood_pairs`: its cells, images and table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark `shift`: its cells, its groups and its table."""
+"""The benchmark `shift`: its cells, groups and table."""
 
 from __future__ import annotations
 

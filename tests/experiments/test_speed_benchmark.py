@@ -1,4 +1,4 @@
-"""The benchmark `speed`: its clock against known cases, its models, what it compares with, and its page."""
+"""The benchmark `speed`: its models, its comparisons, its page, and its clock on known cases."""
 
 from __future__ import annotations
 

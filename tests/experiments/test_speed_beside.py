@@ -1,4 +1,4 @@
-"""Trainings and peers in the benchmark `speed`: what is run beside the wrappers, and what is told where it cannot be."""
+"""Trainings and peers in the benchmark `speed`: what runs beside the wrappers, and messages where it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock of the benchmark `speed`: seconds, memory and operations of work whose size is known."""
+"""The clock of the benchmark `speed`: seconds, memory and operations of known work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store of a sweep gives back, whose files it takes for its own, and what becomes of those that were cut off."""
+"""The store of a sweep: what it returns, which files it accepts as its own, and truncated files."""
 
 from __future__ import annotations
 

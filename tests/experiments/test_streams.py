@@ -1,4 +1,4 @@
-"""Risks of streams: against plain loops, and blind to what comes later."""
+"""Risks of streams: compared with plain loops, and independent of later values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each cell of a sweep is a run of its own in a tracker, beside what the user has open there."""
+"""Each cell of a sweep is a run of its own in a tracker, separate from the user's open run."""
 
 from __future__ import annotations
 

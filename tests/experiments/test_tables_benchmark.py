@@ -1,4 +1,4 @@
-"""The benchmark `tables`: its cells, its scores against scipy, and rivals on rows whose noise is known."""
+"""The benchmark `tables`: its cells, its scores compared with scipy, and rivals on rows with known noise."""
 
 from __future__ import annotations
 

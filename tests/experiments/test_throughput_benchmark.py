@@ -1,4 +1,4 @@
-"""The benchmark `throughput`: its cells, its augmentation, its loop against `fit`, and its page."""
+"""The benchmark `throughput`: its cells, its augmentation, its loop compared with `fit`, and its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark `wrapping`: its models, what a cell gives against closed forms, and its page."""
+"""The benchmark `wrapping`: its models, results of a cell compared with closed forms, and its page."""
 
 from __future__ import annotations
 

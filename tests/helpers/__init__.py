@@ -1,1 +1,1 @@
-"""What several test files share: models, tables and comparisons."""
+"""Models, tables and comparisons shared by several test files."""

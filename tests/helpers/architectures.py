@@ -28,8 +28,8 @@ Inputs = Callable[..., tuple[tuple[Any, ...], Settings]]
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def given(**make: Any) -> Inputs:
-    """Inputs by keyword: `make(generator, rows)` draws each."""
+def keyword_inputs(**make: Any) -> Inputs:
+    """Draw inputs by keyword, each by `make(generator, rows)`."""
 
     def inputs(seed: int = 0, rows: int = 6) -> tuple[tuple[Any, ...], Settings]:
         generator = torch.Generator().manual_seed(seed)
@@ -52,15 +52,15 @@ def mask(length: int) -> Any:
     """An attention mask [rows, length] under which every second row is one token shorter."""
 
     def draw(generator: torch.Generator, rows: int) -> Tensor:
-        found = torch.ones(rows, length, dtype=torch.int64)
-        found[1::2, -1] = 0
-        return found
+        attended = torch.ones(rows, length, dtype=torch.int64)
+        attended[1::2, -1] = 0
+        return attended
 
     return draw
 
 
 def choices(draw: Any, number: int) -> Any:
-    """So many of what `draw` makes [rows, number, length]."""
+    """Stack a number of draws [rows, number, length]."""
     return lambda generator, rows: draw(generator, rows * number).unflatten(0, (rows, number))
 
 
@@ -70,7 +70,7 @@ def boxes(length: int) -> Any:
 
 
 def series(length: int) -> Any:
-    """A list of as many series [length] as rows."""
+    """A list of series [length], one per row."""
     return lambda generator, rows: list(torch.randn(rows, length, generator=generator))
 
 
@@ -84,12 +84,12 @@ def steps(length: int) -> Any:
     return lambda generator, rows: torch.arange(length).repeat(rows, 1)
 
 
-TEXT = given(input_ids=ids(7), attention_mask=mask(7))
-LEFT = given(input_ids=ids(7))
-PAIR = given(input_ids=ids(7), decoder_input_ids=ids(5))
-IMAGE = given(pixel_values=floats(3, 32, 32))
-WAVE = given(input_values=floats(600))
-BOTH = given(input_ids=ids(7), attention_mask=mask(7), pixel_values=floats(3, 32, 32))
+TEXT = keyword_inputs(input_ids=ids(7), attention_mask=mask(7))
+LEFT = keyword_inputs(input_ids=ids(7))
+PAIR = keyword_inputs(input_ids=ids(7), decoder_input_ids=ids(5))
+IMAGE = keyword_inputs(pixel_values=floats(3, 32, 32))
+WAVE = keyword_inputs(input_values=floats(600))
+BOTH = keyword_inputs(input_ids=ids(7), attention_mask=mask(7), pixel_values=floats(3, 32, 32))
 
 
 # ---- building -------------------------------------------------------------------------------------------------------
@@ -113,24 +113,24 @@ ARCHITECTURES: dict[str, Case] = {}
 
 
 def tiny(default: Any) -> Settings:
-    """Settings for a config like this one: small, and without what is random in training mode (dropout, stochastic depth, masked
-    audio), since such steps could not be compared.
+    """Return settings that make a config small and remove randomness in training mode (dropout, stochastic depth, masked audio),
+    since random steps could not be compared.
     """
-    found: Settings = {}
+    reduced: Settings = {}
     for name, value in vars(default).items():
         if isinstance(value, transformers.PreTrainedConfig):
-            found[name] = tiny(value)
+            reduced[name] = tiny(value)
         elif "drop" in name and isinstance(value, float):
-            found[name] = 0.0
+            reduced[name] = 0.0
         elif "drop" in name and isinstance(value, list | tuple):
-            found[name] = [0.0] * len(value)
+            reduced[name] = [0.0] * len(value)
         elif name in TINY and not isinstance(value, list | tuple):
-            found[name] = TINY[name]
-    return found
+            reduced[name] = TINY[name]
+    return reduced
 
 
 def settle(model: nn.Module, args: tuple[Any, ...], kwargs: Settings) -> None:
-    """Give batch norms the statistics of a batch: with those that they start with, what a deep network answers hardly depends on its input."""
+    """Give batch norms the statistics of a batch: with their initial ones, the output of a deep network hardly depends on its input."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -143,20 +143,20 @@ def settle(model: nn.Module, args: tuple[Any, ...], kwargs: Settings) -> None:
 
 @functools.cache
 def built(name: str) -> Any:
-    """The model of a row, made once."""
+    """Return the model of a row, built once."""
     class_name, settings = SPECS[name]
     cls: Any = getattr(transformers, class_name)
-    given = {"num_labels": 3, **tiny(cls.config_class())}
+    arguments = {"num_labels": 3, **tiny(cls.config_class())}
     for key, value in copy.deepcopy(settings).items():
-        merged = isinstance(value, dict) and key in given
-        given[key] = {**given[key], **value} if merged else value
-    experts = given.pop("experts_implementation", None)
-    config = cls.config_class(**given)
+        merged = isinstance(value, dict) and key in arguments
+        arguments[key] = {**arguments[key], **value} if merged else value
+    experts = arguments.pop("experts_implementation", None)
+    config = cls.config_class(**arguments)
     config._experts_implementation = experts
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = cls(config)
-        with torch.no_grad():  # some parameters start at zero, where nothing could be compared
+        with torch.no_grad():  # parameters that start at zero would hide differences
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
             settle(model.train(), *ARCHITECTURES[name].inputs(seed=2))
@@ -164,7 +164,7 @@ def built(name: str) -> Any:
 
 
 def row(name: str, class_name: str, inputs: Inputs, *tags: str, **settings: Any) -> None:
-    """Add a row: a model class, its inputs, what its config has beside `TINY`, and "float32" or "float32_inside" where it computes in that."""
+    """Add a row: a model class, its inputs, config settings beyond `TINY`, and "float32" or "float32_inside" if it computes in float32."""
     SPECS[name] = (class_name, settings)
     ARCHITECTURES[name] = Case(name, lambda: copy.deepcopy(built(name)), inputs, frozenset(tags))
 
@@ -185,18 +185,24 @@ row("funnel", "FunnelForSequenceClassification", TEXT, block_sizes=[1, 1], num_d
 row("convbert", "ConvBertForSequenceClassification", TEXT, embedding_size=16)
 row("longformer", "LongformerForSequenceClassification", TEXT, attention_window=4)
 row("big_bird", "BigBirdForSequenceClassification", TEXT, attention_type="original_full")
-row("big_bird_sparse", "BigBirdForSequenceClassification", TEXT)  # replaces its attention where the input is short
+row("big_bird_sparse", "BigBirdForSequenceClassification", TEXT)  # replaces its attention for short inputs
 row("modernbert", "ModernBertForSequenceClassification", TEXT, pad_token_id=0)
 row("mobilebert", "MobileBertForSequenceClassification", TEXT, embedding_size=16, intra_bottleneck_size=16)
 row("fnet", "FNetForSequenceClassification", LEFT)
 REFORMER = {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [8, 8], "max_position_embeddings": 16, "hash_seed": 0}
 HASHES = {"num_buckets": 2, "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4, "attn_layers": ["local", "lsh"]}
-LONG = given(input_ids=ids(16))
+LONG = keyword_inputs(input_ids=ids(16))
 row("reformer", "ReformerForSequenceClassification", LONG, attention_head_size=8, **REFORMER, **HASHES)
 LATENTS = {"num_latents": 4, "d_latents": 16, "num_self_attends_per_block": 1, "num_self_attention_heads": 2}
-row("perceiver", "PerceiverForSequenceClassification", given(inputs=ids(7)), num_cross_attention_heads=2, **LATENTS)
+row(
+    "perceiver",
+    "PerceiverForSequenceClassification",
+    keyword_inputs(inputs=ids(7)),
+    num_cross_attention_heads=2,
+    **LATENTS,
+)
 row("esm", "EsmForSequenceClassification", TEXT, pad_token_id=1, position_embedding_type="rotary")
-row("layoutlm", "LayoutLMForTokenClassification", given(input_ids=ids(7), bbox=boxes(7)))
+row("layoutlm", "LayoutLMForTokenClassification", keyword_inputs(input_ids=ids(7), bbox=boxes(7)))
 
 # ---- other heads of text encoders -----------------------------------------------------------------------------------
 
@@ -207,7 +213,7 @@ ENCODERS: dict[str, tuple[str, Settings]] = {
     "electra": ("Electra", {"embedding_size": 8}),
     "deberta_v2": ("DebertaV2", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
 }
-CHOICES = given(input_ids=choices(ids(7), 2), attention_mask=choices(mask(7), 2))
+CHOICES = keyword_inputs(input_ids=choices(ids(7), 2), attention_mask=choices(mask(7), 2))
 HEADS: dict[str, tuple[str, Inputs, Settings]] = {
     "masked": ("MaskedLM", TEXT, {}),
     "tokens": ("TokenClassification", TEXT, {}),
@@ -286,30 +292,30 @@ row("wav2vec2", "Wav2Vec2ForSequenceClassification", WAVE, classifier_proj_size=
 row("hubert", "HubertForCTC", WAVE, **SPEECH)
 row("wavlm", "WavLMForSequenceClassification", WAVE, classifier_proj_size=8, **SPEECH)
 row("unispeech", "UniSpeechForSequenceClassification", WAVE, classifier_proj_size=8, **SPEECH)
-SPECTRUM = given(input_features=floats(8, 40), decoder_input_ids=ids(5))
+SPECTRUM = keyword_inputs(input_features=floats(8, 40), decoder_input_ids=ids(5))
 row("whisper", "WhisperForConditionalGeneration", SPECTRUM, num_mel_bins=8, pad_token_id=1, **SOUND)
-FRAMES = given(input_features=floats(16, 8), decoder_input_ids=ids(5))
+FRAMES = keyword_inputs(input_features=floats(16, 8), decoder_input_ids=ids(5))
 row(
     "speech_to_text", "Speech2TextForConditionalGeneration", FRAMES, input_feat_per_channel=8, conv_channels=16, **SOUND
 )
 STRIDES = {"num_mel_bins": 16, "max_length": 24, "frequency_stride": 8, "time_stride": 8, "patch_size": 8}
-row("ast", "ASTForAudioClassification", given(input_values=floats(24, 16)), **STRIDES)
+row("ast", "ASTForAudioClassification", keyword_inputs(input_values=floats(24, 16)), **STRIDES)
 MEL: Settings = {"spec_size": 16, "num_mel_bins": 4, "patch_size": 2, "patch_stride": 2, "window_size": 4}
 MEL |= {"patch_embeds_hidden_size": 8, "depths": [1, 1], "num_attention_heads": [1, 2]}
-row("clap", "ClapAudioModel", given(input_features=floats(1, 60, 4)), **MEL)
+row("clap", "ClapAudioModel", keyword_inputs(input_features=floats(1, 60, 4)), **MEL)
 
 # ---- several kinds of input -----------------------------------------------------------------------------------------
 
 ENDS = {"eos_token_id": 49, "bos_token_id": 48, "pad_token_id": 1}
-LOOKED = given(input_ids=ids(7), attention_mask=mask(7), visual_embeds=floats(3, 12))
-REGIONS = given(input_ids=ids(7), visual_feats=floats(3, 12), visual_pos=floats(3, 4))
+TEXT_AND_REGIONS = keyword_inputs(input_ids=ids(7), attention_mask=mask(7), visual_embeds=floats(3, 12))
+REGIONS = keyword_inputs(input_ids=ids(7), visual_feats=floats(3, 12), visual_pos=floats(3, 4))
 row("clip", "CLIPModel", BOTH, text_config=ENDS)
 row("siglip", "SiglipModel", BOTH, text_config=ENDS)
 row(
     "blip", "BlipForImageTextRetrieval", BOTH, text_config={**ENDS, "encoder_hidden_size": 16}, image_text_hidden_size=8
 )
 row("vilt", "ViltForQuestionAnswering", BOTH, max_image_length=-1)
-row("visual_bert", "VisualBertForQuestionAnswering", LOOKED, visual_embedding_dim=12)
+row("visual_bert", "VisualBertForQuestionAnswering", TEXT_AND_REGIONS, visual_embedding_dim=12)
 LXMERT = {"visual_feat_dim": 12, "l_layers": 1, "x_layers": 1, "r_layers": 1, "num_qa_labels": 3}
 row("lxmert", "LxmertForQuestionAnswering", REGIONS, **LXMERT)
 DUAL: Settings = {"text_config": {"model_type": "bert"}, "vision_config": {"model_type": "vit"}}
@@ -317,7 +323,8 @@ row("vision_text_dual_encoder", "VisionTextDualEncoderModel", BOTH, **DUAL)
 
 # ---- mixtures of experts --------------------------------------------------------------------------------------------
 
-row("mixtral", "MixtralForCausalLM", LEFT, "float32")  # with the default experts, grouped_mm, which know no float64
+# its default experts implementation, grouped_mm, does not support float64
+row("mixtral", "MixtralForCausalLM", LEFT, "float32")
 row("qwen2_moe", "Qwen2MoeForCausalLM", LEFT, shared_expert_intermediate_size=12, **EAGER)
 row("gpt_oss", "GptOssForCausalLM", LEFT, **EAGER)
 SPARSE = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_decoder_layers": 2}
@@ -337,17 +344,17 @@ row("jamba", "JambaForCausalLM", LEFT, mamba_d_state=4, pad_token_id=0, **PERIOD
 
 # ---- time series ----------------------------------------------------------------------------------------------------
 
-PAST = given(past_values=floats(16, 2))
+PAST = keyword_inputs(past_values=floats(16, 2))
 PATCHES = {"num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4, "prediction_length": 4}
 row("patchtst", "PatchTSTForPrediction", PAST, **PATCHES)
 row("patchtsmixer", "PatchTSMixerForPrediction", PAST, **PATCHES)
 KNOWN = {"past_time_features": floats(14, 1), "past_observed_mask": ones(14), "future_time_features": floats(4, 1)}
-SERIES = given(past_values=floats(14), future_values=floats(4), **KNOWN)
+SERIES = keyword_inputs(past_values=floats(14), future_values=floats(4), **KNOWN)
 FORECAST = {"prediction_length": 4, "context_length": 10, "lags_sequence": [1, 2, 3, 4], "num_time_features": 1}
 row("informer", "InformerForPrediction", SERIES, **FORECAST)
 row("autoformer", "AutoformerForPrediction", SERIES, "float32", **FORECAST)
 row("time_series_transformer", "TimeSeriesTransformerForPrediction", SERIES, **FORECAST)
-row("timesfm", "TimesFmModelForPrediction", given(past_values=series(16)), patch_length=4, horizon_length=4)
+row("timesfm", "TimesFmModelForPrediction", keyword_inputs(past_values=series(16)), patch_length=4, horizon_length=4)
 STEPS = {"states": floats(4, 5), "actions": floats(4, 2), "rewards": floats(4, 1), "returns_to_go": floats(4, 1)}
-DECISIONS = given(timesteps=steps(4), **STEPS)
+DECISIONS = keyword_inputs(timesteps=steps(4), **STEPS)
 row("decision_transformer", "DecisionTransformerModel", DECISIONS, state_dim=5, act_dim=2, max_ep_len=16, n_inner=24)

@@ -1,4 +1,4 @@
-"""Calls of public functions with arguments that are good, nearly good or nonsense, drawn by hypothesis."""
+"""Calls of public functions with valid, nearly valid or nonsense arguments, drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tensors(draw: Any, shape: tuple[int, ...] | None = None, kinds: tuple[str, .
     dtype, seed = draw(DTYPES), draw(st.integers(0, 99))
     if shape is None:
         shape = draw(SHAPES)
-    elif draw(st.integers(0, 3)):  # mostly what the function wants
+    elif draw(st.integers(0, 3)):  # mostly the dtype that the function expects
         dtype = torch.float32
     generator = torch.Generator().manual_seed(seed)
     kind = draw(st.sampled_from(kinds))
@@ -93,7 +93,7 @@ ANY = st.one_of(tensors(), tensors(), tensors(), junk())
 
 @st.composite
 def several(draw: Any, n: int) -> tuple[Any, ...]:
-    """Arguments that have one shape, but for some."""
+    """Draw arguments of one shape, with occasional exceptions."""
     shape = draw(SHAPES)
     return tuple(draw(tensors(shape) if draw(st.integers(0, 9)) else ANY) for _ in range(n))
 
@@ -139,7 +139,7 @@ TWO = (
     "classwise_ece reliability_curve risk_coverage_curve sparsification_curve pit_samples crps_samples energy_score path_coverage "
     "average_precision mean_average_precision detection_ece"
 )
-N_TENSORS = {"sharpness": 1, **dict.fromkeys(TWO.split(), 2)}  # of other metrics three
+N_TENSORS = {"sharpness": 1, **dict.fromkeys(TWO.split(), 2)}  # other metrics take three
 SAMPLED = ("crps_samples", "pit_samples", "energy_score", "path_coverage")
 BOXES: list[Any] = [
     [{"boxes": torch.tensor([[0.0, 0, 4, 4]]), "scores": torch.tensor([0.5]), "labels": torch.tensor([1])}],
@@ -185,7 +185,7 @@ MEANT = {
 
 @st.composite
 def meant(draw: Any, name: str) -> tuple[Any, ...]:
-    """Arguments of the kinds that a function is for, now and then with a number that is none of them."""
+    """Draw arguments of the kinds that a function expects, now and then with values of another kind."""
     kinds = MEANT.get(name, ("normal", "positive", "normal"))
     shape = draw(
         st.sampled_from(
@@ -201,7 +201,7 @@ def meant(draw: Any, name: str) -> tuple[Any, ...]:
 
 @st.composite
 def metric_calls(draw: Any) -> Call:
-    # those of series take a past, levels or a window beside; test_metrics_forecasts.py gives them what is wrong
+    # metrics of series also take a past, levels or a window; test_metrics_forecasts.py covers their bad input
     others = {"metric", "mase", "pinball", "coverage_over_time"}
     name = draw(st.sampled_from(sorted({name for name in metrics.__all__ if name.islower()} - others)))
     function = getattr(metrics, name)
@@ -287,8 +287,8 @@ def wrapper_calls(draw: Any) -> Call:
     chosen = {setting: draw(junk()) for setting in SETTINGS[name] if draw(st.integers(0, 3)) == 0}
     model = draw(st.one_of(st.just("model"), junk()))
 
-    def wrap(**given: Any) -> Any:
-        return WRAPPERS[name](**given)(
+    def wrap(**settings: Any) -> Any:
+        return WRAPPERS[name](**settings)(
             nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
             if isinstance(model, str) and model == "model"
             else model
@@ -344,9 +344,9 @@ GROUPS: dict[str, Any] = {
 
 
 def is_raw(error: BaseException) -> bool:
-    """Whether an error is none of this package: of another type, or raised by Python or torch for what they were handed.
+    """Return whether an error is not one of this package: of another type, or raised by Python or torch for their arguments.
 
-    What the user's own model raises for inputs that it does not take comes as it is.
+    Errors that the user's own model raises for unsuitable inputs do not count.
     """
     if any(
         frame.filename.endswith("torch/nn/modules/linear.py") for frame in traceback.extract_tb(error.__traceback__)
@@ -362,13 +362,13 @@ def is_raw(error: BaseException) -> bool:
 
 
 def _facts(arguments: tuple[Any, ...]) -> list[Any]:
-    """What no call may change: its arguments, random draws and the default dtype."""
+    """Return what no call may change: its arguments, the random state and the default dtype."""
     tensors_given = [a for a in arguments if isinstance(a, torch.Tensor) and not a.is_meta and not a.is_sparse]
     return [[str(tensor) for tensor in tensors_given], torch.get_rng_state().sum().item(), torch.get_default_dtype()]
 
 
 def outcome(call: Call) -> tuple[str, str]:
-    """How a call ended, "ok", "wrong", "refused" or "raw", and what was wrong or the error as one line."""
+    """Return how a call ended ("ok", "wrong", "refused" or "raw"), with the error or difference as one line."""
     import warnings
 
     name, function, arguments, chosen = call
@@ -379,8 +379,12 @@ def outcome(call: Call) -> tuple[str, str]:
             answer = function(*arguments, **chosen)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        ours = [frame for frame in frames if "/workbench/" in frame.filename]
-        where = f"{ours[-1].filename.rsplit('/workbench/')[-1]}:{ours[-1].lineno}" if ours else "nowhere"
+        package_frames = [frame for frame in frames if "/workbench/" in frame.filename]
+        where = (
+            f"{package_frames[-1].filename.rsplit('/workbench/')[-1]}:{package_frames[-1].lineno}"
+            if package_frames
+            else "nowhere"
+        )
         return (
             "raw" if is_raw(error) else "refused"
         ), f"{name} at {where}: {type(error).__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}"
@@ -388,13 +392,13 @@ def outcome(call: Call) -> tuple[str, str]:
         if (pyplot := __import__("sys").modules.get("matplotlib.pyplot")) is not None:
             pyplot.close("all")
     differs = plain_answers.difference(name, arguments, chosen, answer)
-    if _facts(arguments) != before and not name.endswith((".sample", "Wrapper")):  # these draw
+    if _facts(arguments) != before and not name.endswith((".sample", "Wrapper")):  # these draw random numbers
         differs = "changed its arguments or torch's state"
     return ("wrong", f"{name}{tuple(arguments)} {chosen}: {differs}"[:400]) if differs else ("ok", name)
 
 
 def counted(outcomes: list[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]:
-    """How many calls ended how, and how often each raw error and wrong answer came."""
+    """Count the calls by status, and each raw error and wrong answer."""
     return Counter(status for status, _ in outcomes), Counter(
         text for status, text in outcomes if status in ("raw", "wrong")
     )

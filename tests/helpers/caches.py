@@ -1,4 +1,4 @@
-"""What models of transformers call their cache of keys and values: `past_key_values`, and `cache` from version 5.24 on."""
+"""Name of the key-value cache in models of transformers: `past_key_values`, or `cache` from version 5.24 on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrapped models whose predictions, risks and best calibration are known, and rows to calibrate them on."""
+"""Wrapped models with known predictions, risks and best calibration, and rows to calibrate them on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def known(distribution: Any = Normal, outputs: int = 1, **settings: Any) -> Any:
-    """A wrapped model of x = [mu, raw]: the prediction is mu, its aleatoric risk softplus(raw) + 1e-9, all [n, outputs]."""
+    """Return a wrapped model of x = [mu, raw] that predicts mu with aleatoric risk softplus(raw) + 1e-9, all [n, outputs]."""
     model = nn.Linear(2 * outputs, outputs, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.eye(outputs, 2 * outputs))
@@ -31,7 +31,7 @@ def inputs(mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def regression(n: int, outputs: int = 1, factor: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, y, mu, sigma with y ~ N(mu, factor * sigma)."""
+    """Return x, y, mu and sigma with y ~ N(mu, factor * sigma)."""
     mu = torch.randn(n, outputs, generator=rng(seed), dtype=torch.float64)
     sigma = 0.5 + torch.rand(n, outputs, generator=rng(seed + 1), dtype=torch.float64)
     noise = torch.randn(n, outputs, generator=rng(seed + 2), dtype=torch.float64)
@@ -39,7 +39,7 @@ def regression(n: int, outputs: int = 1, factor: float = 1.0, seed: int = 0) -> 
 
 
 def scores(**settings: Any) -> Any:
-    """A wrapped model whose prediction is its input, in float64."""
+    """Return a wrapped model that predicts its input, in float64."""
     model = nn.Linear(3, 3, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.eye(3))
@@ -47,7 +47,7 @@ def scores(**settings: Any) -> Any:
 
 
 def labelled(n: int, temperature: float, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Logits, and labels drawn from softmax(logits / temperature)."""
+    """Return logits, and labels drawn from softmax(logits / temperature)."""
     logits = 2 * torch.randn(n, classes, generator=rng(seed), dtype=torch.float64)
     return logits, torch.multinomial((logits / temperature).softmax(-1), 1, generator=rng(seed + 1))[:, 0]
 
@@ -58,9 +58,9 @@ def classified(n: int = 60) -> tuple[Tensor, Tensor]:
 
 def answers_of(calibrated: Any, x: Tensor) -> list[Tensor]:
     y, risk = calibrated(x, return_risk=True)
-    found = [y, getattr(risk, "total", risk)]
+    results = [y, getattr(risk, "total", risk)]
     try:
-        found += calibrated.interval(x, 0.8)
+        results += calibrated.interval(x, 0.8)
     except (TypeError, ValueError):
-        found += [calibrated.predict_set(x, 0.8)]
-    return found
+        results += [calibrated.predict_set(x, 0.8)]
+    return results

@@ -1,4 +1,4 @@
-"""Calls with model and inputs on a pretended device give what they give on the CPU; `test_other_device.py` starts it."""
+"""Calls with model and inputs on a simulated device equal those on the CPU; started by `test_other_device.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workbench.methods.densities import DENSITIES
 
 @pytest.fixture(autouse=True)
 def the_same_start() -> None:
-    torch.manual_seed(0)  # of the CPU and of the device
+    torch.manual_seed(0)  # seeds the generators of the CPU and of the device
 
 
 # ---- the device itself
@@ -54,7 +54,7 @@ def test_the_device_counts_waits() -> None:
 
 
 # ---- calls
-# every wrapper on the mlp, which is the cheapest, and on one of the other models in turn; on all in an exhaustive run
+# every wrapper on the mlp, which is the cheapest, and on every second other model in rotation; on all models in an exhaustive run
 CELLS = [
     (name, model)
     for row, name in enumerate(WRAPPERS)
@@ -75,9 +75,9 @@ def test_answers_losses_and_gradients(name: str, model: str) -> None:
     here = in_order(copy.deepcopy(here)).double()
     there = copy.deepcopy(here).to(DEVICE)
     x, y = x.double(), y.double() if y.is_floating_point() else y
-    found: list[Any] = []
+    results: list[Any] = []
     for part, where in ((here, "cpu"), (there, DEVICE)):
-        given = answers(part.eval(), x.to(where)) + answers(copy.deepcopy(part), x.to(where))
+        outputs = answers(part.eval(), x.to(where)) + answers(copy.deepcopy(part), x.to(where))
         part.train().zero_grad()
         torch.manual_seed(1)
         if part.methods == ("neo",):
@@ -85,14 +85,14 @@ def test_answers_losses_and_gradients(name: str, model: str) -> None:
         else:
             loss = part.loss(criterion_of(part), x.to(where), y.to(where))
         loss.backward()
-        found.append([*given, loss.detach(), *(p.grad for p in part.parameters() if p.grad is not None)])
-    close(*found, atol=1e-7)  # voters' spread of 1e-16
+        results.append([*outputs, loss.detach(), *(p.grad for p in part.parameters() if p.grad is not None)])
+    close(*results, atol=1e-7)  # voters' spread of 1e-16
     states_close(here, there)
 
 
 @pytest.mark.parametrize(("name", "model"), CELLS)
 def test_warm_calls_and_steps_do_not_wait(name: str, model: str) -> None:
-    """With all of the network's dropout, and weights that move between the calls."""
+    """The network keeps its dropout, and its weights change between the calls."""
     wrapped, x, y = learned(name, model)
     wrapped = copy.deepcopy(wrapped).to(DEVICE)
     x, y = x.to(DEVICE), y.to(DEVICE)
@@ -144,7 +144,7 @@ def test_each_strategy(name: str, model: str, strategy: str) -> None:
 
 
 def test_dropout_under_two_vmaps_of_which_the_inner_one_draws_the_same_for_all() -> None:
-    """torch.native_dropout, which is dropout on a GPU, crashes there."""
+    """torch.native_dropout, which GPUs use for dropout, crashes under these two vmaps."""
     x = torch.ones(50, 20, device=DEVICE)
 
     def kept(function: Any, outer: Tensor, inner: Tensor) -> Tensor:
@@ -154,11 +154,11 @@ def test_dropout_under_two_vmaps_of_which_the_inner_one_draws_the_same_for_all()
     zeros = torch.zeros(3, device=DEVICE), torch.zeros(2, device=DEVICE)
     for function in (F.dropout, torch.dropout):
         inside = lambda outer: vmap(lambda inner: kept(function, outer, inner), randomness="same")(zeros[1])  # noqa: B023, E731
-        found = vmap(inside, randomness="different")(zeros[0]).cpu()
-        assert torch.equal(found[:, 0], found[:, 1])
-        assert not torch.equal(found[0], found[1])
-        torch.testing.assert_close(found.unique(), torch.tensor([0, 4 / 3]))
-        assert 0.7 < (found > 0).double().mean() < 0.8
+        dropped = vmap(inside, randomness="different")(zeros[0]).cpu()
+        assert torch.equal(dropped[:, 0], dropped[:, 1])
+        assert not torch.equal(dropped[0], dropped[1])
+        torch.testing.assert_close(dropped.unique(), torch.tensor([0, 4 / 3]))
+        assert 0.7 < (dropped > 0).double().mean() < 0.8
 
 
 def test_a_network_may_make_tensors_on_the_cpu() -> None:
@@ -175,10 +175,10 @@ def test_a_network_may_make_tensors_on_the_cpu() -> None:
 
     wrapped = vote.Wrapper(3)(Makes()).eval().to(DEVICE)
     x = torch.randn(2, 5, 4, device=DEVICE)
-    found = answers(wrapped, x)
+    results = answers(wrapped, x)
     assert "vote: rescue" in str(wrapped.explain())
     wrapped._workbench.strategy = "loop"
-    torch.testing.assert_close(found, answers(wrapped, x))
+    torch.testing.assert_close(results, answers(wrapped, x))
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -190,11 +190,11 @@ def test_a_model_is_wrapped_copied_and_pickled_where_it_is(name: str) -> None:
 
 
 def test_voters_begin_there_as_on_the_cpu() -> None:
-    """And what the user draws next is what it would have been."""
+    """The user's next random numbers are unaffected, too."""
     torch.manual_seed(0)
-    model, found = mlp(), []
+    model, results = mlp(), []
     for where in ("cpu", DEVICE):
         torch.manual_seed(0)
         wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(copy.deepcopy(model).to(where))
-        found.append([*wrapped.parameters(), torch.rand(2, device=where)])
-    close(*found)
+        results.append([*wrapped.parameters(), torch.rand(2, device=where)])
+    close(*results)

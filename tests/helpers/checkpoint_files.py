@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 
 
 def contents(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a file says, and its tensors."""
+    """Return the settings in a file, and its tensors."""
     with safe_open(path, "pt") as file:
         return json.loads(file.metadata()["workbench"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def rewrite(path: Path, text: Any, tensors: dict[str, torch.Tensor], signed: bool = True) -> None:
-    """Write a file that says something else, by somebody who knows of checksums or by one who does not."""
+    """Write a file with changed contents, with or without updated checksums."""
     written = text if isinstance(text, str) else json.dumps(text)
     metadata = {"format": "pt", "workbench": written}
     if signed:

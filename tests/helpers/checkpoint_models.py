@@ -1,4 +1,4 @@
-"""A network, every kind of wrapper for it, and comparisons, for the tests of checkpoints."""
+"""A network, every kind of wrapper for it and comparisons, for the tests of checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ X = torch.linspace(-2, 2, 180).reshape(60, 3)[torch.arange(59, -1, -1) * 7 % 60]
 
 
 class Net(nn.Module):
-    """A network with batch statistics and, in between, one weight under two names."""
+    """A network with batch statistics and, between its layers, a weight that has two names."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 def net(seed: int, width: int = 4) -> Net:
-    """A network whose weights and statistics are those of a seed."""
+    """Return a network with weights and statistics drawn from a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Net(width)
@@ -69,7 +69,7 @@ def _wrapped_net(name: str, seed: int, fit: bool) -> Any:
 
 
 def answers(wrapped: Any, x: Tensor = X[:6]) -> list[Tensor]:
-    """The prediction and every risk, from one and the same noise."""
+    """Return the prediction and every risk, always from the same noise."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(7)
         y, risk = wrapped(x, return_risk=True) if wrapped.methods else (wrapped(x), ())
@@ -87,7 +87,7 @@ def facts(wrapped: Any) -> dict[str, list[Any]]:
 
 
 def assert_reads_as(wrapped: Any, plain: nn.Module, name: str) -> None:
-    """All that is the model's own is what the plain model, loaded by hand, has."""
+    """Assert that all tensors of the model itself equal those of a plain model loaded by hand."""
     with torch.no_grad():
         voters = wrapped.voters()
         assert len(voters) == (3 if "vote" in wrapped.methods else 1)
@@ -96,7 +96,7 @@ def assert_reads_as(wrapped: Any, plain: nn.Module, name: str) -> None:
             for key, tensor in plain.state_dict().items():
                 if name != "rank1" or key.endswith("bias") or "running" in key:
                     assert torch.equal(model.state_dict()[key], tensor), key
-            if name != "rank1":  # its factors stay, and every voter is a product
+            if name != "rank1":  # which keeps its factors: every voter is a product with them
                 assert torch.equal(model(X), plain(X))
         for key, parameter in wrapped.named_base_parameters():
             assert torch.equal(parameter, plain.get_parameter(key)), key

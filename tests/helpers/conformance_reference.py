@@ -1,9 +1,9 @@
-"""What a wrapped model must answer, computed by plain models alone.
+"""Expected answers of a wrapped model, computed by plain models alone.
 
-Independent of the code under test: for each branch a plain model is built anew, given the branch's tensors, which are found in the
-`state_dict` by the names of their keys (`workbench.testing.reference.NamedTensors`), and called; how many branches there are stands in the
-table of wrappers, noise on weights and inputs is drawn here, and so are the predictions and risks computed from the answers. No rule,
-plan or intervention of the wrapped object is asked. Only the wrapper's start values are its own: they are read from its state.
+The reference is independent of the code under test. For each branch it builds a new plain model, gives it the branch's tensors, which it
+finds in the `state_dict` by their keys (`workbench.testing.reference.NamedTensors`), and calls it. The number of branches comes from the table
+of wrappers; noise on weights and inputs is drawn here, and predictions and risks are computed here from the answers. It uses no rule, plan or
+intervention of the wrapped object, only its initial values, which it reads from the state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workbench.testing.reference import Branch, Place
 
 
 class NoisyWeights(Intervention):
-    """Gaussian noise on weights, in proportion to them."""
+    """Gaussian noise on weights, proportional to their values."""
 
     def __init__(self, amount: float, weights: set[str]) -> None:
         self.amount, self.weights = amount, weights
@@ -49,7 +49,7 @@ class NoisyInputs(Intervention):
 
 
 class ScaledInputs(Intervention):
-    """The first floating-point input times 1, 1 + amount, 1 + 2 * amount, ..., as `conformance_table` asks augment for."""
+    """The first floating-point input times 1, 1 + amount, 1 + 2 * amount, ..., the transforms of augment in `conformance_table`."""
 
     def __init__(self, amount: float) -> None:
         self.amount = amount
@@ -62,14 +62,14 @@ class ScaledInputs(Intervention):
 
 
 class Reference(reference.Reference):
-    """Plain models with the tensors of a wrapped one, which are found by their names.
+    """Plain models with the tensors of a wrapped one, found by name.
 
     Args:
-        case: How to build them.
+        case: How to build the models.
         wrapping: How the wrapped model was made.
-        wrapped: Its tensors are copied now, so that it can be called and changed afterwards.
+        wrapped: The wrapped model. Its tensors are copied at once, so that it may be called and changed afterwards.
         dtype: Precision of models and inputs.
-        without_prior: Paths of outputs to which no prior is added, since nobody said what they mean.
+        without_prior: Paths of outputs to which no prior is added, since their meaning is not declared.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Reference(reference.Reference):
         }
 
     def places(self) -> list[Place]:
-        """All branches: the voter, the sample and the head (0 predicts, the others are risk heads)."""
+        """Return the indices of all branches: voter, sample and head (0 predicts, the others are risk heads)."""
         axes = {self.wrapping.members: self.wrapping.voters, "sample": self.wrapping.samples, "sculpt": 1 + self.heads}
         return [dict(zip(axes, place, strict=True)) for place in itertools.product(*map(range, axes.values()))]
 
     def answers(self, training: bool = False, noise: float = 0.0, seed: int = 0) -> list[Branch]:
-        """All branches, with the noise of sample on weights or inputs where there is some."""
+        """Return the answers of all branches, with the noise of sample on weights or inputs, if any."""
         self.training = training
         interventions: list[Intervention] = []
         if noise and self.wrapping.where == "weights":
@@ -112,7 +112,7 @@ class Reference(reference.Reference):
             return [self.branch(place, interventions, training) for place in self.places()]
 
     def branch(self, place: Place, interventions: Iterable[Intervention], training: bool) -> Branch:
-        """One pass of a plain model; with a prior, one of an untrained model in evaluation mode is added to it."""
+        """Run one pass of a plain model; with a prior, add a pass of an untrained model in evaluation mode."""
         branch = super().branch(place, interventions, training)
         if not self.priors:
             return branch
@@ -138,36 +138,43 @@ class Reference(reference.Reference):
         return branch
 
     def linearised(self, path: str) -> Tensor:
-        """Variance of a leaf of the output under laplace: from its gradients by the last layer's weights, one number after another.
+        """Return the variance of an output leaf under laplace, from the gradients of each number with respect to the last layer's weights.
 
-        J (sum_n J_n^T J_n / noise^2 + prior_precision I)^-1 J^T, where J_n are those of the rows that it was fitted to.
+        J (sum_n J_n^T J_n / noise^2 + prior_precision I)^-1 J^T, where J_n are the Jacobians of the rows used for fitting.
         """
         [layer] = {name.partition("@")[0] for name in self.state if name.endswith("@laplace_points")}
 
         def jacobian(rows: int, seed: int) -> tuple[Tensor, Tensor]:
             model, (args, kwargs) = build(self.case, self.dtype), inputs(self.case, self.dtype, rows, seed)
-            own = parameters(model)
-            held = [own[name] for name in (layer, f"{layer.removesuffix('weight')}bias") if name in own]
-            for name, tensor in {**own, **buffers(model)}.items():
+            model_parameters = parameters(model)
+            layer_weights = [
+                model_parameters[name]
+                for name in (layer, f"{layer.removesuffix('weight')}bias")
+                if name in model_parameters
+            ]
+            for name, tensor in {**model_parameters, **buffers(model)}.items():
                 tensor.requires_grad_(False).copy_(self.state[name].detach())
-            for tensor in held:
+            for tensor in layer_weights:
                 tensor.requires_grad_()
             with torch.enable_grad(), seeded():
                 leaf = dict(leaves(model(*args, **kwargs)))[path]
-            numbers = leaf.real.flatten() if leaf.requires_grad else [sum(t.sum() for t in held) * 0] * leaf.numel()
-            rows_of = [torch.autograd.grad(x, held, retain_graph=True, allow_unused=True) for x in numbers]
+            numbers = (
+                leaf.real.flatten() if leaf.requires_grad else [sum(t.sum() for t in layer_weights) * 0] * leaf.numel()
+            )
+            rows_of = [torch.autograd.grad(x, layer_weights, retain_graph=True, allow_unused=True) for x in numbers]
             flat = [
-                [torch.zeros_like(t) if g is None else g for g, t in zip(row, held, strict=True)] for row in rows_of
+                [torch.zeros_like(t) if g is None else g for g, t in zip(row, layer_weights, strict=True)]
+                for row in rows_of
             ]
             return torch.stack([torch.cat([g.flatten() for g in row]) for row in flat]), leaf
 
-        seen, _ = jacobian(40, 3)
-        precision = seen.T @ seen / DATA_NOISE**2 + PRIOR_PRECISION * torch.eye(seen.shape[1]).to(seen)
-        asked, leaf = jacobian(ROWS, 0)
-        return (asked @ torch.linalg.inv(precision) * asked).sum(1).reshape(leaf.shape)
+        fitted, _ = jacobian(40, 3)
+        precision = fitted.T @ fitted / DATA_NOISE**2 + PRIOR_PRECISION * torch.eye(fitted.shape[1]).to(fitted)
+        rows_jacobian, leaf = jacobian(ROWS, 0)
+        return (rows_jacobian @ torch.linalg.inv(precision) * rows_jacobian).sum(1).reshape(leaf.shape)
 
     def reduced(self, branches: list[Branch]) -> tuple[Tree, dict[str, Tree]]:
-        """Prediction and risks by the law of total variance, by path; leaves that are not floating: of all answers."""
+        """Return prediction and risks by path, by the law of total variance; a non-floating leaf is the list of all answers."""
         prediction: Tree = {}
         risks: dict[str, Tree] = {kind: {} for kind in self.wrapping.variances}
         outputs = [(b.place, dict(leaves(b.output))) for b in branches]
@@ -182,9 +189,9 @@ class Reference(reference.Reference):
             mean = stack.sum(0) / len(answers)
             prediction[path] = mean if len(answers) > 1 else stack[0]
             if sized and not first.dim():
-                continue  # a number beside what has rows, such as a loss, is averaged and has no risk
+                continue  # a number beside outputs with rows, such as a loss, is averaged and has no risk
             variances = {"epistemic": (stack - mean).abs().square().sum(0) / len(answers)}
-            # by head, all voters and samples of each
+            # one tensor per risk head, stacked over all voters and samples
             raw = [torch.stack([o[path] for p, o in outputs if p["sculpt"] == head + 1]) for head in range(self.heads)]
             for kind, variance in spoken([r.real if r.is_complex() else r for r in raw]).items():
                 variances[kind] = variances.get(kind, 0) + variance.sum(0) / len(answers)
@@ -198,7 +205,7 @@ class Reference(reference.Reference):
 
 
 def spoken(raw: list[Tensor]) -> dict[str, Tensor]:
-    """The variances that the outputs of the risk heads stand for: of one a Normal, of two quantiles at 10 and 90 %, of three evidence."""
+    """Return the variances that raw head outputs stand for: one is a Normal, two are quantiles at 10 and 90 %, three are evidential."""
     risks = [F.softplus(output) for output in raw]
     if len(risks) == 1:
         return {"aleatoric": (risks[0] + 1e-9) ** 2}
@@ -211,7 +218,7 @@ def spoken(raw: list[Tensor]) -> dict[str, Tensor]:
 
 
 def root(variance: Tensor) -> Tensor:
-    """Standard deviation whose gradient is zero where all branches agree."""
+    """Return the standard deviation, with zero gradient where all branches agree."""
     spread = variance > 1e-28
     return torch.where(spread, torch.where(spread, variance, 1.0).sqrt(), 0.0)
 
@@ -219,7 +226,7 @@ def root(variance: Tensor) -> Tensor:
 def assert_answers(
     reference: Reference, branches: list[Branch], y: Any, risks: dict[str, Any], tolerance: float = 1e-9
 ) -> None:
-    """Assert that prediction and risks are those of the branches; a risk is rounded in proportion to the prediction."""
+    """Assert that prediction and risks equal those of the branches; the tolerance of risks scales with the prediction."""
     prediction, expected = reference.reduced(branches)
     like = branches[0].output
     assert_tree(y, like, prediction, "prediction", tolerance)
@@ -232,5 +239,5 @@ def assert_answers(
 
 
 def size(tensor: Tensor) -> float:
-    """The largest absolute value, 0 of nothing."""
+    """Return the largest absolute value, 0 for an empty tensor."""
     return float(tensor.detach().abs().max()) if tensor.numel() else 0.0

@@ -1,4 +1,4 @@
-"""The table that conformance is checked on: the wrappers (models are those of the zoo), and what is refused, with which words."""
+"""The table of the conformance tests: the wrappers (models are those of the zoo), and expected refusals with their messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from workbench.testing.models import seeded
 from workbench.testing.trial import Trial
 
 VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 6, 0.3
-PRIOR = 2.0  # of voters
-PRIOR_PRECISION, DATA_NOISE = 2.0, 0.5  # of laplace
+PRIOR = 2.0  # scale of the prior of vote
+PRIOR_PRECISION, DATA_NOISE = 2.0, 0.5  # settings of laplace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Wrapping:
 
     Args:
         name: Key in `WRAPPERS`.
-        make: `make(strategy, noise)` gives the wrapper; `noise` is the amount of it where it samples.
+        make: `make(strategy, noise)` returns the wrapper; `noise` is its amount of noise if it samples.
         kinds: The risks that it measures.
         voters: Number of voters.
         where: Where it puts noise, "" for no noise.
-        kept: Whether the voters' weights are kept beside those that are trained.
-        prior: What untrained models are multiplied by that are added to the voters.
-        heads: Number of heads beside the model's own; None for one if it measures aleatoric risk.
+        kept: Whether the voters' weights are stored in addition to the trained ones.
+        prior: Scale of the untrained models that are added to the voters.
+        heads: Number of risk heads; None means one if it measures aleatoric risk, and none otherwise.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Wrapping:
     prior: float = 0.0
 
     def wrap(self, model: Any, strategy: str = "auto", noise: float = 0.0, seed: int = 1) -> Any:
-        """The wrapped model; with another seed the voters and heads have other start values."""
+        """Return the wrapped model; the seed determines the initial values of voters and heads."""
         with seeded(seed):
             return self.make(strategy, noise)(model)
 
     def trial(self, case: Case, noise: float = NOISE) -> Trial:
-        """What `workbench.testing` checks: this wrapper on one model."""
+        """Return this wrapper on one model, in the form that `workbench.testing` checks."""
         return Trial(case, lambda: self.make("auto", noise))
 
     @property
@@ -74,7 +74,7 @@ class Wrapping:
 
     @property
     def single(self) -> str:
-        """The one risk that is returned as such, without a `Risk` around it; "" where there are several."""
+        """The single risk, which is returned as a tensor rather than a `Risk`; "" if there are several."""
         return self.kinds[0] if len(self.kinds) == 1 else ""
 
 
@@ -98,7 +98,7 @@ def _sculpting(strategy: str, noise: float) -> Any:
 
 
 class _Scattered:
-    """For swag and snapshot: weights as if they had been gathered in a training, the first ones those of the model."""
+    """Mixin for swag and snapshot with weights as if collected in a training; the first are those of the model."""
 
     def attach(self, table: Any) -> None:
         super().attach(table)  # type: ignore[misc]
@@ -109,7 +109,7 @@ class _Scattered:
         self._scatter(table)
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
-        """They are gathered already."""
+        """Do nothing: the weights are already collected."""
 
     def _scatter(self: Any, table: Any) -> None:
         for name in self.names(table, [*self._parameters, *self._buffers]):
@@ -191,7 +191,7 @@ WRAPPERS = {
 
 
 class Refusal(NamedTuple):
-    """An error that a model must get from a wrapper: its type, and words that its message has."""
+    """An error that a wrapper must raise for a model: its type, and a part of its message."""
 
     error: type[Exception]
     words: str
@@ -259,7 +259,7 @@ _VMAP = {
     "autograd_in_forward": "requires_grad_",
     "bool_mask": "dynamic shape",
     "cached_tensor_attr": "keeps a tensor of its branch",
-    "checkpoint": "",  # it recomputes, and before torch 2.13 vmap does not know how
+    "checkpoint": "",  # it recomputes, which vmap does not support before torch 2.13
     "custom_autograd": "setup_context",
     "custom_autograd_weight": "setup_context",
     "data_if": "data-dependent control flow",
@@ -267,7 +267,7 @@ _VMAP = {
     "fill_zeros": "inplace arithmetic",
     "global_assign": "global variables",
     "gnn_scatter": "index_add_",
-    "gru_packed": "",  # gru or .item(), whichever comes first
+    "gru_packed": "",  # names gru or .item(), whichever runs first
     "input_mutation": "writes into its inputs",
     "item_loop": ".item()",
     "lstm": "lstm",
@@ -277,7 +277,7 @@ _VMAP = {
     "numpy_print": "data pointer",
     "numpy_randomness": "random numbers",
     "out_kwarg": "add.out",
-    "packed_seq": "",  # lstm or .item(), whichever comes first
+    "packed_seq": "",  # names lstm or .item(), whichever runs first
     "routed_by_input": ".item()",
     "sdpa": "two vmaps",
     "spectral_norm": "div.out",
@@ -285,7 +285,7 @@ _VMAP = {
 }
 _RESCUED = {"fill_zeros", "gnn_scatter", "lstm", "mha_module", "out_kwarg", "sdpa", "spectral_norm", "transformer"}
 _RECOMPUTED = {"checkpoint": "noise on activations cannot be drawn again"}
-REFUSED_BY = {  # by check and case, words of the message; where the obstacle lies in the shared trunk, it is none
+REFUSED_BY = {  # check -> case -> part of the message; not refused if the obstacle lies in the shared trunk
     **dict.fromkeys(("training", "loss", "bfloat16", "autocast"), _RECOMPUTED),
     "with vote": dict.fromkeys(COMPOSED_ON, "both model the distribution of the weights"),
     "vmap": _VMAP,
@@ -298,30 +298,30 @@ REFUSED_BY = {  # by check and case, words of the message; where the obstacle li
         "fill_zeros": "writes into it in place",
         "input_mutation": "writes into its inputs",
         "numpy_print": ".numpy",
-        "numpy_randomness": "",  # not the same in every pass, or each branch is to have its own
+        "numpy_randomness": "",  # not the same in every pass, or each branch needs its own
     },
 }
-# the other wrappers differ from these in nothing that matters there; replay is for branches that share a trunk
+# wrappers left out of a check do not differ from these in what it covers; replay needs branches that share a trunk
 _WHOLE = tuple(name for name in WRAPPERS if name not in ("vote_share2", "vote_sculpt", "sample_sculpt"))
 RUN_BY = {
     **dict.fromkeys(("untouched", "branches", "loss", "plain state", "deepcopy", "pickle"), _WHOLE),
     **dict.fromkeys(("float64", "bfloat16", "autocast"), _WHOLE),
-    "vmap": tuple(name for name in WRAPPERS if name != "augment"),  # whose branches run one after another
+    "vmap": tuple(name for name in WRAPPERS if name != "augment"),  # augment runs its branches one after another
     "rescue": ("vote", "vote_share1", "sculpt", "sample_weights", "vote1_sculpt_neo"),
     "replay": ("vote_share1", "sculpt", "vote1_sculpt_neo"),
 }
 
 
-EXHAUSTIVE = os.environ.get("WORKBENCH_EXHAUSTIVE") == "1"  # everything, instead of each in its turn
+EXHAUSTIVE = os.environ.get("WORKBENCH_EXHAUSTIVE") == "1"  # run everything instead of rotating
 
 
 def is_due(row: int, column: int, every: int) -> bool:
-    """Whether it is the turn of this cell: of one in so many in each row and in each column; of all in an exhaustive run."""
+    """Return whether to run this cell: one in `every` cells of each row and column, all in an exhaustive run."""
     return EXHAUSTIVE or (row + column) % every == 0
 
 
 def pairs(rows: Iterable[str], columns: Iterable[str], every: int) -> list[Any]:
-    """All pairs, of which one in so many is enough between changes, and the others are slow; each row and column is among the few, too."""
+    """Return all pairs as parameters, with one in `every` for the default suite and the others marked slow; every row and column is covered."""
     columns = list(columns)
     return [
         pytest.param(row, column, id=f"{row}-{column}", marks=[pytest.mark.slow] * ((i + j) % every > 0))

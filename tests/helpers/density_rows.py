@@ -1,4 +1,4 @@
-"""Rows that the tests of densities share, and how they fit and train."""
+"""Rows shared by the tests of densities, and how they are fitted and trained."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fitted(build: Build, features: Tensor | list[Tensor], **settings: object) ->
 
 
 def train(density: Density, batches: Sequence[Tensor | list[Tensor]], lr: float) -> None:
-    optimizer = torch.optim.Adam(density.parameters(), lr=lr)  # made before the first batch is seen
+    optimizer = torch.optim.Adam(density.parameters(), lr=lr)  # created before the first batch
     for batch in batches:
         optimizer.zero_grad()
         density(batch).mean().backward()

@@ -1,4 +1,4 @@
-"""A small detector, and what its branches say together: matched and averaged by plain loops over all boxes."""
+"""A small detector, and the combined boxes of its branches: matched and averaged by plain loops over all boxes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Box = tuple[int, list[float], float, int]  # branch, corners, score, label
 
 
 class Detector(nn.Module):
-    """A box around each pixel whose score is high enough, for each image a dict, as torchvision gives them."""
+    """A detector with a box around each pixel of score > 0.5; returns a dict per image, as in torchvision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,11 +25,11 @@ class Detector(nn.Module):
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
         h = torch.tanh(self.body(images))
         half = torch.exp(0.3 * self.size(h)).flatten(2).mT
-        every = torch.sigmoid(4 * self.score(h)).flatten(2)  # [images, labels, pixels]
+        all_scores = torch.sigmoid(4 * self.score(h)).flatten(2)  # [images, labels, pixels]
         rows, columns = torch.meshgrid(*(torch.arange(n, dtype=h.dtype) for n in h.shape[2:]), indexing="ij")
         centre = 1.5 * torch.stack([columns, rows], -1).flatten(0, 1)
         answers = []
-        for scores, size in zip(every, half, strict=True):
+        for scores, size in zip(all_scores, half, strict=True):
             score, label = scores.max(0)
             kept = score > 0.5
             boxes = torch.cat([centre - size, centre + size], 1)[kept]
@@ -47,7 +47,7 @@ DETECTOR = Case("detector", _built, normal((1, 3, 3)), frozenset())
 
 
 def expected_detections(outputs: list[Any], iou: float) -> list[dict[str, Any]]:
-    """What all branches say of each image: boxes, scores, labels, and the risks of boxes and scores, as lists of numbers."""
+    """Return the combined detections per image: boxes, scores, labels, and the risks of boxes and scores, as lists of numbers."""
     answers = []
     for images in zip(*outputs, strict=True):
         boxes = [
@@ -55,14 +55,16 @@ def expected_detections(outputs: list[Any], iou: float) -> list[dict[str, Any]]:
             for k, image in enumerate(images)
             for corners, score, label in zip(image["boxes"], image["scores"], image["labels"], strict=True)
         ]
-        objects = [_said(members, len(images)) for members in _clusters(boxes, iou)]
-        objects.sort(key=lambda found: -found["scores"])
-        answers.append({key: [found[key] for found in objects] for key in _said([(0, [0.0] * 4, 0.5, 0)], 1)})
+        objects = [_combined(members, len(images)) for members in _clusters(boxes, iou)]
+        objects.sort(key=lambda detection: -detection["scores"])
+        answers.append(
+            {key: [detection[key] for detection in objects] for key in _combined([(0, [0.0] * 4, 0.5, 0)], 1)}
+        )
     return answers
 
 
 def _clusters(boxes: list[Box], iou: float) -> list[list[Box]]:
-    """Join the two clusters that overlap most on average, until none overlap enough."""
+    """Join the two clusters with the largest mean overlap until it falls below `iou`."""
     clusters = [[box] for box in boxes]
     while True:
         pairs = [
@@ -70,8 +72,8 @@ def _clusters(boxes: list[Box], iou: float) -> list[list[Box]]:
             for (i, a), (j, b) in itertools.combinations(enumerate(clusters), 2)
             if a[0][3] == b[0][3] and not {p[0] for p in a} & {q[0] for q in b}
         ]
-        most, i, j = max(pairs, default=(0.0, 0, 0))
-        if most < iou:
+        best, i, j = max(pairs, default=(0.0, 0, 0))
+        if best < iou:
             return clusters
         clusters[i] += clusters.pop(j)
 
@@ -82,8 +84,8 @@ def _overlap(p: Box, q: Box) -> float:
     return inside / ((right - left) * (bottom - top) + (x2 - x) * (y2 - y) - inside)
 
 
-def _said(members: list[Box], n_branches: int) -> dict[str, Any]:
-    """Of one object: mean corners of those that saw it, mean score of all, spread and entropies."""
+def _combined(members: list[Box], n_branches: int) -> dict[str, Any]:
+    """Return one object: mean corners over the branches that detect it, mean score over all, spread and entropies."""
     mean = [sum(box[1][c] for box in members) / len(members) for c in range(4)]
     score = sum(box[2] for box in members) / n_branches
     each = sum(_entropy(box[2]) for box in members) / n_branches

@@ -1,4 +1,4 @@
-"""Models and wrappers for tests on devices, and what a wrapped one is after a training on the CPU."""
+"""Models and wrappers for device tests, and wrapped models after a training on the CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Encoder(nn.Module):
 
 
 def relu_mlp() -> nn.Module:
-    """Its last features are not negative, as some densities want them."""
+    """Return an MLP with non-negative last features, which some densities need."""
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
@@ -68,7 +68,7 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 def trained(wrapper: Wrapper, model: str, rows: int = 12) -> tuple[Any, Tensor, Any]:
-    """A wrapped model that has learned and answered once in each way, on the CPU; inputs and targets."""
+    """Return a wrapped model after a training and one call of each kind on the CPU, with inputs and targets."""
     make, shape = (relu_mlp, (4,)) if model == "relu mlp" else MODELS[model]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, *shape, generator=generator)
@@ -96,7 +96,7 @@ def criterion_of(wrapped: Any) -> nn.Module:
 
 
 def still(wrapped: Any) -> Any:
-    """The model without dropout, whose masks are others on each device."""
+    """Turn off the model's dropout, whose masks differ between devices."""
     for module in wrapped.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -106,6 +106,6 @@ def still(wrapped: Any) -> Any:
 
 
 def leaves(answer: Any) -> list[Tensor]:
-    """Prediction and risks of a call."""
+    """Return prediction and risks of a call as a list."""
     y, risk = answer
     return [y, *([getattr(risk, name) for name in risk.names()] if isinstance(risk, Risk) else [risk])]

@@ -1,4 +1,4 @@
-"""Executed notebooks as run_notebook leaves them, written by hand, and the index page of a folder of them."""
+"""Executed notebooks in the form that run_notebook writes, made by hand, and the index page of a folder of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def executed(
     /,
     **records: Any,
 ) -> Run:
-    """Write a notebook as run_notebook leaves it, and its page; checks: claim -> (holds, found)."""
+    """Write a notebook in the form of run_notebook, and its page; checks: claim -> (whether it holds, what was found)."""
     folder.mkdir(exist_ok=True)
     run = Run(
         name=name,
@@ -68,7 +68,7 @@ def executed(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two data sets, two seeds, two wrappers; one run failed, one waits."""
+    """Return a folder with runs of two data sets, two seeds and two wrappers, of which one has failed and one is pending."""
     out = tmp_path / "out"
     scores = {("a", 0): (1.0, 3.0), ("a", 1): (2.0, 1.5), ("b", 0): (10.0, 30.0), ("b", 1): (20.0, float("nan"))}
     for (data, seed), (vote, sculpt) in scores.items():

@@ -1,4 +1,4 @@
-"""Functions of tensors that refer to models in every way there is, each beside the models that it uses."""
+"""Functions of tensors that refer to models in every possible way, each with the models that it uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.models import mlp
 
 
 def fill(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Under a seed of its own, so that a second call gives an equal function with models of its own; they are returned, too."""
+    """Decorate a builder to draw from a fixed seed, so that each call returns an equal function, together with its own new models."""
 
     @functools.wraps(function)
     def built() -> Any:
@@ -107,7 +107,7 @@ def namespaces() -> Any:
 
 
 class Pipeline:
-    """Holds a model, and one that no method uses."""
+    """An object with a model, and another model that no method uses."""
 
     def __init__(self) -> None:
         self.net = nn.Linear(3, 1)

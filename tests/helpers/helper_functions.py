@@ -1,4 +1,4 @@
-"""Helpers of a file of their own, with a model among its globals, as users have them."""
+"""Helper functions in a file of their own with a model among its globals, as users write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras models on the torch backend, and plain copies of them by hand; Keras is imported by the first test that needs it."""
+"""Keras models on the torch backend, and their plain copies; Keras is imported by the first test that needs it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ k: Any = _Lazy()
 
 @pytest.fixture(autouse=True)
 def seeded_keras() -> None:
-    """The same random numbers at the start of each test of a module that takes this over by name."""
+    """Seed the random numbers before each test of a module that imports this fixture by name."""
     k.utils.set_random_seed(0)
 
 
@@ -77,7 +77,7 @@ KINDS: list[Callable[[], Any]] = [sequential, functional, subclassed]
 
 
 def by_hand(wrapped: Any, plain: Any, n: int) -> list[Any]:
-    """Plain copies of a model of layers, with the weights that each voter has in the state of the wrapped module."""
+    """Return plain copies of a layered model, with the weights of each voter from the state of the wrapped module."""
     state, copies = wrapped.as_torch().state_dict(), []
     names = [name for name in state if name.endswith("@vote")]
     for i in range(n):

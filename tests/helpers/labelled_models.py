@@ -46,14 +46,14 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Labelled:
-    """A model with a loss of its own.
+    """A model that computes its own loss.
 
     Args:
-        cls: name of its class.
-        config: name of the class of its configuration, and its arguments.
-        labels: labels(generator, rows) draws some.
-        output: what the scores mean.
-        place: where the label of a score stands: "same", or "next" one further on.
+        cls: name of the model class.
+        config: name of the configuration class, and its arguments.
+        labels: `labels(generator, rows)` draws labels.
+        output: meaning of the scores.
+        place: position of a score's label: "same", or "next" for the following position.
     """
 
     cls: str
@@ -64,18 +64,18 @@ class Labelled:
     choices: int = 0
 
     def build(self, seed: int = 0) -> nn.Module:
-        """A new model."""
+        """Return a new model with weights drawn from the seed."""
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = getattr(transformers, self.cls)(getattr(transformers, self.config[0])(**self.config[1]))
-            with torch.no_grad():  # untrained, all scores are next to equal
+            with torch.no_grad():  # larger weights, since the scores of an untrained model are nearly equal
                 for parameter in model.parameters():
                     if parameter.ndim > 1:
                         parameter.mul_(5)
             return model.eval()
 
     def batch(self, rows: int = 6, seed: int = 0, length: int = 7) -> Batch:
-        """Inputs and labels; rows end in padding, as a tokenizer and a collator make them."""
+        """Return inputs and labels, with padded rows as from a tokenizer and a collator."""
         generator = torch.Generator().manual_seed(seed)
         labels = self.labels(generator, rows)
         if "image_size" in self.config[1]:
@@ -89,30 +89,30 @@ class Labelled:
 
 
 def numbers(classes: int, *shape: int) -> Callable[[torch.Generator, int], Tensor]:
-    """Class numbers [rows, *shape]; of tokens the first, which predicts nothing, and some others are left out."""
+    """Return a function that draws class numbers [rows, *shape]; for tokens, one position is ignored (-100)."""
 
     def draw(generator: torch.Generator, rows: int) -> Tensor:
-        found = torch.randint(classes, (rows, *shape), generator=generator)
+        labels = torch.randint(classes, (rows, *shape), generator=generator)
         if shape:
-            found[:, 3] = -100
-        return found
+            labels[:, 3] = -100
+        return labels
 
     return draw
 
 
 def values(*shape: int) -> Callable[[torch.Generator, int], Tensor]:
-    """Values [rows, *shape]."""
+    """Return a function that draws real values [rows, *shape]."""
     return lambda generator, rows: torch.randn(rows, *shape, generator=generator)
 
 
 def yes_or_no(*shape: int) -> Callable[[torch.Generator, int], Tensor]:
-    """0. or 1. [rows, *shape]."""
+    """Return a function that draws 0. or 1., [rows, *shape]."""
     return lambda generator, rows: torch.randint(2, (rows, *shape), generator=generator).float()
 
 
 ROWS, TOKENS = {"logits": Logits()}, {"logits": Logits(dim=-1)}
 THREE = {"num_labels": 3}
-# encoders by the beginning of the names of their classes; heads by the end, with their labels
+# encoders by the prefix of their class names; heads by the suffix, with their labels
 ENCODERS: dict[str, tuple[str, tuple[str, dict[str, Any]]]] = {
     "bert": ("Bert", ("BertConfig", {**SIZE, **STILL, **THREE})),
     "roberta": ("Roberta", ("RobertaConfig", {**SIZE, **STILL, **IDS, **THREE, "max_position_embeddings": 20})),

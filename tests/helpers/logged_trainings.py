@@ -1,4 +1,4 @@
-"""Small trainings that trackers log."""
+"""Small trainings for the tests of trackers."""
 
 from __future__ import annotations
 

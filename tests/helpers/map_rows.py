@@ -1,4 +1,4 @@
-"""Maps of classes and of values, and a model of the latter, as widgets show them."""
+"""Maps of classes and of real values, and a model of the latter, for the tests of widgets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rng(seed: int) -> torch.Generator:
 
 
 def class_maps() -> Data:
-    """Of three classes; a fifth of the places has none."""
+    """Return maps of three classes, in which a fifth of the positions has no class."""
     x = torch.randn(40, 3, 6, 8, generator=rng(0))
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
     y[torch.rand(y.shape, generator=rng(1)) < 0.2] = 255

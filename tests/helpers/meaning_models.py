@@ -1,6 +1,6 @@
-"""Models whose outputs mean something else than one number or one row of class scores, and what their branches stand for together.
+"""Models whose outputs are other than one number or one row of class scores, and their combined answers.
 
-The reference takes what plain models answer, one by one, and computes entropies and means with plain sums.
+The reference calls plain models one by one and computes entropies and means with plain sums.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from workbench.outputs import Binary, Logits, Mean, Probs, Values
 from workbench.testing.reference import Branch
 from workbench.testing.zoo import normal
 
-Meanings = dict[str, Any]  # path of a leaf, as `leaves` says it -> "values", "mean", or (kind, class dimension)
+Meanings = dict[str, Any]  # path of a leaf, as in `leaves` -> "values", "mean", or (kind, class dimension)
 
 
 @dataclasses.dataclass(frozen=True)
 class Meant:
-    """A model, the option that says what it gives, and what each leaf then is.
+    """A model, the option that declares its output, and the resulting meaning of each leaf.
 
     Args:
-        case: how to build it.
-        output: the option.
-        leaves: by path: "values", "mean", "binary", "binary probs", or ("logits" or "probs", dimension).
+        case: how to build the model.
+        output: the option `output=`.
+        leaves: meaning by path: "values", "mean", "binary", "binary probs", or ("logits" or "probs", dimension).
         target: draws targets for rows.
     """
 
@@ -43,7 +43,7 @@ MEANT: dict[str, Meant] = {}
 
 
 def meant(name: str, output: Any, of_leaves: Meanings, shape: tuple[int, ...], target: Callable[[int], Any]) -> Any:
-    """Enter a model in the table."""
+    """Add a model to the table."""
 
     def register(cls: type[nn.Module]) -> type[nn.Module]:
         def build() -> nn.Module:
@@ -260,7 +260,7 @@ class Nested(nn.Module):
 
 # ---- the reference
 def expected(of_leaves: Meanings, branches: list[Branch]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Prediction and risks by path; those of "mean" have none."""
+    """Return prediction and risks by path; leaves with the meaning "mean" have no risk."""
     prediction: dict[str, Tensor] = {}
     risks: dict[str, dict[str, Tensor]] = {}
     outputs = [(branch.place, dict(leaves(branch.output))) for branch in branches]
@@ -293,7 +293,7 @@ def _classified(kind: Any, scores: list[Tensor], raw: list[Tensor]) -> tuple[Ten
         scores, raw = ([t.movedim(kind[1], -1) for t in tensors] for tensors in (scores, raw))
     squash = torch.sigmoid if yes_or_no else lambda s: s.softmax(-1)
     probs = scores if gives_probs else [squash(s) for s in scores]
-    if raw:  # normal noise on the logits in the mean-field form
+    if raw:  # mean-field approximation of normal noise on the logits
         logits = [(torch.logit(p) if yes_or_no else p.log()) for p in scores] if gives_probs else scores
         noise = [F.softplus(r) + 1e-9 for r in raw]
         probs = [squash(s / (1 + torch.pi / 8 * r**2).sqrt()) for s, r in zip(logits, noise, strict=True)]
@@ -308,7 +308,7 @@ def _classified(kind: Any, scores: list[Tensor], raw: list[Tensor]) -> tuple[Ten
 
 
 def _entropy(probs: Tensor, yes_or_no: bool) -> Tensor:
-    """In nats, of one minus p and p, or over the last dimension."""
+    """Return the entropy in nats, of (1 - p, p) or over the last dimension."""
     if yes_or_no:
         return -(probs * probs.log() + (1 - probs) * (1 - probs).log())
     return -(probs * probs.log()).sum(-1)

@@ -26,7 +26,7 @@ def voters_first(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class VotersFirst:
-    """Feeds a metric of [voters, rows] input from batches of [rows, voters]."""
+    """Adapter that feeds batches [rows, voters] to a metric of inputs [voters, rows]."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
@@ -35,7 +35,7 @@ class VotersFirst:
         self.metric.update(samples.T, *(r.T if r.ndim == 2 else r for r in rest))
 
 
-# a new metric, the function it must agree with, arguments with rows first
+# name -> (new metric, the function that it must agree with, arguments with rows first)
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "RMSE": (metrics.RMSE, metrics.rmse, (PREDICTION, TARGET)),
     "MAE": (metrics.MAE, metrics.mae, (PREDICTION, TARGET)),

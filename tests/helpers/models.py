@@ -1,4 +1,4 @@
-"""Small models that several test files use."""
+"""Small models used by several test files."""
 
 from __future__ import annotations
 

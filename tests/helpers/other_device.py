@@ -1,4 +1,4 @@
-"""What tests on a pretended device share."""
+"""Helpers shared by the tests on a simulated device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICE = pretend_device.NAME
 
 
 def home(value: Any) -> Any:
-    """With tensors on the CPU, checked to come from the device."""
+    """Return a value with its tensors on the CPU, and assert that they come from the device."""
     if isinstance(value, Tensor):
         assert value.device.type == DEVICE
         return value.cpu()
@@ -26,14 +26,14 @@ def home(value: Any) -> Any:
 
 
 def answers(wrapped: Any, x: Tensor) -> list[Tensor]:
-    """The same random numbers each time."""
+    """Return prediction and risks of a call that starts from the same random state each time."""
     torch.manual_seed(1)
     with torch.no_grad(), quiet():
         return leaves(wrapped(x, return_risk=True))
 
 
 def close(here: Any, there: Any, atol: float = 1e-8) -> None:
-    """What the CPU gave, and what the device gave."""
+    """Assert that results of the CPU and of the device are close."""
     torch.testing.assert_close(here, home(there), rtol=1e-6, atol=atol)
 
 
@@ -44,7 +44,7 @@ def states_close(here: nn.Module, there: nn.Module) -> None:
 
 
 def in_order(wrapped: Any) -> Any:
-    """Without dropout of the model's own; and noise in an order that is the same on all devices."""
+    """Turn off the model's own dropout, and draw noise in an order that is the same on all devices."""
     still(wrapped)
     if "sample" in wrapped.methods:
         wrapped._workbench.strategy = "loop"

@@ -1,4 +1,4 @@
-"""Answers of metrics, calibration and distributions by plain loops and scipy, for calls of `bad_calls` that end well."""
+"""Answers of metrics, calibration and distributions by plain loops and scipy, for successful calls of `bad_calls`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench import distributions
 
 
 def rows(value: Any) -> list[float]:
-    """The numbers of a tensor or an array, in their order."""
+    """Return the numbers of a tensor or an array in order."""
     value = getattr(value, "total", value)
     array = value.detach().double().numpy() if isinstance(value, torch.Tensor) else np.ma.getdata(np.asarray(value))
     return [float(number) for number in np.asarray(array, dtype=np.float64).ravel()]
@@ -155,16 +155,16 @@ ANSWERS: dict[str, Callable[..., list[float]]] = {
 
 
 def difference(name: str, arguments: tuple[Any, ...], options: dict[str, Any], answer: Any) -> str:
-    """How an answer differs from the plain one, "" if it does not, or there is none to compare with."""
+    """Return how an answer differs from the plain one; "" if it agrees, or there is none to compare with."""
     if name not in ANSWERS:
         return ""
     try:
         with np.errstate(all="ignore"):
             plain = ANSWERS[name](*arguments, **options)
     except (KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError, AttributeError):
-        return ""  # broadcast, or of a family that has no closed form here
+        return ""  # broadcast, or a family without a closed form here
     numbers = rows(answer)
-    # in the least precision that there is
+    # compared at the lowest precision involved
     floats = [t for t in (answer, *arguments) if isinstance(t, torch.Tensor) and t.is_floating_point()]
     tolerance = max([1e-8, *(64 * torch.finfo(t.dtype).eps for t in floats)])
     same = len(numbers) == len(plain) and np.allclose(numbers, plain, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -1,6 +1,6 @@
-"""What a wrapped model must give in evaluation and in one training step, from plain copies whose tensors are set by hand.
+"""Expected answers of a wrapped model in evaluation and in one training step, from plain copies whose tensors are set by hand.
 
-For models that are taken as they are: `conformance` checks more, but on models that were written for it.
+For third-party models; `conformance` checks more, but on models written for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workbench.engine.tree import is_float
 from workbench.testing.models import build, call, close, inputs, seeded
 from workbench.testing.trial import ask
 
-TOLERANCES = {"float32": 1e-4, "float32_inside": 1e-5}  # by tag: all in float32; float64 with parts in float32
+TOLERANCES = {"float32": 1e-4, "float32_inside": 1e-5}  # by tag: all in float32, or float64 with parts in float32
 
 
 def dtype_of(case: Case) -> torch.dtype:
@@ -31,12 +31,12 @@ def tolerance_of(case: Case) -> float:
 
 
 def reference_of(case: Case, wrapping: Wrapping, wrapped: Any) -> Reference:
-    """Plain copies of a model in the precision of its case."""
+    """Return plain copies of a model in the precision of its case."""
     return Reference(case, wrapping, wrapped, dtype_of(case))
 
 
 def check_evaluation(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
-    """Prediction and risks in evaluation mode; then the prediction alone, since a model may keep something from its first call."""
+    """Check prediction and risks in evaluation mode, then the prediction alone, since a first call may leave state in the model."""
     wrapped = wrapping.wrap(build(case, dtype_of(case)), strategy)
     reference = reference_of(case, wrapping, wrapped)
     branches = reference.answers()
@@ -52,13 +52,13 @@ def check_evaluation(case: Case, wrapping: Wrapping, strategy: str = "auto") -> 
 
 
 def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> None:
-    """Prediction, risks, all gradients and all buffers of one training step."""
+    """Check prediction, risks, all gradients and all buffers of one training step."""
     wrapped = wrapping.wrap(build(case, dtype_of(case), training=True), strategy)
     reference = reference_of(case, wrapping, wrapped)
     branches = reference.answers(training=True)
     y, risks = ask(wrapped, inputs(case, dtype_of(case)))
     assert_answers(reference, branches, y, risks, tolerance_of(case))
-    # samples without noise agree, and where all agree a standard deviation has no gradient that could be compared
+    # without noise all samples agree, and then their standard deviation has no gradient to compare
     learned = [name for name in wrapping.variances if not wrapping.where or name == "aleatoric"]
     prediction, spread = reference.reduced(branches)
     expected = reference.gradients(branches, objective(prediction, *(spread[name] for name in learned)))
@@ -75,13 +75,13 @@ def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> No
 
 
 def objective(*trees: Any) -> Tensor:
-    """A sum in which every number has another weight, so that nothing cancels (the outputs of a softmax, of a norm)."""
-    found = [leaf.flatten() for tree in trees for _, leaf in leaves(tree) if is_float(leaf) and leaf.requires_grad]
-    return torch.stack([leaf @ torch.linspace(0.5, 1.5, len(leaf), dtype=leaf.dtype) for leaf in found]).sum()
+    """Return a sum with different weights for all numbers, so that nothing cancels (as outputs of a softmax or norm would)."""
+    tensors = [leaf.flatten() for tree in trees for _, leaf in leaves(tree) if is_float(leaf) and leaf.requires_grad]
+    return torch.stack([leaf @ torch.linspace(0.5, 1.5, len(leaf), dtype=leaf.dtype) for leaf in tensors]).sum()
 
 
 def check_signature(case: Case, wrapping: Wrapping) -> None:
-    """A gradient step on neo's signature leaves the model and its statistics alone."""
+    """Check that the gradients of neo's signature leave the model and its statistics alone."""
     wrapped = wrapping.wrap(build(case, dtype_of(case), training=True))
     before = {name: tensor.clone() for name, tensor in wrapped.state_dict().items() if "@workbench" not in name}
     _, risks = ask(wrapped, inputs(case, dtype_of(case)))
@@ -95,7 +95,7 @@ def check_signature(case: Case, wrapping: Wrapping) -> None:
 
 
 def check_noise(case: Case, wrapping: Wrapping) -> None:
-    """With noise, samples are finite and differ, and variances still add."""
+    """Check that samples with noise are finite and differ, and that variances still add up."""
     wrapped = wrapping.wrap(build(case, dtype_of(case)), "loop", NOISE).eval()
     with torch.no_grad():
         _, risks = ask(wrapped, inputs(case, dtype_of(case)))
@@ -108,36 +108,36 @@ def check_noise(case: Case, wrapping: Wrapping) -> None:
 
 
 def check_dealing(case: Case, wrapping: Wrapping) -> None:
-    """Each row of a training batch is answered by one voter; by all, with one warning, where rows depend on each other."""
+    """Check that each training row is answered by one voter, or by all, with one warning, if rows depend on each other."""
     plain, (args, kwargs) = build(case, dtype_of(case)), inputs(case, dtype_of(case))
-    apart = _rows_apart(plain, args, kwargs)
+    independent = _rows_are_independent(plain, args, kwargs)
     wrapped = wrapping.wrap(build(case, dtype_of(case), training=True))
     branches = reference_of(case, wrapping, wrapped).answers(training=True)
     with warnings.catch_warnings(record=True) as caught, seeded():
         warnings.simplefilter("always")
         y = wrapped(*args, **kwargs)
-    told = [str(w.message) for w in caught if issubclass(w.category, WorkbenchWarning)]
-    assert len(told) == (not apart), told
+    dealing_warnings = [str(w.message) for w in caught if issubclass(w.category, WorkbenchWarning)]
+    assert len(dealing_warnings) == (not independent), dealing_warnings
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in plain.modules()):
-        return  # what a voter answers depends on the rows that it was dealt
+        return  # the answers of a voter depend on the rows that it was dealt
     answers = [dict(leaves(branch.output)) for branch in branches]
     for path, leaf in leaves(y):
         if not is_float(leaf):
             continue
         stack = torch.stack([answer[path] for answer in answers])
-        if apart:
+        if independent:
             same = torch.isclose(stack, leaf, rtol=1e-6, atol=1e-6).flatten(2).all(2)
-            assert same.any(0).all(), f"{path}: a row is no voter's"
+            assert same.any(0).all(), f"{path}: a row equals no voter's answer"
         else:
             close(leaf, stack.mean(0), path, tolerance_of(case))
 
 
-def _rows_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the model answers the first three rows alone as it does among all; a list of rows can't be dealt."""
+def _rows_are_independent(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether the model answers the first three rows alone as among all; lists of rows are never divided among voters."""
     if any(isinstance(value, list) for value in kwargs.values()):
         return False
     some = {name: value[:3] for name, value in kwargs.items()}
     with torch.no_grad():
-        whole, part = (dict(leaves(model(*args, **given))) for given in (kwargs, some))
+        whole, part = (dict(leaves(model(*args, **arguments))) for arguments in (kwargs, some))
     pairs = [(whole[path], leaf) for path, leaf in part.items() if is_float(leaf)]
     return all(a.dim() and a[:3].shape == b.shape and torch.allclose(a[:3], b, atol=1e-4, rtol=1e-4) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""What the tests of figures share: fixtures, which a test module takes over by name, and looks at what was drawn."""
+"""Fixtures for the tests of figures, which a test module imports by name, and inspection of drawn artists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N = 60
 
 @pytest.fixture(autouse=True)
 def untouched():
-    """No plot changes rcParams or random state, for all tests here."""
+    """Assert that no plot changes rcParams or the random state."""
     settings, torch_state = matplotlib.rcParams.copy(), torch.get_rng_state()
     numpy_state = repr(np.random.get_state())  # noqa: NPY002
     yield
@@ -40,14 +40,14 @@ def legend_texts(ax):
 
 
 def line(ax, start):
-    """The one line whose label starts so."""
-    (found,) = [item for item in ax.lines if item.get_label().startswith(start)]
-    return found
+    """Return the only line whose label starts with a text."""
+    (artist,) = [item for item in ax.lines if item.get_label().startswith(start)]
+    return artist
 
 
 def band(ax, start):
-    (found,) = [item for item in ax.collections if item.get_label().startswith(start)]
-    return found.get_paths()[0].vertices
+    (artist,) = [item for item in ax.collections if item.get_label().startswith(start)]
+    return artist.get_paths()[0].vertices
 
 
 def probabilities(rng, n=N, classes=4):

@@ -1,4 +1,4 @@
-"""A device that is none: its tensors lie in the CPU's memory, say that they lie elsewhere, and refuse to be mixed with the CPU's, as a GPU's do.
+"""A simulated device: its tensors live in CPU memory but report another device, and cannot be mixed with CPU tensors, as on a GPU.
 
 Importing this registers it with torch, for the whole process.
 """
@@ -17,12 +17,12 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "pretend"
 aten = torch.ops.aten
-CPU, THERE = 1, 12  # of DLPack: kDLCPU, kDLExtDev
+CPU, THERE = 1, 12  # device types of DLPack: kDLCPU, kDLExtDev
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 DOUBLE = {float: torch.float64, complex: torch.complex128}
-# the operations at which a program waited for the device: values were read, or copied while the program stood still
+# operations that have synchronised with the device: they read values, or copied them in a blocking way
 WAITS: list[str] = []
-# those that read values on a GPU, be it to know how large their answer is
+# operations that read values on a GPU, for example to know the size of their result
 LOOK = frozenset(
     (
         *("nonzero", "masked_select", "equal", "nanmedian", "bincount", "multinomial", "repeat_interleave"),
@@ -43,7 +43,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 class Module:
-    """What torch.cuda is for "cuda", as far as torch and workbench ask."""
+    """The device module, as torch.cuda is for "cuda", with the functions that torch and workbench use."""
 
     def __init__(self) -> None:
         self.default_generators = (torch.Generator().manual_seed(0),)
@@ -77,31 +77,32 @@ class Module:
 
 
 def _across(x: Tensor, side: int) -> Tensor:
-    """The same memory on the other side."""
+    """Return a tensor of another device type on the same memory."""
     capsule = torch._C._to_dlpack(x)
     ctypes.c_int32.from_address(_pointer(capsule, b"dltensor") + 8).value = side  # dl_tensor.device.device_type
     return torch._C._from_dlpack(capsule)
 
 
 def here(x: Any) -> Any:
-    """A tensor of the device as one of the CPU; anything else as it is."""
+    """Return a tensor of the device as one of the CPU, and anything else unchanged."""
     return _across(x, CPU) if isinstance(x, Tensor) and x.device.type == NAME else x
 
 
 def there(x: Any) -> Any:
-    """A tensor of the CPU as one of the device; anything else as it is."""
+    """Return a tensor of the CPU as one of the device, and anything else unchanged."""
     return _across(x, THERE) if isinstance(x, Tensor) and x.device.type == "cpu" else x
 
 
 class _Kernel:
-    """What stands for an operation's kernel on the device: the CPU's on the same memory."""
+    """The device kernel of an operation, which runs the CPU kernel on the same memory."""
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
         self.op, self.arguments = op, [(a.name, a.kwarg_only) for a in schema.arguments]
         self.numbers = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
         writes = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        written = {min(a.alias_info.before_set): a.name for a in writes if a.alias_info.before_set}  # lists have none
+        # list arguments have no alias set
+        written = {min(a.alias_info.before_set): a.name for a in writes if a.alias_info.before_set}
         aliases = [value.alias_info for value in schema.returns]
         views = any(alias and not alias.is_write for alias in aliases)
         self.returns = [written[min(alias.before_set)] if alias and not views else None for alias in aliases]
@@ -115,7 +116,7 @@ class _Kernel:
         if self.valueless:
             return self.op.redispatch(KEYS, *args, **kwargs)
         named = dict(zip((name for name, _ in self.arguments), args, strict=False)) | kwargs
-        checked = [value for name, value in named.items() if name != "indices"]  # a GPU takes those of the CPU, too
+        checked = [value for name, value in named.items() if name != "indices"]  # a GPU accepts indices on the CPU, too
         if self.waits or any(
             isinstance(i, Tensor) and (i.dtype is torch.bool or i.is_cpu) for i in named.get("indices", ())
         ):
@@ -123,34 +124,42 @@ class _Kernel:
         tensors = [value for value in _leaves(checked) if isinstance(value, Tensor)]
         if len({x.device.type for x in tensors if x.device.type == NAME or x.dim()}) > 1:
             raise RuntimeError(f"Expected all tensors to be on the same device, but {self.op} got {NAME}:0 and cpu")
-        given = {name: _each(_unwrapped, value) for name, value in named.items()}
-        for name in self.numbers:  # an operation that is called by name takes them as tensors
-            if isinstance(number := given.get(name), bool | int | float | complex):
-                given[name] = torch.tensor(number, dtype=DOUBLE.get(type(number)))
-        for name in self.outs:  # they may take another size
-            given[name] = torch.empty(0, dtype=named[name].dtype)
-        if self.generator and given.get("generator") is None:
-            given["generator"] = MODULE.default_generators[0]
+        cpu_arguments = {name: _each(_unwrapped, value) for name, value in named.items()}
+        for name in self.numbers:  # an operation called by name takes numbers as tensors
+            if isinstance(number := cpu_arguments.get(name), bool | int | float | complex):
+                cpu_arguments[name] = torch.tensor(number, dtype=DOUBLE.get(type(number)))
+        for name in self.outs:  # the operation may resize them
+            cpu_arguments[name] = torch.empty(0, dtype=named[name].dtype)
+        if self.generator and cpu_arguments.get("generator") is None:
+            cpu_arguments["generator"] = MODULE.default_generators[0]
         with _lent() if self.draws else nullcontext():
-            found = self.op(
-                *(given[name] for name, alone in self.arguments if not alone and name in given),
-                **{name: given[name] for name, alone in self.arguments if alone and name in given},
+            result = self.op(
+                *(
+                    cpu_arguments[name]
+                    for name, keyword_only in self.arguments
+                    if not keyword_only and name in cpu_arguments
+                ),
+                **{
+                    name: cpu_arguments[name]
+                    for name, keyword_only in self.arguments
+                    if keyword_only and name in cpu_arguments
+                },
             )
         for name in self.outs:
-            if named[name].shape != given[name].shape:
-                _resize(named[name], given[name].shape)
-            here(named[name]).copy_(given[name])
+            if named[name].shape != cpu_arguments[name].shape:
+                _resize(named[name], cpu_arguments[name].shape)
+            here(named[name]).copy_(cpu_arguments[name])
         if not self.returns:
             return None
         out = [
             named[same] if same else _each(there, value)
-            for same, value in zip(self.returns, found if len(self.returns) > 1 else (found,), strict=True)
+            for same, value in zip(self.returns, result if len(self.returns) > 1 else (result,), strict=True)
         ]
         return tuple(out) if len(out) > 1 else out[0]
 
 
 def _each(function: Callable[[Any], Any], value: Any) -> Any:
-    """Of an argument or a result, each by itself if it is a list: all that a schema knows, at a fraction of what pytree costs."""
+    """Apply a function to an argument or result, or to each item of lists, the only nesting in schemas; much faster than pytree."""
     return type(value)(_each(function, item) for item in value) if type(value) in (list, tuple) else function(value)
 
 
@@ -175,14 +184,14 @@ def _any(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _lent() -> Iterator[None]:
-    """The CPU's generator is at the state of ours, for operations that can draw from no other."""
-    ours, before = MODULE.default_generators[0], torch.default_generator.get_state()
-    torch.default_generator.set_state(ours.get_state())
+    """Lend the state of the device's generator to the CPU's, for operations that can only draw from the latter."""
+    device_generator, cpu_state = MODULE.default_generators[0], torch.default_generator.get_state()
+    torch.default_generator.set_state(device_generator.get_state())
     try:
         yield
-        ours.set_state(torch.default_generator.get_state())
+        device_generator.set_state(torch.default_generator.get_state())
     finally:
-        torch.default_generator.set_state(before)
+        torch.default_generator.set_state(cpu_state)
 
 
 def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -206,7 +215,7 @@ def _resize(self: Tensor, size: list[int], memory_format: Any = None) -> Tensor:
 
 
 def _clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Of a storage, by which tensors are deep-copied."""
+    """Clone a storage, on which deep copies of tensors rely."""
     if self.device.type != NAME:
         return _CLONE(self)
     return torch.empty(0, dtype=torch.uint8, device=NAME).set_(self).clone().untyped_storage()
@@ -217,8 +226,8 @@ def _convolve(*args: Any) -> Tensor:
 
 
 def _convolve_backward(slope: Tensor, x: Tensor, weight: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    found = aten.convolution_backward(here(slope), here(x), here(weight), [slope.shape[1]], *args)
-    return tuple(map(there, found))
+    gradients = aten.convolution_backward(here(slope), here(x), here(weight), [slope.shape[1]], *args)
+    return tuple(map(there, gradients))
 
 
 MODULE = Module()

@@ -1,4 +1,4 @@
-"""Models that use the weights of their layers in ways that rank-one voters have to see."""
+"""Models that use the weights of their layers in ways that rank-one voters have to detect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Double(torch.autograd.Function):
-    """Knows its own gradients."""
+    """Twice a linear function, with hand-written gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Attention(Net):
 
 
 class Again(Net):
-    """Uses a layer in a loop, in its own vmap, and differentiates by the input."""
+    """A model that uses a layer in a loop and in its own vmap, and differentiates with respect to its input."""
 
     def use(self, h: Tensor) -> Tensor:
         for _ in range(3):

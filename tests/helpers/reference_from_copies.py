@@ -1,6 +1,6 @@
-"""What a wrapped model must answer, from deep copies of the plain one that are called one by one.
+"""Expected answers of a wrapped model, from deep copies of the plain one that are called one by one.
 
-Independent of the code under test: the copies get the tensors of one branch each by the names of their keys
+The reference is independent of the code under test: each copy gets the tensors of one branch by their keys
 (`workbench.testing.reference.NamedTensors`), noise is drawn and risks are computed here, and no wrapped object runs.
 """
 
@@ -22,7 +22,7 @@ VOTERS, SAMPLES, ROWS, NOISE = 3, 3, 5, 0.3
 
 
 class Net(nn.Module):
-    """Three linear layers [rows, 3] -> [rows, 3], for models that do one awkward thing with them."""
+    """Three linear layers [rows, 3] -> [rows, 3], the base of models that use them in one unusual way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,9 +62,9 @@ def inputs(seed: int = 1) -> Tensor:
 
 
 def branches(kind: str, plain: nn.Module, wrapped: nn.Module, noise: float) -> Iterator[tuple[int, nn.Module]]:
-    """Deep copies of the plain model with the tensors and the noise of each branch, as (head, model).
+    """Yield deep copies of the plain model with the tensors and the noise of each branch, as (head, model).
 
-    The random stream goes on from branch to branch, and both heads of sculpt see the same.
+    The random stream continues from branch to branch, and both heads of sculpt see the same numbers.
     """
     named = NamedTensors({name: tensor.detach().clone() for name, tensor in wrapped.state_dict().items()}, ["vote"])
     for voter in range(VOTERS if "vote" in kind else 1):
@@ -87,28 +87,28 @@ def branches(kind: str, plain: nn.Module, wrapped: nn.Module, noise: float) -> I
 
 
 def reduced(answers: list[tuple[int, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean of the predictions and the standard deviations, by the law of total variance."""
-    own = torch.stack([y for head, y in answers if not head])
+    """Return the mean of the predictions and the standard deviations, by the law of total variance."""
+    main = torch.stack([y for head, y in answers if not head])
     raw = [y for head, y in answers if head]
     risks = {}
-    if len(own) > 1:
-        risks["epistemic"] = own.std(0, correction=0)
+    if len(main) > 1:
+        risks["epistemic"] = main.std(0, correction=0)
     if raw:
         risks["aleatoric"] = torch.stack([F.softplus(y).square() for y in raw]).mean(0).sqrt()
-    return own.mean(0), risks
+    return main.mean(0), risks
 
 
 def expected(
     kind: str, plain: nn.Module, wrapped: nn.Module, args: tuple[Any, ...], noise: float = 0.0, seed: int = 0
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Prediction and risks of a loop over the branches, each on inputs of its own."""
+    """Return prediction and risks of a loop over the branches, each on its own copy of the inputs."""
     with seeded(seed):
         models = branches(kind, plain, wrapped, noise)
         return reduced([(head, model(*copy.deepcopy(args)).detach()) for head, model in models])
 
 
 def asked(wrapped: Any, args: tuple[Any, ...], seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    """The prediction and the risks of the wrapped model by name, without the total."""
+    """Return the prediction and the risks of the wrapped model by name, without the total."""
     with seeded(seed):
         y, risk = wrapped(*args, return_risk=True)
     if isinstance(risk, Tensor):
@@ -117,8 +117,8 @@ def asked(wrapped: Any, args: tuple[Any, ...], seed: int = 0) -> tuple[Tensor, d
     return y, {name: risk[name] for name in risk.names() if name != "total"}
 
 
-def close(found: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
-    (y, risks), (like, like_risks) = found, expected
+def close(actual: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
+    (y, risks), (like, like_risks) = actual, expected
     torch.testing.assert_close(y.detach(), like, rtol=1e-4, atol=1e-5)
     assert risks.keys() == like_risks.keys()
     for name, risk in risks.items():

@@ -1,6 +1,6 @@
-"""What a wrapped model must answer when it is used together with the rest of PyTorch, as a differentiable function of its `state_dict`.
+"""Expected answers of a wrapped model used with the rest of PyTorch, as a differentiable function of its `state_dict`.
 
-Independent of the code under test: plain models are called one by one, each with the tensors of one branch, found by the names of their
+The reference is independent of the code under test: plain models are called one by one, each with the tensors of one branch, found by their
 keys (`workbench.testing.reference.NamedTensors`), noise is drawn and risks are computed here, and no wrapped object runs.
 """
 
@@ -22,7 +22,7 @@ VOTERS, SAMPLES, ROWS, AMOUNT = 3, 2, 6, 0.2
 
 
 class Net(nn.Module):
-    """[rows, 3] -> [rows, 2], in double precision, with statistics that training moves."""
+    """A network [rows, 3] -> [rows, 2] in double precision, with batch statistics that training updates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Net(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A wrapper, and how many branches of which sort it gives a model.
+    """A wrapper, and the branches that it gives a model.
 
     Args:
-        make: Makes the wrapper.
+        make: Returns the wrapper.
         voters, samples: Number of each.
-        noise: What noise is put on: "activations", "weights" or "" (nothing).
+        noise: Where noise is added: "activations", "weights" or "" (nowhere).
         head: Whether there is a risk head.
     """
 
@@ -72,11 +72,11 @@ KINDS = {
         head=True,
     ),
 }
-CERTAIN = [name for name, kind in KINDS.items() if not kind.noise]  # no random numbers: equal whatever draws them
+CERTAIN = [name for name, kind in KINDS.items() if not kind.noise]  # deterministic, whatever the random state
 
 
 def wrap(name: str, model: nn.Module | None = None, **common: Any) -> Any:
-    """A wrapped model that is the same at every call; "neo" is fitted."""
+    """Return a wrapped model that is the same at every call; "neo" is fitted."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(3)
         model = Net() if model is None else model
@@ -87,13 +87,13 @@ def wrap(name: str, model: nn.Module | None = None, **common: Any) -> Any:
 
 
 def data(rows: int = ROWS, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Inputs [rows, 3] and targets [rows, 2]."""
+    """Return inputs [rows, 3] and targets [rows, 2]."""
     numbers = torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return numbers[:, :3], numbers[:, 3:]
 
 
 def state_of(wrapped: nn.Module) -> dict[str, Tensor]:
-    """Copies of a wrapped model's tensors, of which the parameters can be differentiated by."""
+    """Return copies of a wrapped model's tensors, in which parameters require gradients."""
     parameters = dict(wrapped.named_parameters())
     return {
         name: tensor.detach().clone().requires_grad_(name in parameters and parameters[name].requires_grad)
@@ -103,7 +103,7 @@ def state_of(wrapped: nn.Module) -> dict[str, Tensor]:
 
 
 def seeded(function: Callable[..., Any], *args: Any, seed: int = 5, **kwargs: Any) -> Any:
-    """Call with torch's global generator at a seed, and put its state back."""
+    """Call a function with torch's global generator at a seed, and restore its state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return function(*args, **kwargs)
@@ -114,7 +114,7 @@ def seeded(function: Callable[..., Any], *args: Any, seed: int = 5, **kwargs: An
 
 @dataclasses.dataclass
 class Answer:
-    """What all branches together say.
+    """The combined answer of all branches.
 
     Args:
         y: The prediction.
@@ -138,7 +138,7 @@ def expected(
     loss: bool = False,
     make: Callable[[], nn.Module] = Net,
 ) -> Answer:
-    """The answer of plain models with the tensors of a state; random numbers come from torch's global generator."""
+    """Return the answer of plain models with the tensors of a state; random numbers come from torch's global generator."""
     kind = KINDS.get(name, Kind(neo.Wrapper))
     samples = kind.samples if (risk or not training) and not loss else 1
     heads = 2 if kind.head and (risk or loss) else 1
@@ -150,7 +150,7 @@ def expected(
             start = torch.get_rng_state()
             for head in range(heads):
                 torch.set_rng_state(start)  # both heads see the same noise
-                model = seeded(make).train(training)  # building it draws numbers, too
+                model = seeded(make).train(training)  # seeded, since building a model draws numbers, too
                 place = {"vote": voter, "sculpt": head}
                 tensors = {
                     tensor_name: named.value(tensor_name, place)
@@ -182,19 +182,19 @@ def expected(
 
 
 def root(variance: Tensor) -> Tensor:
-    """Standard deviation, whose gradient is zero where all agree."""
+    """Return the standard deviation, with zero gradient where all branches agree."""
     spread = variance > 0
     return torch.where(spread, torch.where(spread, variance, 1.0).sqrt(), 0.0)
 
 
 def _disturb(model: nn.Module) -> None:
-    """Dropout on what enters every linear layer but the first one that data pass."""
+    """Add dropout to the input of every linear layer but the first."""
     for layer in [module for module in model.modules() if isinstance(module, nn.Linear)][1:]:
         layer.register_forward_pre_hook(lambda _, args: (F.dropout(args[0], AMOUNT, training=True),))
 
 
 def expected_loss(name: str, state: dict[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
-    """Each voter's own squared error, with a risk head its negative log likelihood added, averaged over the voters."""
+    """Return the mean over voters of their squared errors, plus the negative log likelihood if there is a risk head."""
     terms = []
     for heads in expected(name, state, x, training=True, loss=True).outputs.flatten(0, 1):
         terms.append((heads[0] - target).square().mean())
@@ -208,7 +208,7 @@ def expected_loss(name: str, state: dict[str, Tensor], x: Tensor, target: Tensor
 
 
 def parts(output: Any) -> dict[str, Tensor]:
-    """Prediction and risks by name, of what a wrapped model gave; the risk of a single wrapper is "risk"."""
+    """Return prediction and risks of a wrapped model's output by name; a single risk is named "risk"."""
     if isinstance(output, Tensor):
         return {"y": output}
     y, risk = output
@@ -219,28 +219,28 @@ def parts(output: Any) -> dict[str, Tensor]:
 
 
 def assert_answer(output: Any, answer: Answer) -> None:
-    """Assert that prediction and risks are those expected."""
-    found = parts(output)
+    """Assert that prediction and risks are as expected."""
+    actual = parts(output)
     like = {"y": answer.y, **answer.risks}
     if len(answer.risks) == 1:
         like = {"y": answer.y, "risk": next(iter(answer.risks.values()))}
-    assert found.keys() == like.keys()
-    for name, tensor in found.items():
+    assert actual.keys() == like.keys()
+    for name, tensor in actual.items():
         close(tensor, like[name], name)
 
 
 def assert_buffers(wrapped: nn.Module, answer: Answer) -> None:
-    """Assert that the buffers are those after the expected answer."""
+    """Assert that the buffers equal those after the expected answer."""
     state = wrapped.state_dict()
     for key, value in answer.buffers.items():
         close(state[key], value, f"buffer {key}")
 
 
 def assert_gradients(wrapped: nn.Module, state: dict[str, Tensor]) -> None:
-    """Assert that the parameters have the gradients of the state; none is as good as zero."""
+    """Assert that the parameters have the gradients of the state; a missing gradient equals zero."""
     assert any(tensor.grad is not None for tensor in state.values())
     for name, parameter in wrapped.named_parameters():
-        if name not in state:  # of a signature
+        if name not in state:  # a parameter of neo's signature
             continue
         like = state[name].grad
         if like is None or parameter.grad is None:
@@ -249,11 +249,11 @@ def assert_gradients(wrapped: nn.Module, state: dict[str, Tensor]) -> None:
             close(parameter.grad, like, f"gradient of {name}")
 
 
-def close(found: Tensor, like: Tensor, what: str) -> None:
-    torch.testing.assert_close(found, like, rtol=1e-8, atol=1e-9, msg=lambda message: f"{what}: {message}")
+def close(actual: Tensor, like: Tensor, what: str) -> None:
+    torch.testing.assert_close(actual, like, rtol=1e-8, atol=1e-9, msg=lambda message: f"{what}: {message}")
 
 
 def objective(output: Any) -> Tensor:
-    """A number in which every part of an answer has another weight."""
+    """Return a scalar in which every part of an answer has a different weight."""
     answer = {"y": output.y, **output.risks} if isinstance(output, Answer) else parts(output)
     return torch.stack([(answer[name] * (2 + i)).sin().sum() for i, name in enumerate(sorted(answer))]).sum()

@@ -1,4 +1,4 @@
-"""Models whose state the caller hands on, and streams through them."""
+"""Models whose state the caller passes on, and streams of inputs for them."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ STEPS = torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(0))
 
 
 class Cell(nn.Module):
-    """(y, h) = cell(x, h), in operations that vmap takes."""
+    """A recurrent cell (y, h) = cell(x, h) in operations that vmap supports."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class GRU(Cell):
 
 
 class Sequence(nn.Module):
-    """An LSTM whose state lies deep inside a dict."""
+    """An LSTM whose state is nested in a dict."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Sequence(nn.Module):
 
 
 class Cache:
-    """Keys of all steps so far, changed in place."""
+    """A cache of the keys of all steps so far, changed in place."""
 
     def __init__(self):
         self.keys, self.steps = None, 0
@@ -74,12 +74,12 @@ def pair(out):
     return out["y"], out["cache"] if "cache" in out else out["more"]["state"]
 
 
-def stream(model, steps=STEPS, **asked):
-    """All predictions, the last state and, if asked for, all risks."""
+def stream(model, steps=STEPS, **options):
+    """Return all predictions, the last state and, on request, all risks."""
     state, ys, risks = None, [], []
     for x in steps:
-        out = model(x, **asked) if state is None else model(x, state, **asked)
-        if asked.get("return_risk"):
+        out = model(x, **options) if state is None else model(x, state, **options)
+        if options.get("return_risk"):
             out, risk = out
             risks.append(risk)
         y, state = pair(out)

@@ -1,4 +1,4 @@
-"""Models of several methods and parts, for the tests of what a wrapper is called on beside whole models."""
+"""Models with several methods and parts, for the tests of wrapping methods, parts and classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ every_wrapper = pytest.mark.parametrize("name", [name for name in MAKERS if name
 
 
 class Coder(nn.Module):
-    """An encoder and a decoder, in one module; forward calls both methods."""
+    """An encoder and a decoder in one module, whose forward calls both methods."""
 
     norm: nn.BatchNorm1d
 
@@ -28,7 +28,7 @@ class Coder(nn.Module):
         self.gain = nn.Parameter(torch.ones(1))
 
     def encode(self, x: Tensor, shift: float = 0.0) -> Tensor:
-        """The code of x."""
+        """Return the code of x."""
         return self.code(torch.tanh(self.hidden(x))) + shift
 
     def hidden(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Coder(nn.Module):
 
 
 class Outer(nn.Module):
-    """Calls a method of a part, and a property."""
+    """A model that calls a method of one of its parts, and a property."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Outer(nn.Module):
 
 
 def used(wrapped: Any) -> set[str]:
-    """Names of the given model's parameters and buffers that the methods know."""
+    """Return the names of the model's parameters and buffers that the methods use."""
     return set(wrapped._workbench.slots)
 
 

@@ -1,4 +1,4 @@
-"""What tests of random numbers in threads share: a call in a thread, the global state, and a model whose weights depend on nothing."""
+"""Helpers for tests of random numbers in threads: calls in a thread, the global state, and a model with constant weights."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import nn
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
-    """What it gives, or raises, in a thread of its own."""
-    found: list[Any] = []
+    """Return the result of a function in a new thread, or raise its error."""
+    outcome: list[Any] = []
 
     def work() -> None:
         try:
-            found.append((function(), None))
+            outcome.append((function(), None))
         except BaseException as error:
-            found.append((None, error))
+            outcome.append((None, error))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    value, error = found[0]
+    value, error = outcome[0]
     if error is not None:
         raise error
     return value
 
 
 def in_threads(function: Callable[[], Any], n: int) -> None:
-    """Call it in n threads at once, and raise what one of them raises."""
+    """Call a function in n threads at once, and raise the error of any of them."""
     with ThreadPoolExecutor(n) as pool:
         for future in [pool.submit(function) for _ in range(n)]:
             future.result()
@@ -42,7 +42,7 @@ def state() -> bytes:
 
 
 def seeded(module: nn.Module) -> nn.Module:
-    """With weights that depend on nothing."""
+    """Set the weights of a module to values from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -1,4 +1,4 @@
-"""Generated texts of two prompts by three voters, with tokens that a page must escape, and numbers that are not finite."""
+"""Generated texts of two prompts by three voters, with tokens that a page must escape and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS += [f" word{i}" for i in range(40)]
 
 
 def hostile(members: int = 3) -> Generation:
-    """One text of every word above and one of five; the second word has no finite risk."""
+    """Return a text of all words above and one of five words; the second word has no finite risk."""
     n, steps, k = 2, len(WORDS), 3
     generator = torch.Generator().manual_seed(0)
     probs = torch.rand(members, n, steps, len(WORDS), generator=generator, dtype=torch.float64).pow(12)

@@ -1,4 +1,4 @@
-"""What is done with a trained model, on a pretended device as on the CPU; `test_other_device.py` starts it."""
+"""Tools applied to a trained model, on a simulated device as on the CPU; started by `test_other_device.py`."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ CALIBRATED: dict[str, Any] = {
 
 
 def answered(calibrated: Any, x: Tensor) -> list[Tensor]:
-    torch.manual_seed(1)  # of randomized sets
+    torch.manual_seed(1)  # for randomized sets
     return answers_of(calibrated, x)
 
 
 @pytest.mark.parametrize("at", ["cpu", DEVICE])
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_calibrated_models(name: str, at: str, tmp_path: Path) -> None:
-    """Of rows that are on the CPU or on the device."""
+    """The rows are on the CPU or on the device."""
     make, (x, y), options = CALIBRATED[name]
     model = make()
     here = calibrate(model, (x, y), **options)
@@ -71,14 +71,14 @@ def test_calibrated_models(name: str, at: str, tmp_path: Path) -> None:
 
 def test_intervals_of_a_cross_fitted_model() -> None:
     x = rows()[0].double()
-    found = []
+    intervals = []
     for where in ("cpu", DEVICE):
         torch.manual_seed(0)
         model = compose(vote.Wrapper(6), sculpt.Wrapper(n_layers=1))(mlp())
         with quiet():
             history = fit(model, rows(), folds=3, epochs=2, device=where, dtype=torch.float64, progress=False)
-        found.append(calibrate(model, history).interval(x.to(where), coverage=0.8))
-    close(*(list(pair) for pair in found), atol=1e-6)
+        intervals.append(calibrate(model, history).interval(x.to(where), coverage=0.8))
+    close(*(list(pair) for pair in intervals), atol=1e-6)
 
 
 def test_selective_predictions() -> None:
@@ -99,13 +99,13 @@ def test_selective_predictions() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_metrics(name: str) -> None:
     new, function, arguments = CASES[name]
-    given = [argument.to(DEVICE) for argument in arguments]
+    on_device = [argument.to(DEVICE) for argument in arguments]
     expected = function(*arguments)
-    close(expected, function(*given))
+    close(expected, function(*on_device))
     metric = new().to(DEVICE)
     target = VotersFirst(metric) if name in VOTERS_FIRST else metric
     for part in (slice(0, 15), slice(15, 40)):
-        target.update(*(argument[part] for argument in given))
+        target.update(*(argument[part] for argument in on_device))
     close(expected, metric.compute())
 
 

@@ -1,4 +1,4 @@
-"""Models for steps by a graph: those that repeat the same computation, and those that may not."""
+"""Models for graph-run steps: those that repeat the same computation, and those for which no graph may be used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mlp(*between: nn.Module) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Reads attributes, a list of modules, and a method of its own."""
+    """A model that reads attributes, a list of modules, and a method of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,11 +146,11 @@ class Closure(_Net):
 
 
 def _hooked() -> nn.Module:
-    net, seen = mlp(), []
+    net, calls = mlp(), []
 
     def hook(module: nn.Module, args: Any, out: Tensor) -> Tensor:
-        seen.append(0)
-        return out * (1 + len(seen) % 2)
+        calls.append(0)
+        return out * (1 + len(calls) % 2)
 
     net[0].register_forward_hook(hook)
     return net
@@ -208,7 +208,7 @@ def _periodic() -> nn.Module:
 
 
 class _Attends(nn.Module):
-    """torch's own layers of attention on rows of three places."""
+    """torch's own attention layers on rows of three positions."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "columns, loop": (_columns, compose(vote.Wrapper(3, strategy="loop"), sculpt.Wrapper(strategy="loop"))),
     "periodic": (_periodic, vote.Wrapper(3)),
 }
-# whose predictions look at numbers, or run functions of the user's
+# models whose predictions depend on tensor values, or run user functions
 TRACED_STEPS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "swag": (mlp, swag.Wrapper()),
     "snapshot": (lambda: mlp(nn.BatchNorm1d(8)), snapshot.Wrapper(3)),

@@ -1,4 +1,4 @@
-"""Trackers offline in a folder, what their own readers find there, and one that keeps what it is told."""
+"""Offline trackers that write into a folder, readers of what they wrote, and a tracker that keeps its calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("tensorboard", "mlflow", "wandb")
 
 
 class RecordingTracker:
-    """A tracker of the user's, which keeps what it is told."""
+    """A user-written tracker, which keeps its calls."""
 
     def __init__(self, fails: Callable[[list[Any]], bool] = lambda calls: False) -> None:
         self.calls: list[Any] = []
@@ -45,11 +45,11 @@ class RecordingTracker:
 
 @dataclass
 class Read:
-    """A run, as a tracker's own reader shows it."""
+    """A run, as shown by the tracker's own reader."""
 
     id: str
     status: str = ""
-    state: str = ""  # what the tracker itself calls it, if it does
+    state: str = ""  # the status in the tracker's own words, if it has one
     group: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -58,7 +58,7 @@ class Read:
 
 @contextmanager
 def offline(package: str, folder: Path) -> Iterator[None]:
-    """The tracker writes into the folder, and nothing to a network; a test is skipped where it is not installed."""
+    """Let a tracker write into a folder, without a network; skip the test if it is not installed."""
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'risk-workbench[trackers]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -76,21 +76,21 @@ def offline(package: str, folder: Path) -> Iterator[None]:
             yield
         finally:
             active = active_run(package)
-            while active is not None:  # of a test that has failed
+            while active is not None:  # left by a test that has failed
                 importlib.import_module("mlflow").end_run() if package == "mlflow" else active.finish()
                 active = active_run(package)
-            if package == "wandb":  # which reads the environment once
+            if package == "wandb":  # it reads the environment only once
                 importlib.import_module("wandb").teardown()
 
 
 def active_run(package: str) -> Any:
-    """The run that the user's own calls would log to."""
+    """Return the run that the user's own calls would log to."""
     module = importlib.import_module(package)
     return {"mlflow": lambda: module.active_run(), "wandb": lambda: module.run}.get(package, lambda: None)()
 
 
 def read(package: str, folder: Path) -> list[Read]:
-    """All runs of a tracker in a folder, the oldest first."""
+    """Return all runs of a tracker in a folder, oldest first."""
     return {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[package](folder)
 
 
@@ -126,20 +126,20 @@ def _mlflow(folder: Path) -> list[Read]:
     client = mlflow.MlflowClient()
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = []
-    for found in client.search_runs(experiments, order_by=["attributes.start_time ASC"]):
-        tags = found.data.tags
+    for stored in client.search_runs(experiments, order_by=["attributes.start_time ASC"]):
+        tags = stored.data.tags
         status, group = (tags.get(f"workbench.{name}", "") for name in ("status", "group"))
-        run = Read(found.info.run_id, status, found.info.status, group, dict(found.data.params))
-        for name in found.data.metrics:
+        run = Read(stored.info.run_id, status, stored.info.status, group, dict(stored.data.params))
+        for name in stored.data.metrics:
             run.curves[name] = [(m.step, m.value) for m in client.get_metric_history(run.id, name)]
-        run.summary = dict(found.data.metrics)
+        run.summary = dict(stored.data.metrics)
         runs.append(run)
     return runs
 
 
 def _wandb(folder: Path) -> list[Read]:
-    """Runs from their transaction logs; one that was resumed has several."""
-    importlib.import_module("wandb").teardown()  # what it has to write it writes in another process
+    """Read runs from their transaction logs; a resumed run has several."""
+    importlib.import_module("wandb").teardown()  # waits for the process that writes the logs
     runs: dict[str, Read] = {}
     for file in sorted(folder.rglob("*.wandb"), key=lambda path: path.stat().st_ctime):
         for record in _records(file.read_bytes()):
@@ -167,10 +167,10 @@ def _take(values: dict[str, Any], items: Any) -> None:
 
 
 def _records(data: bytes) -> Iterator[Any]:
-    """The records of wandb's log, whose format is that of LevelDB: blocks of 32 KiB, records in one piece or several."""
+    """Yield the records of a wandb log in the LevelDB format: blocks of 32 KiB, with records in one or several pieces."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    position, parts = 7, b""  # behind the header
+    position, parts = 7, b""  # starts after the header
     while position + 7 <= len(data):
         if (left := 32768 - position % 32768) < 7:
             position += left
@@ -178,6 +178,6 @@ def _records(data: bytes) -> Iterator[Any]:
         length, piece = struct.unpack_from("<HB", data, position + 4)
         parts += data[position + 7 : position + 7 + length]
         position += 7 + length
-        if piece in (1, 4):  # whole, or the last piece
+        if piece in (1, 4):  # a whole record, or its last piece
             yield Record.FromString(parts)
             parts = b""

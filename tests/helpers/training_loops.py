@@ -1,4 +1,4 @@
-"""Wrappers by what they take over of a model, and a training loop as users write it."""
+"""Wrappers grouped by what they take over from a model, and a training loop as users write it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from workbench import compose, sample, sculpt, vote
 
-# what they take over of the given model: then an optimizer of it trains nothing there
+# wrappers that replace parameters of the given model, so that an optimizer made for it does not train them
 TAKING: dict[str, Callable[[], Any]] = {
     "vote": lambda: vote.Wrapper(3),
     "vote rank1": lambda: vote.Wrapper(3, share="rank1"),
@@ -18,7 +18,7 @@ TAKING: dict[str, Callable[[], Any]] = {
     "vote of sculpt": lambda: compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1)),
 }
 ADDING: dict[str, Callable[[], Any]] = {"sculpt": lambda: sculpt.Wrapper(n_layers=1)}
-# all that is trained are the given model's own parameters
+# wrappers that train only the given model's own parameters
 SHARING: dict[str, Callable[[], Any]] = {"plain": compose, "sample": lambda: sample.Wrapper(3)}
 ALL = {**TAKING, **ADDING, **SHARING, "sample learned": lambda: sample.Wrapper(3, trainable=True)}
 
@@ -28,7 +28,7 @@ def data(rows: int = 9) -> tuple[Tensor, Tensor]:
 
 
 def steps(wrapped: Any, *opts: torch.optim.Optimizer, n: int = 3) -> None:
-    """A training loop as users write it."""
+    """Run a training loop as users write it."""
     for _ in range(n):
         x, y = data()
         for opt in opts:

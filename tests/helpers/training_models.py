@@ -71,14 +71,14 @@ class Interrupt:
 
 
 class Stream(IterableDataset):
-    """Rows that can be gone through but have neither number nor length."""
+    """Iterable rows without indices or length."""
 
     def __iter__(self) -> Any:
         return iter(list(zip(*plane(20), strict=True)))
 
 
 def interrupt_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on Ctrl-C comes when so many checkpoints are written."""
+    """Raise KeyboardInterrupt once a number of checkpoints is written."""
     written, write = itertools.count(1), checkpoint.Checkpoint.write
 
     def stop(self: Any, state: Any, force: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Trainings on a pretended device give what they give on the CPU; `test_other_device.py` starts it."""
+"""Trainings on a simulated device equal those on the CPU; started by `test_other_device.py`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from workbench.training import checkpoint as checkpoint_module
 
 @pytest.fixture(autouse=True)
 def the_same_start() -> None:
-    torch.manual_seed(0)  # of the CPU and of the device
+    torch.manual_seed(0)  # seeds the generators of the CPU and of the device
 
 
 # ---- training
 def both(make: Any, data: Any, **options: Any) -> tuple[Any, Any, Any, Any]:
-    """Two models after the same training, on the CPU and on the device, and their histories."""
+    """Return two models after the same training, on the CPU and on the device, and their histories."""
     here = make()
     there = copy.deepcopy(here)
     settings = {"epochs": 2, "batch_size": 8, "progress": False, "dtype": torch.float64, **options}
@@ -56,27 +56,27 @@ def test_fit(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"folds": 3}, {"patience": 1}], ids=["", "folds", "patience"])
 def test_fit_on_the_device_that_the_environment_names(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a notebook that was written for a CPU asks for it: the model is back on the CPU afterwards."""
+    """A notebook written for a CPU uses the device this way: the model is back on the CPU afterwards."""
     made = [compose(vote.Wrapper(6), sculpt.Wrapper(n_layers=1))(mlp())]
     made.append(copy.deepcopy(made[0]))
-    seen, found = [], []
+    devices, results = [], []
     for model, asked in zip(made, ("", DEVICE), strict=True):
         monkeypatch.setenv("WORKBENCH_DEVICE", asked)
 
         def look(_: Progress, model: Any = model) -> None:
-            seen.append(next(model.parameters()).device.type)
+            devices.append(next(model.parameters()).device.type)
 
         torch.manual_seed(0)
         with quiet():
             history = fit(model, rows(), epochs=2, callback=look, progress=False, dtype=torch.float64, **options)
         assert {p.device.type for p in model.parameters()} == {"cpu"}
-        found.append(
+        results.append(
             calibrate(model, history).interval(rows()[0].double())
             if "folds" in options
             else answers(model, rows()[0].double())
         )
-    assert list(dict.fromkeys(seen)) == ["cpu", DEVICE]
-    torch.testing.assert_close(*(list(one) for one in found), rtol=1e-6, atol=1e-6)
+    assert list(dict.fromkeys(devices)) == ["cpu", DEVICE]
+    torch.testing.assert_close(*(list(one) for one in results), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["plain", "vote", "sample", "swag", "snapshot", "laplace", "vote of sculpt, with neo"])
@@ -101,11 +101,11 @@ def test_steps_of_voters_of_folds_do_not_wait() -> None:
             fit(wrapped, rows(n), folds=2, epochs=3, batch_size=8, progress=False, device=DEVICE)
         return len(pretend_device.WAITS)
 
-    assert waits(480) == waits(240)  # fewer: rates are tried in fewer steps
+    assert waits(480) == waits(240)  # with fewer rows, learning rates are tried in fewer steps
 
 
 def test_fit_from_rows_that_are_there() -> None:
-    """And from Datasets and DataLoaders, whose rows stay where they are."""
+    """The same for Datasets and DataLoaders, whose rows stay where they are."""
     x, y = (part.double() for part in rows())
     here = vote.Wrapper(2)(mlp())
     forms = (
@@ -124,7 +124,7 @@ def test_fit_from_rows_that_are_there() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "sample"])
 def test_a_training_goes_on_from_its_checkpoint(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the model's own dropout, whose numbers come from the device."""
+    """The model's own dropout draws its numbers on the device."""
     monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     start = WRAPPERS[name](nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)))
     options: dict[str, Any] = {"epochs": 5, "batch_size": 16, "validation": 0.2, "device": DEVICE, "progress": False}
@@ -141,15 +141,15 @@ def test_a_training_goes_on_from_its_checkpoint(name: str, tmp_path: Path, monke
 
 def test_a_training_repeats_and_leaves_the_random_numbers_of_the_device_alone() -> None:
     start = compose()(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3)))
-    found = []
+    states = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         expected = torch.rand(3, device=DEVICE)
         torch.manual_seed(seed)
         fit(again := copy.deepcopy(start), rows(), epochs=2, device=DEVICE, progress=False)
         assert torch.equal(torch.rand(3, device=DEVICE), expected)
-        found.append(again.state_dict())
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        states.append(again.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     with own_random(5, torch.device(DEVICE)):
         first = torch.rand(2, device=DEVICE)
     with own_random(5, torch.device(DEVICE, 0)):
@@ -158,7 +158,7 @@ def test_a_training_repeats_and_leaves_the_random_numbers_of_the_device_alone() 
 
 @pytest.mark.parametrize("name", ["plain", "vote of sample of sculpt", "snapshot"])
 def test_a_training_in_another_thread_draws_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch lets no Python code make generators of a device
+    # torch does not let Python code create generators of such a device
     monkeypatch.setattr(
         private._Private, "__missing__", lambda self, device: self.setdefault(device, generator_of(self))
     )
@@ -270,7 +270,7 @@ def test_what_is_saved_there_answers_on_the_cpu(name: str, tmp_path: Path) -> No
     torch.save(there.state_dict(), tmp_path / "state.pt")
     loaded, again = in_order(load(tmp_path / "model.safetensors", mlp())), in_order(WRAPPERS[name](mlp()))
     with quiet():
-        # what is gathered and units are there to be filled
+        # creates the tensors for collected weights and units, which the state then fills
         fit(again, data, epochs=epochs, batch_size=8, progress=False)
     again.load_state_dict(torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=True))
     expected = home(answers(there, data[0].to(DEVICE)))

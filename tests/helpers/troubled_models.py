@@ -1,4 +1,4 @@
-"""Small models that have one trouble each, for the tests of `diagnose`; the lines that it must name are marked with HERE."""
+"""Small models with one problem each, for the tests of `diagnose`; the lines that it must name are marked with HERE."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Base(nn.Module):
         return self.b(torch.tanh(self.a(x)))
 
 
-# ---- one model for each trouble; the lines are marked -------------------------------------------------------------------
+# ---- one model for each problem, with its line marked -------------------------------------------------------------------
 class Raises(Base):
     def forward(self, x: Tensor) -> Tensor:
         return self.a(x) @ x  # HERE
@@ -313,7 +313,7 @@ def wrapped_part() -> nn.Module:
     return nn.Sequential(vote.Wrapper(2)(nn.Linear(3, 4)), nn.Linear(4, 1))
 
 
-# kind -> the models that have this trouble and no other, and whether it has a line
+# kind -> the models with this problem and no other, and whether the problem has a line
 TROUBLES: list[tuple[str, Callable[[], Any], bool]] = [
     ("error", Raises, True),
     ("error", RaisesInTraining, True),
@@ -359,7 +359,7 @@ TROUBLES: list[tuple[str, Callable[[], Any], bool]] = [
 
 
 def marked(build: Any) -> str:
-    """The line of the mark, as findings have it."""
+    """Return the marked line in the form used by findings."""
     lines, start = inspect.getsourcelines(doubled if build is hooked else build)
     (number,) = [start + i for i, line in enumerate(lines) if line.rstrip().endswith("# HERE")]
     return f"{Path(inspect.getfile(doubled if build is hooked else build)).relative_to(Path.cwd())}:{number}"

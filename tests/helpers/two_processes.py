@@ -1,4 +1,4 @@
-"""Run a test in two processes that talk to each other (gloo, on the CPU)."""
+"""Run a test in two communicating processes (gloo, on the CPU)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORLD = 2
 
 
 def in_two_processes(job: Any, folder: Path, *args: Any) -> None:
-    """Run `job(rank, *args)` in each process of a group that meets in a file; an assertion that fails there fails here."""
+    """Run `job(rank, *args)` in each process of a group that meets through a file; a failing assertion in one fails the test."""
     torch.multiprocessing.spawn(_process, (str(folder / "meeting"), job, args), WORLD)
 
 
@@ -23,7 +23,7 @@ def _process(rank: int, meeting: str, job: Any, args: tuple) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     try:
         job(rank, *args)
-        gc.collect()  # what holds the group goes before it, or the process may abort when it ends
+        gc.collect()  # frees what holds the group before the group ends; otherwise the process may abort at exit
         dist.barrier()
     finally:
         dist.destroy_process_group()

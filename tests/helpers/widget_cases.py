@@ -16,7 +16,7 @@ CARD = Card("made up", "computed", "none", "none")
 
 
 def beams(n: int = 40, test: int = 30) -> Data:
-    """x = [mu, raw] of `known`; the target is mu + 1."""
+    """Return rows x = [mu, raw] of `known`, with the target mu + 1."""
     mu = torch.randn(n + test, 1, generator=rng(1))
     x = inputs(mu, 0.1 + torch.rand(n + test, 1, generator=rng(2)))
     parts = Split(x[:n], mu[:n] + 1), Split(x[n:], mu[n:] + 1)
@@ -26,7 +26,7 @@ def beams(n: int = 40, test: int = 30) -> Data:
 
 
 def pictures(n: int = 30) -> Data:
-    """Pictures 1 x 6 x 6 of three classes: a bright row at the top, in the middle or below."""
+    """Return images 1 x 6 x 6 of three classes: a bright row at the top, in the middle or at the bottom."""
     labels = torch.arange(2 * n) % 3
     x = 0.2 * torch.rand(2 * n, 1, 6, 6, generator=rng(3))
     x[torch.arange(2 * n), 0, 2 * labels] = 1.0
@@ -42,7 +42,7 @@ def voters(**settings: Any) -> Any:
 
 
 class Outline(HTMLParser):
-    """Every tag closes, and all attributes are kept."""
+    """Parser that checks that every tag closes, and keeps all attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A network, every kind of wrapper for it, and its answers, for the tests of wrapped objects."""
+"""A network, every kind of wrapper for it and its answers, for the tests of wrapped objects."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def wrap(name: str, model: nn.Module) -> Any:
 
 
 def answer(wrapped: Any, x: Tensor) -> tuple[Tensor, ...]:
-    """The prediction and every risk, from one and the same noise."""
+    """Return the prediction and every risk, always from the same noise."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         y, risk = wrapped(x, return_risk=True)

@@ -1,4 +1,4 @@
-"""The zoo of awkward models, which lies in the package so that users have it, too."""
+"""The zoo of awkward models, re-exported from the package, where users have it too."""
 
 from workbench.testing.zoo import CASES, TAGS, Case, cases, float_leaves, leaves, modules, side_effects
 from workbench.testing.zoo.interfaces import ModelOutput, Moments, Prediction

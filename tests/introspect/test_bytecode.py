@@ -1,4 +1,4 @@
-"""What code mentions, reads and assigns to is read from its bytecode, in nested and decorated functions, too."""
+"""Names that code mentions, reads and assigns are read from its bytecode, also in nested and decorated functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objects hold is walked in one place: containers, closures, partial functions, bound methods and attributes."""
+"""Objects are traversed in one place: containers, closures, partial functions, bound methods and attributes."""
 
 from __future__ import annotations
 

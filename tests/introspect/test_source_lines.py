@@ -1,4 +1,4 @@
-"""A line of the user's code has one name in every message, and what an error says is cut where a sentence or a word ends."""
+"""A line of the user's code is named alike in every message, and quoted errors are cut at the end of a sentence or word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that a model holds without registering them are named, and reported when it is wrapped."""
+"""Tensors that a model holds without registering them are named in a warning when it is wrapped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Augment against a loop over a deep copy of the model that answers flipped and turned images by hand."""
+"""Augment: compared with a loop over a deep copy of the model on images flipped and rotated by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Voters and heads of layers whose weights are computed from other tensors: by parametrisations, or by hooks as torch did it before."""
+"""Voters and heads of layers whose weights are computed from other tensors, by parametrisations or by torch's older hooks."""
 
 from __future__ import annotations
 

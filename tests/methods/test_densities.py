@@ -1,4 +1,4 @@
-"""Densities over features, against scipy, scikit-learn and closed forms."""
+"""Densities over features: compared with scipy, scikit-learn and closed forms."""
 
 from __future__ import annotations
 

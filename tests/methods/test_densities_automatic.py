@@ -1,4 +1,4 @@
-"""The automatic combination of scores: what it is made of, its discriminator, and the outliers that are made for it."""
+"""The automatic combination of scores: its components, its discriminator and its synthetic outliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Densities that know classes, neighbours or class scores, against scikit-learn, scipy and their papers' formulas."""
+"""Densities that use classes, neighbours or class scores: compared with scikit-learn, scipy and the papers' formulas."""
 
 from __future__ import annotations
 

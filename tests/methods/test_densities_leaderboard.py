@@ -1,4 +1,4 @@
-"""Scores of class scores and of the last layer's features against their papers' formulas, written out in numpy row by row."""
+"""Out-of-distribution scores of logits and last-layer features: compared with the papers' formulas in numpy, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""neo on whole models: which features it takes, what is a class, sequences with padding, and every density by its name."""
+"""neo on whole models: its choice of features and classes, padded sequences, and every density by name."""
 
 from __future__ import annotations
 

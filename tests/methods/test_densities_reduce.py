@@ -1,4 +1,4 @@
-"""From maps and sequences to short vectors: pooling, padding and principal components."""
+"""Reduction of maps and sequences to short vectors: pooling, padding and principal components."""
 
 from __future__ import annotations
 

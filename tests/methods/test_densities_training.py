@@ -1,4 +1,4 @@
-"""Densities that are trained: label-free by their own risk, and the flow by `fit`."""
+"""Trained densities: label-free by their own risk, and the flow by `fit`."""
 
 from __future__ import annotations
 

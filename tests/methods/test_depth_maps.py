@@ -1,4 +1,4 @@
-"""Risks of depth and disparity, pixel by pixel, beside plain copies of networks of the usual kinds."""
+"""Per-pixel risks of depth and disparity: compared with plain copies of common networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vote.Wrapper(evidence="design")`: evidence recomputed by hand from plain copies, and what it has to be: deaf to labels, falling with rows."""
+"""`vote.Wrapper(evidence="design")`: recomputed by hand from plain copies; independent of labels, and falling with more rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence in nats: beside draws from Dirichlet distributions, and the equation that divides an entropy."""
+"""Evidence in nats: compared with draws from Dirichlet distributions, and the equation that divides an entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is frozen in the given model, and what is zero there on purpose, stays so in every voter."""
+"""Frozen parameters and intentional zeros of the given model stay as they are in every voter."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Last-layer Laplace against dense closed forms, and its place among the other methods."""
+"""Last-layer Laplace: compared with dense closed forms, and composed with the other methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laplace in half precision: variances as in float32, of features that are rounded."""
+"""Laplace in half precision: variances as in float32 for the rounded features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Voters of models that draw their weights by `_init_weights`, as those of transformers do, start as newly built models start."""
+"""Voters of models that initialise weights by `_init_weights`, as in transformers, start like newly built models."""
 
 from __future__ import annotations
 

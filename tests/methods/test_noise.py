@@ -1,4 +1,4 @@
-"""The noise of sample, and the model's own random draws beside it."""
+"""The noise of sample, and its interplay with the model's own random draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learned amounts of noise stand where noise enters, and nowhere else."""
+"""Learned amounts of noise exist where noise enters, and nowhere else."""
 
 import pytest
 import torch

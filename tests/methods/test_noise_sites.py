@@ -1,4 +1,4 @@
-"""Sample's noise enters wherever data meet a weight, however the weight is read and the product is spelled."""
+"""Sample's noise enters wherever data meet a weight, however the weight is read and the product is written."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""neo on maps, tokens and volumes: a risk for each position, and one for an image by its positions."""
+"""neo on maps, tokens and volumes: a risk per position, and one per image from its positions."""
 
 from __future__ import annotations
 

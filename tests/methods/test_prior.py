@@ -1,4 +1,4 @@
-"""Randomised prior functions: each voter is a trained copy plus an untrained one, which stays as it is."""
+"""Randomised prior functions: each voter is a trained copy plus an untrained one that never changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshot voters: the schedule of the paper, and the weights at the end of each cycle as voters."""
+"""Snapshot voters: the schedule of the paper, with the weights at the end of each cycle as voters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that run a solver, and solvers that run a model: one noise for a pass, and an end to it."""
+"""Models that run a solver, and solvers that run a model: one noise sample for a pass, and its release."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""SWAG against its closed forms on recorded trajectories, and its place among the other methods."""
+"""SWAG: compared with its closed forms on recorded trajectories, and composed with the other methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The score of the Numenta Anomaly Benchmark, against a plain loop and what is published of a detector."""
+"""The score of the Numenta Anomaly Benchmark: compared with a plain loop and published scores of a detector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every metric does with input that it cannot score: an error that names the shapes, never a broadcast or a NaN."""
+"""Metrics on input that they cannot score: an error that names the shapes, never a broadcast or a NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of detections against hand cases, plain loops and numbers of pycocotools."""
+"""Metrics of detections: compared with cases by hand, plain loops and numbers of pycocotools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metric classes: batches, merged processes, reset, plots and errors give what the functions give."""
+"""Metric classes: batches, merged processes, reset, plots and errors agree with the functions."""
 
 from __future__ import annotations
 

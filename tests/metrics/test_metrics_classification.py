@@ -1,4 +1,4 @@
-"""Metrics of class probabilities against scikit-learn, torchmetrics and brute force."""
+"""Metrics of class probabilities: compared with scikit-learn, torchmetrics and brute force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Disentanglement Error against scipy's correlations, term by term, and where it can't be told."""
+"""The Disentanglement Error: compared term by term with scipy's correlations, and where it is undefined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of horizons and joint targets against plain loops and draws whose coverage is known."""
+"""Metrics of horizons and joint targets: compared with plain loops and draws of known coverage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of maps and tokens: void and masks leave out what plain indexing leaves out, and pieces give what one piece gives."""
+"""Metrics of maps and tokens: void and masks act like plain indexing, and computing in pieces changes nothing."""
 
 from __future__ import annotations
 

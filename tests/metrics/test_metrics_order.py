@@ -1,4 +1,4 @@
-"""Scores and labels, as other packages take them, where the risks of two splits are wanted."""
+"""Scores and labels, in the argument order of other packages, where the risks of two splits are expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection and selective prediction against scikit-learn, scipy, torchmetrics and brute force."""
+"""Detection and selective prediction: compared with scikit-learn, scipy, torchmetrics and brute force."""
 
 from __future__ import annotations
 

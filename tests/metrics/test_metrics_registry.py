@@ -1,4 +1,4 @@
-"""A metric is one function: direction and range, classes, tables and reports follow from it."""
+"""A metric is one function, from which direction, range, classes, tables and reports follow."""
 
 from __future__ import annotations
 

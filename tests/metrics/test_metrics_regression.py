@@ -1,4 +1,4 @@
-"""Metrics of real-valued predictions and of ensembles against scipy, scikit-learn, torchmetrics and brute force."""
+"""Metrics of real-valued predictions and ensembles: compared with scipy, scikit-learn, torchmetrics and brute force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tabular(embedding="auto")`: the error of rows left out against a loop without them, and which targets it wants bins for."""
+"""`tabular(embedding="auto")`: the leave-one-out error compared with a plain loop, and which targets get bins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings of numeric columns, compared with `numpy.interp`, with formulas written out, and with layers one by one."""
+"""Embeddings of numeric columns: compared with `numpy.interp`, explicit formulas and single layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tabular`: bins of training rows alone, units kept, one network for every task of a table, and refusals of what is none."""
+"""`tabular`: bins from training rows alone, units kept, one network for every task of a table, and refusals of other data."""
 
 from __future__ import annotations
 

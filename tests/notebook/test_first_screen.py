@@ -1,4 +1,4 @@
-"""The first screen of a report and of an index holds the answer, and nothing is wider than a small screen."""
+"""The first screen of a report and of an index shows the verdict, and nothing is wider than a small screen."""
 
 from __future__ import annotations
 

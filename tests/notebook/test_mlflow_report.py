@@ -1,4 +1,4 @@
-"""`workbench report --from`: the index of the runs in a store of MLflow says what the store says."""
+"""`workbench report --from`: the index of the runs in an MLflow store agrees with the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the committed notebooks refuse; that they run, and what they record, is tested by ``pytest --notebooks notebooks``."""
+"""What the committed notebooks refuse; ``pytest --notebooks notebooks`` tests that they run and what they record."""
 
 from __future__ import annotations
 

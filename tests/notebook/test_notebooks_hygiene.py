@@ -1,4 +1,4 @@
-"""What every committed notebook must be, checked without running it."""
+"""Requirements on every committed notebook, checked without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pytest --notebooks``: notebooks as tests, in a project of somebody else's."""
+"""``pytest --notebooks``: notebooks as tests in a user's project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""record, record_figure, record_table and what read_records gets back."""
+"""record, record_figure and record_table, and what read_records returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""render: one HTML file that loads nothing, and says how the run went."""
+"""render: one HTML file that loads nothing and states how the run ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `workbench diff` finds in folders of reports, and what their pages tell of checks that do not hold."""
+"""What `workbench diff` finds in folders of reports, and what their pages say about failed checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`workbench report` over a grid: what fails, hangs or dies costs one run, and whatever ends it, nothing is lost."""
+"""`workbench report` over a grid: a failing, hanging or dying run costs only itself, and nothing is lost however it ends."""
 
 from __future__ import annotations
 

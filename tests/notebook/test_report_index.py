@@ -1,4 +1,4 @@
-"""The index of a folder of reports: from executed notebooks written by hand, no kernels."""
+"""The index of a folder of reports, from executed notebooks written by hand, without kernels."""
 
 from __future__ import annotations
 

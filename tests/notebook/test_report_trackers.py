@@ -1,4 +1,4 @@
-"""What a report has recorded is a run in a tracker."""
+"""What a report has recorded becomes a run in a tracker."""
 
 from __future__ import annotations
 

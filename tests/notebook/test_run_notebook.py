@@ -1,4 +1,4 @@
-"""run_notebook: parameters checked first, the outcome told honestly, runs that need not be repeated."""
+"""run_notebook: parameters are checked first, outcomes are reported correctly, and unchanged runs are not repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""record_comparison: verdicts of tables whose answer is known."""
+"""record_comparison: verdicts on tables with a known answer."""
 
 from __future__ import annotations
 

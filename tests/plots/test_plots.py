@@ -1,4 +1,4 @@
-"""What all figures share: the look, the inputs they take and refuse, and that nothing of the caller's is changed."""
+"""What all figures share: style, accepted and refused inputs, and no change to the caller's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of classes, of detection, of abstaining and of training: what is drawn equals an independent computation."""
+"""Figures of classes, detection, abstention and training: the drawn values equal an independent computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars of importance and maps of occlusion: what is drawn, and what is refused."""
+"""Bars of importance and occlusion maps: drawn values, and refusals."""
 
 from __future__ import annotations
 

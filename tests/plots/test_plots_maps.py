@@ -1,4 +1,4 @@
-"""Figures of maps and boxes: each pixel once, in the same place and on the same scale; each side with its spread."""
+"""Figures of maps and boxes: each pixel drawn once, in the same place and on the same scale; each side with its spread."""
 
 from __future__ import annotations
 

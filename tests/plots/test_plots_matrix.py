@@ -1,4 +1,4 @@
-"""The matrix of several models: what each panel shows, on one scale for all models, and what is refused."""
+"""The matrix of several models: what each panel shows, on one scale for all models, and refusals."""
 
 from __future__ import annotations
 

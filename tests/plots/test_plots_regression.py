@@ -1,4 +1,4 @@
-"""Figures of values: what is drawn equals an independent computation."""
+"""Figures of real values: the drawn values equal an independent computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of forecasts and of texts show the numbers that they are given."""
+"""Figures of forecasts and texts show the numbers that they are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check_wrapper` passes what is right, says what is refused, and catches what is broken; the guide's wrapper is right."""
+"""`check_wrapper` passes correct wrappers, reports refusals, and catches broken ones; the guide's wrapper is correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zoo keeps its promises: every case runs, is reproducible, and its tags tell the truth in both directions."""
+"""Zoo cases run and are reproducible, and each has exactly the tags that apply to it."""
 
 from __future__ import annotations
 

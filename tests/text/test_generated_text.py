@@ -1,4 +1,4 @@
-"""Generated text: tokens, log-probabilities and risks are those of plain copies of the voters that read all tokens anew at every step."""
+"""Generated text: tokens, log-probabilities and risks equal those of plain copies of the voters that reread all tokens at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of text against the definitions of lm-polygraph 0.7.0 and uqlm 0.6.7, written down here once more, and where these mean something else.
+"""Scores of text: compared with the definitions of lm-polygraph 0.7.0 and uqlm 0.6.7, rewritten here, and where these differ.
 
 Each function names the package's file. What is the same score must be equal, whatever its sign and name; docstrings say which is another.
 """

@@ -1,4 +1,4 @@
-"""Scores of sampled answers against their papers' formulas, worked out by hand."""
+"""Scores of sampled answers: compared with their papers' formulas, worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens one by one as people read them: bytes of UTF-8, line breaks, and signs that show nothing."""
+"""Display of single tokens: bytes of UTF-8, line breaks and invisible characters."""
 
 from __future__ import annotations
 

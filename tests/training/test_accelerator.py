@@ -1,4 +1,4 @@
-"""A loop of accelerate: preparing, accumulating, clipping, half precision and saving its state are those of plain voters in a loop of torch."""
+"""A loop with accelerate: preparing, accumulating, clipping, half precision and saved states agree with plain voters in a torch loop."""
 
 from __future__ import annotations
 

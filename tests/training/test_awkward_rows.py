@@ -1,4 +1,4 @@
-"""Rows as they come in other people's loaders: right, or refused by what was found and what to write."""
+"""Rows from unusual loaders: right, or refused with what was found and what to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops of one's own whose gradients a graph gives end with the weights of `wrapped.loss(...).backward()`, to the last bit."""
+"""User-written loops with gradients from a graph end with the weights of `wrapped.loss(...).backward()`, to the last bit."""
 
 from __future__ import annotations
 

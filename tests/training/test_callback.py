@@ -1,4 +1,4 @@
-"""fit's callback: what it is told and when, that it can end the training, and that looking at the model changes nothing."""
+"""fit's callback: when it is called and with what, that it can end the training, and that inspecting the model changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Augmentations of `fit`: an image and its map move together, as in a plain loop over the rows that came out."""
+"""Augmentations of `fit`: an image and its map change together, as in a plain loop over the augmented rows."""
 
 from __future__ import annotations
 

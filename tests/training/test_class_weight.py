@@ -1,4 +1,4 @@
-"""Class weights of `fit`: torch's own weighted losses, balanced as in scikit-learn."""
+"""Class weights of `fit`: equal to torch's weighted losses, balanced as in scikit-learn."""
 
 from __future__ import annotations
 

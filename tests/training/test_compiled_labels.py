@@ -1,4 +1,4 @@
-"""A compiled model of transformers with labels, as a Trainer with `torch_compile` makes it: right, and started within seconds."""
+"""A compiled transformers model with labels, as a Trainer with `torch_compile` makes it: right, and started within seconds."""
 
 from __future__ import annotations
 

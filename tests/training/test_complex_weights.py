@@ -1,4 +1,4 @@
-"""Networks with complex weights, as Fourier neural operators have, in `fit`: complex they stay."""
+"""Networks with complex weights, such as Fourier neural operators, stay complex in `fit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several lengths of a cross-fitted training: the one that is kept is that training alone, and the rule is the one that is written."""
+"""Several lengths of a cross-fitted training: the kept one equals that training alone, chosen by the documented rule."""
 
 from __future__ import annotations
 

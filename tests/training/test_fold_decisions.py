@@ -1,4 +1,4 @@
-"""What cross-fitting decides by rows that were not seen: times, factors, tails and weights, on numbers that can be checked."""
+"""Decisions of cross-fitting on unseen rows: epochs, factors, tails and weights, on checkable numbers."""
 
 from __future__ import annotations
 

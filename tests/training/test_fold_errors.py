@@ -1,4 +1,4 @@
-"""Cross-fitting refuses what it can't share out, and changes nothing then."""
+"""Cross-fitting refuses rows that it cannot divide into folds, and then changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-fitting: no voter sees its fold, the model is what was decided, and it goes on where it was."""
+"""Cross-fitting: no voter sees its own fold, the model follows the decisions, and training resumes where it stopped."""
 
 from __future__ import annotations
 

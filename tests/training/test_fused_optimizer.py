@@ -1,4 +1,4 @@
-"""The optimizer that `fit` chooses computes a step in one kernel, and goes on from checkpoints of one that did not."""
+"""The optimizer that `fit` chooses computes a step in one kernel, and resumes from checkpoints of one that did not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fit` makes of inputs of every kind: several at once, bytes, truth values, whole numbers, masks, half precision."""
+"""Standardisation of inputs in `fit`: several inputs, bytes, booleans, integers, masks, half precision."""
 
 from __future__ import annotations
 

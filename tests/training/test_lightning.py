@@ -1,4 +1,4 @@
-"""Lightning: a wrapped LightningModule is one, and one with a wrapped model inside is an ordinary one."""
+"""Lightning: a wrapped LightningModule stays one, and one that contains a wrapped model works as usual."""
 
 from __future__ import annotations
 

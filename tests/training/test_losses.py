@@ -1,4 +1,4 @@
-"""Losses that arrive late, as those of a GPU do: what is found is the same, and nothing is waited for that was just begun."""
+"""Losses that arrive late, as on a GPU: the decisions are the same, without waiting for work just begun."""
 
 from __future__ import annotations
 

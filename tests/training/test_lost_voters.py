@@ -1,4 +1,4 @@
-"""A voter that loses its way in a training is told, and gets the weights of its own best epoch; the others stay as they were."""
+"""A voter that diverges in a training gives a warning and gets the weights of its own best epoch; the others are unchanged."""
 
 from __future__ import annotations
 

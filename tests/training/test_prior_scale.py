@@ -1,4 +1,4 @@
-"""The scale of priors that training rows at the ends of a column choose."""
+"""The scale of priors chosen by training rows at the ends of a column."""
 
 from __future__ import annotations
 

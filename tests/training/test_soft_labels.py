@@ -1,4 +1,4 @@
-"""Targets of class scores that are no plain class numbers: soft labels, shares of a yes, and -100 for what is left out."""
+"""Targets of class scores other than class numbers: soft labels, shares of a yes, and -100 for ignored ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two threads that train one model at once."""
+"""Two threads that train one model at the same time."""
 
 from __future__ import annotations
 

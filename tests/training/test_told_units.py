@@ -1,4 +1,4 @@
-"""Numbers of which a model can learn little are told, against what the same training makes of them in other units."""
+"""Warnings about numbers from which a model can learn little: compared with the same training in other units."""
 
 from __future__ import annotations
 

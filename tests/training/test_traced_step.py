@@ -1,4 +1,4 @@
-"""Steps by a graph give what steps as ever give, to the last bit, or are not taken."""
+"""Steps run by a graph equal eager steps to the last bit; where they would not, no graph is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers that fail cost no training, and none changes one; what is no tracker is refused."""
+"""Failing trackers do not break a training, no tracker changes one, and other objects are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fit logs to a tracker is what its history says, read back by the tracker's own reader."""
+"""What fit logs to a tracker equals its history, read back by the tracker's own reader."""
 
 from __future__ import annotations
 

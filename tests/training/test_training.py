@@ -1,4 +1,4 @@
-"""fit: it trains every wrapper, repeats to the last bit, does what is computed by hand, and shows its course."""
+"""fit: trains every wrapper, is reproducible to the last bit, equals computations by hand, and shows its progress."""
 
 from __future__ import annotations
 

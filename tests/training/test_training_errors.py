@@ -1,4 +1,4 @@
-"""What goes wrong in fit: losses that are NaN, and bad input, which gets a clear error and changes nothing."""
+"""Errors of fit: NaN losses, and bad input, which gets a clear error and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings in threads are those of the main thread, whatever cells draw meanwhile."""
+"""Trainings in threads equal those of the main thread, whatever is drawn elsewhere meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a training ends: with the best weights, by patience, by Ctrl-C; and how it goes on from a checkpoint."""
+"""How a training ends (best weights, patience, Ctrl-C), and how it resumes from a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that fit trains on: of any form, some held out for validation, standardised, and risks in original units."""
+"""The rows that fit trains on: of any form, with a validation share, standardised, and with risks in original units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Trainer of transformers, which gives the model its labels: a loss beside the logits has no rows that could be dealt."""
+"""Training of wrapped models by the Trainer of transformers, which passes labels to the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches and outputs that are trees: inputs by name, outputs as a dataclass, tokens without a label, several targets; as in a plain loop."""
+"""Nested batches and outputs (named inputs, dataclass outputs, unlabelled tokens, several targets): equal to a plain loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases as HTML, the nearest training cases, and edited pictures: against closed forms, brute force and scipy."""
+"""Cases as HTML, nearest training cases and edited images: compared with closed forms, brute force and scipy."""
 
 from __future__ import annotations
 

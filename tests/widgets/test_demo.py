@@ -1,4 +1,4 @@
-"""`workbench demo` up to where JupyterLab takes over; the browser tests go on from there."""
+"""`workbench demo` up to the start of JupyterLab; the browser tests cover the rest."""
 
 from __future__ import annotations
 

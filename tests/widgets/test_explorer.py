@@ -1,4 +1,4 @@
-"""`Explorer` without a browser: ranking, cases, edits, neighbours, abstaining, and what bad input gets."""
+"""`Explorer` without a browser: ranking, cases, edits, neighbours, abstention and bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which risk of the explored model tells best which cases to refuse."""
+"""Which risk of the explored model best identifies the cases to abstain on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns and places carry the risk, in `Explorer`."""
+"""Which columns and positions carry the risk, in `Explorer`."""
 
 from __future__ import annotations
 

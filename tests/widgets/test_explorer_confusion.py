@@ -1,4 +1,4 @@
-"""Rows of one pair of classes in `Explorer`, and the confusion matrix whose cells choose it, without a browser."""
+"""The confusion matrix in `Explorer`, and the rows of a cell that is chosen in it, without a browser."""
 
 from __future__ import annotations
 

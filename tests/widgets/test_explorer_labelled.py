@@ -1,4 +1,4 @@
-"""Explorers of dicts with `labels`: rows and numbers are those of the targets that one writes."""
+"""Explorers of dicts with `labels`: rows and numbers equal those of targets given explicitly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models in one `Explorer`: what stays when another is looked at, and what is refused by name."""
+"""Several models in one `Explorer`: what stays when another is selected, and refusals by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One place of the chosen row in `Explorer`: what all models say there, and where it lies in the picture."""
+"""One position of the chosen row in `Explorer`: what all models predict there, and where it lies in the image."""
 
 from __future__ import annotations
 

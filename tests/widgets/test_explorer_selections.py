@@ -1,4 +1,4 @@
-"""Rows that are filtered, brushed and kept by name in `Explorer`, and the linked plot, without a browser."""
+"""Filtered, brushed and named selections of rows in `Explorer`, and the linked plot, without a browser."""
 
 from __future__ import annotations
 

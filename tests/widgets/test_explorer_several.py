@@ -1,4 +1,4 @@
-"""`Explorer` of maps, tokens, columns and labels: every number is that of a plain loop over the voters, row by row and position by position."""
+"""`Explorer` of maps, tokens, columns and labels: every number equals a plain loop over voters, rows and positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models of maps, tokens, columns and labels in one `Explorer`: each as it is alone, and all side by side on one scale."""
+"""Several models of maps, tokens, columns and labels in one `Explorer`: each as if alone, side by side on one scale."""
 
 from __future__ import annotations
 

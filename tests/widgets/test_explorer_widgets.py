@@ -1,4 +1,4 @@
-"""The widgets of `Explorer`, clicked and read without a browser; and its static picture."""
+"""The widgets of `Explorer`, operated without a browser, and its static image."""
 
 from __future__ import annotations
 

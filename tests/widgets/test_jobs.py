@@ -1,4 +1,4 @@
-"""Jobs: queued, reported on, stopped and failed, in a thread or blocking; Python can end while one runs."""
+"""Jobs: queued, monitored, stopped and failed, in a thread or blocking; Python can exit while one runs."""
 
 from __future__ import annotations
 

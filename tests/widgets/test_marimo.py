@@ -1,4 +1,4 @@
-"""What marimo asks of widgets, which shows no ipywidgets: a page without scripts, by the method that it looks for."""
+"""Widgets in marimo, which does not show ipywidgets: a page without scripts, through the method that it looks for."""
 
 from __future__ import annotations
 

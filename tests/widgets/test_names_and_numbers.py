@@ -1,4 +1,4 @@
-"""What users call things, and how their numbers are written: nothing becomes markup or a formula, and one number is the same everywhere."""
+"""User-given names and displayed numbers: no name becomes markup or a formula, and a number is written alike everywhere."""
 
 from __future__ import annotations
 

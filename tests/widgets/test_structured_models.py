@@ -1,4 +1,4 @@
-"""Models that give a structure of outputs, as those of transformers do, beside the same models giving the scores alone; of tokens."""
+"""Models that return a structure of outputs, as in transformers: equal to the same models returning the scores alone; for tokens."""
 
 from __future__ import annotations
 

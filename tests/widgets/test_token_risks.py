@@ -1,4 +1,4 @@
-"""The widget of generated texts: what it is given, against the numbers of the generation, and what saved pages hold."""
+"""The widget for generated text: its data compared with the generation, and what saved pages contain."""
 
 from __future__ import annotations
 

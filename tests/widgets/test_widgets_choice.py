@@ -1,4 +1,4 @@
-"""A comparison whose model and data are chosen: in the form, or by code; it is the one that code alone would make."""
+"""A comparison whose model and data are chosen in the form or by code: the same as one made by code alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Comparison` without a browser: clicked, set and read through its widgets, and headless."""
+"""`Comparison` without a browser: operated through its widgets, and headless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison written as a notebook and as a command line gives the same comparison again."""
+"""A comparison exported as a notebook and as a command line reproduces the comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrix of all models of a comparison: drawn while it is open, of what is of the present settings only."""
+"""The matrix of all models of a comparison: drawn while it is open, from runs of the current settings only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Comparison` never ranks, highlights or hands on as current what is not of the present settings."""
+"""`Comparison` never ranks, highlights or exports as current what belongs to other settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures as inline SVG in the theme's colours, and as PNG; nothing global changes."""
+"""Figures as inline SVG in the theme's colours, and as PNG; global state is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Comparison` on several seeds and splits: means, standard errors, and marks for what is beyond noise alone."""
+"""`Comparison` on several seeds and splits: means, standard errors, and marks only beyond noise."""
 
 from __future__ import annotations
 

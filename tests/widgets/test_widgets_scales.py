@@ -1,4 +1,4 @@
-"""Pictures of several models in a comparison: colours of one kind mean the same number in all of them."""
+"""Images of several models in a comparison: a colour means the same number in all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a comparison: none is overwritten, deleted ones come back, and a session file brings all to another kernel."""
+"""Runs of a comparison: none is overwritten, deleted ones can be restored, and a session file brings all to another kernel."""
 
 from __future__ import annotations
 

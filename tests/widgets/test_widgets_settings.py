@@ -1,4 +1,4 @@
-"""What can be compared and set is what wrappers say of themselves: names, settings, help."""
+"""What can be compared and set follows from the wrappers: names, settings and help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Comparison` of maps, tokens and several columns: scores are those of plain loops over the voters, pictures whole."""
+"""`Comparison` of maps, tokens and several columns: scores equal plain loops over the voters, with complete images."""
 
 from __future__ import annotations
 

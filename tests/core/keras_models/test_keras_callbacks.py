@@ -1,4 +1,4 @@
-"""Callbacks of Keras in the training of wrapped models, and evaluation and prediction in batches."""
+"""Keras callbacks during the training of wrapped models, and batched evaluation and prediction."""
 
 from __future__ import annotations
 

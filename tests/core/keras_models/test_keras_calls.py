@@ -1,4 +1,4 @@
-"""Predictions and risks of wrapped Keras models against plain copies of them, called one by one."""
+"""Predictions and risks of wrapped Keras models: compared with plain copies called one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Risk heads of classes in Keras' own fit: the likelihood joins the compiled loss, compared with the same loss by hand."""
+"""Class risk heads in Keras' `fit`: their likelihood is added to the compiled loss, as in the same loss by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of the interface's pages for Keras, as these write them, with only the import renamed.
+"""The calls shown in the Keras pages of the interface, verbatim except for the import.
 
 What TensorFlow alone has (`tf.GradientTape`, `tf.function`, `set_capsa_variables`) is written as Keras 3 has it on torch.
 """

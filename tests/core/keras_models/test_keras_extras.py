@@ -1,4 +1,4 @@
-"""Losses that layers add, masks of outputs, regularizers and parts of models: what a call leaves beside its output."""
+"""Keras models with losses added by layers, masked outputs and regularizers, and wrapped models as parts of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of wrapped Keras models: weights alone, and whole models."""
+"""Files of wrapped Keras models: weights only, and whole models."""
 
 from __future__ import annotations
 

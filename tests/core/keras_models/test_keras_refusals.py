@@ -1,4 +1,4 @@
-"""What cannot be right for wrapped Keras models, and is refused."""
+"""Refusals of what cannot be right for wrapped Keras models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of wrapped Keras models against plain copies of them, trained one by one."""
+"""Training of wrapped Keras models: compared with plain copies trained one by one."""
 
 from __future__ import annotations
 
