@@ -89,13 +89,10 @@ def test_each_voter_can_be_merged_and_the_wrapped_model_cannot(plain: Any) -> No
                 getattr(wrapped, name)()
         with pytest.raises(TypeError, match=r"unwrap\(\)"):
             wrapped.delete_adapter("default")
+        for merge in (wrapped.base_model.merge_and_unload, wrapped.base_model.merge_adapter):
+            with pytest.raises(TypeError, match=r"merge of '.*query'.*weights that all voters share"):
+                merge()
         assert torch.equal(wrapped(**INPUTS).logits, before)
-
-
-def test_adapters_for_a_model_that_is_wrapped_are_refused_by_name(plain: Any) -> None:
-    wrapped = vote.Wrapper(2, output={"logits": Logits()})(copy.deepcopy(plain).unload())
-    with pytest.raises(TypeError, match=r"classifier\.weight.*get_peft_model of peft, to the plain model"):
-        peft.get_peft_model(wrapped, peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
 
 
 def test_adapters_are_put_into_a_model_whose_layers_all_branches_share(plain: Any) -> None:
@@ -110,10 +107,27 @@ def test_adapters_are_put_into_a_model_whose_layers_all_branches_share(plain: An
     with torch.no_grad():  # neo gives the model's own prediction
         expected = model.get_base_model().unwrap().eval()(**INPUTS).logits
         torch.testing.assert_close(model.eval()(**INPUTS).logits, expected)
+    copied = copy.deepcopy(model)  # peft looks for what makes copies in the model inside
+    assert type(copied) is type(model)
+    with torch.no_grad():
+        torch.testing.assert_close(copied(**INPUTS).logits, expected)
+        learned["base_model.model.classifier.modules_to_save.default.weight"] = model.get_base_model().classifier.weight
+    assert all(p is not copied.get_parameter(name) for name, p in learned.items())
     headed = sculpt.Wrapper(output={"logits": Logits()})(copy.deepcopy(plain).unload())
     model = peft.get_peft_model(headed, peft.LoraConfig(r=2, target_modules=["dense"], task_type="SEQ_CLS"))
     with pytest.raises(RuntimeError, match=r"replaced after wrapping.*plain model \(workbench\.unwrap"):
         model(**INPUTS)
+
+
+def test_layers_that_peft_puts_into_the_first_voter_alone_are_refused(plain: Any) -> None:
+    wrapped = _trained(plain)
+    wrapped(**INPUTS)
+    wrapped.base_model.peft_config["two"] = plain.peft_config["default"]
+    wrapped.base_model.inject_adapter(wrapped.base_model.model, "two")
+    with pytest.raises(
+        RuntimeError, match=r"'.*\.two\..*' was put into this wrapped PeftModel.* by peft after wrapping"
+    ):
+        wrapped(**INPUTS)
 
 
 def test_what_all_voters_would_share_is_refused(plain: Any, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from workbench.core.outputs.options import form_of
 from workbench.core.outputs.slips import warn_unsaid
 from workbench.core.ownership import extra
 from workbench.core.saving.save_pretrained import SavesPretrained
-from workbench.core.wrapped import Wrapped, is_wrapped
+from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
@@ -207,7 +207,7 @@ def check_model(model: Any) -> None:
     if isinstance(model, Calibrated) or (isinstance(model, nn.Module) and is_wrapped(eager(model))):
         return
     if isinstance(model, nn.Module):
-        raise TypeError(f"{type(model).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
+        raise TypeError(words_of_plain(model))
     raise TypeError(f"wrapped: found {type(model).__name__}; give a model wrapped by one of the wrappers")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,12 @@ class Persistent(Freezable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if "_workbench" not in self.__dict__:
             raise TypeError("a model that is still being built cannot be copied")
+        # models of peft give what they do not have themselves to the model inside, this method as well
+        around = sys._getframe(1).f_locals.get("x")
+        if around is not self and isinstance(around, nn.Module) and around.__deepcopy__ == self.__deepcopy__:
+            memo[id(around)] = outer = object.__new__(type(around))
+            outer.__setstate__(copy.deepcopy(around.__dict__, memo))
+            return outer
         memo[id(self)] = new = portable(self)
         stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
         for container, key, _ in places(new):

@@ -167,6 +167,14 @@ class Vote(Method):
             if name in rules and not (isinstance(self.wrapper.share, str) and self._factored(table, name)):
                 table.release(name)
 
+    @property
+    def movable(self) -> bool:
+        return self.design is None and not self.wrapper.prior
+
+    def move(self, names: dict[str, str], added: list[str]) -> None:
+        self._slots = [*(names[name] for name in self._slots if name in names), *added]
+        self._zeros = frozenset(names[name] for name in self._zeros if name in names)
+
     def _all_frozen(self, table: Table, names: list[str]) -> str:
         """Return the error message for a model in which every parameter that would vote is frozen."""
         layers = table.layers()
