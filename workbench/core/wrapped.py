@@ -35,6 +35,7 @@ from .quantised import own_scales
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .saving.savepoint import Savepoint
 from .saving.state_dict import add_registered, extract, saves_itself
+from .saving.training_data import note_fit
 from .standardize import Scaling
 from .subclasses import subclass
 
@@ -143,6 +144,7 @@ class Wrapped(WrappedParameters, Persistent):
         savepoint = Savepoint(self, values=any(method.collects for method in self._workbench.methods))
         try:
             calling.fit(self, inputs)
+            note_fit(self, inputs)
         except BaseException as error:
             savepoint.restore(error)
             raise

@@ -31,6 +31,7 @@ class Split:
             there is no class; several labels int64 [n, k] of 0 and 1; or a dict of targets, one for each output.
         sigma: true aleatoric standard deviation, float32 [n, 1], in the units of y; None where it is not known.
         regions: named parts of the split, each a bool mask [n], such as "data" and "gap".
+        origin: what is known of the data set that the rows are of, "name" and "columns", for the cards of models.
 
     Raises:
         ValueError: a tensor has another dtype or shape.
@@ -46,6 +47,7 @@ class Split:
     y: Any
     sigma: Tensor | None = None
     regions: Mapping[str, Tensor] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -85,7 +87,7 @@ class Split:
         index = row_index(rows)
         x, y = tree_map(lambda t: t[index], (self.x, self.y))
         sigma = None if self.sigma is None else self.sigma[index]
-        return Split(x, y, sigma, {name: mask[index] for name, mask in self.regions.items()})
+        return Split(x, y, sigma, {name: mask[index] for name, mask in self.regions.items()}, self.origin)
 
     def dataset(self) -> Dataset:
         """The pairs (x, y), as `torch.utils.data.DataLoader` wants them."""
@@ -131,6 +133,7 @@ class LazySplit(Dataset):
         self.rows = torch.arange(len(cast(Sized, dataset))) if rows is None else rows
         self._labels = labels
         self.regions: Mapping[str, Tensor] = {}
+        self.origin: Mapping[str, Any] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -178,7 +181,9 @@ class LazySplit(Dataset):
     def take(self, rows: Tensor | Sequence[int] | np.ndarray) -> LazySplit:
         """The split with these rows only, by number or bool mask; nothing is read."""
         chosen = self.rows[row_index(rows)]
-        return LazySplit(self.source, chosen, convert=self.convert, labels=self._labels, workers=self.workers)
+        new = LazySplit(self.source, chosen, convert=self.convert, labels=self._labels, workers=self.workers)
+        new.origin = self.origin
+        return new
 
     def dataset(self) -> Dataset:
         """The pairs (x, y): this."""
