@@ -13,7 +13,7 @@ from ..core.method import Call, Method
 from ..core.ownership import extra
 from ..core.prior import NAME as PRIOR
 from ..core.prior import Prior, check_prior, install
-from ..core.quantised import refuse_quantised
+from ..core.quantised import refuse_quantised, refuse_unfrozen
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
@@ -142,6 +142,8 @@ class Vote(Method):
             "each voter would need a new copy in floating point",
             "layer.weight.requires_grad_(False) on the quantised layers makes all voters share them",
         )
+        if self.wrapper.share != "rank1":
+            refuse_unfrozen(table, parameters)
         if self.wrapper.prior:
             self._check_prior(table)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}

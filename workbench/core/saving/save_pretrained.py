@@ -100,6 +100,10 @@ def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | No
     # scaling or priors, which the plain class does not know, or adapters, which are saved separately
     if "_workbench" in single.__dict__ or getattr(wrapped, "_hf_peft_config_loaded", False):
         return None
+    if (
+        getattr(wrapped, "hf_quantizer", None) is not None
+    ):  # which writes the weights that it finds, and not those of a voter
+        return None
     if any("lora_" in name or ".base_layer." in name for name in single.state_dict()):
         return None
     plain, state = single.state_dict(), state or wrapped.state_dict()
