@@ -130,6 +130,32 @@ def test_layers_that_peft_puts_into_the_first_voter_alone_are_refused(plain: Any
         wrapped(**INPUTS)
 
 
+@pytest.mark.parametrize("below", [False, True])
+def test_an_adapter_that_was_inactive_when_wrapped_is_no_ones_own(below: bool, plain: Any) -> None:
+    config = peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
+    model = copy.deepcopy(plain)
+    model.add_adapter("two", config)
+    wrapped = vote.Wrapper(2, output={"logits": Logits()})(model).eval()
+    expected = wrapped(**INPUTS).logits
+    (wrapped.base_model if below else wrapped).set_adapter("two")
+    with pytest.raises(RuntimeError, match=r"'two' was not active when .*set_adapter\('two'\) before you wrap"):
+        wrapped(**INPUTS)
+    (wrapped.base_model if below else wrapped).set_adapter("default")
+    torch.testing.assert_close(wrapped(**INPUTS).logits, expected)
+    model.set_adapter("two")
+    active = vote.Wrapper(2, output={"logits": Logits()})(model)
+    learned = {name for name, parameter in active.named_parameters() if parameter.requires_grad}
+    assert learned
+    assert all(".two." in name and name.endswith("@vote") for name in learned)
+
+
+def test_frozen_adapters_are_told_how_to_be_trained(plain: Any, tmp_path: Path) -> None:
+    plain.save_pretrained(tmp_path)
+    base = copy.deepcopy(plain).unload()
+    with pytest.raises(ValueError, match=r"is_trainable=True"):
+        vote.Wrapper(2)(peft.PeftModel.from_pretrained(base, tmp_path))
+
+
 def test_what_all_voters_would_share_is_refused(plain: Any, tmp_path: Path) -> None:
     wrapped = _trained(plain)
     plain.save_pretrained(tmp_path)

@@ -301,6 +301,44 @@ def test_decoders_with_tied_and_embedded_adapters(options: dict[str, Any]) -> No
         assert_answers(adapted, expected)
 
 
+@pytest.mark.parametrize("targets", [["lm_head"], ["wte"], ["c_attn", "c_proj"], ["lm_head", "wte"]], ids=str)
+def test_tied_embedded_and_transposed_layers_are_merged_as_peft_does(targets: list[str]) -> None:
+    def config() -> Any:
+        return peft.LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=targets)
+
+    wrapped = vote.Wrapper(2, output={"logits": Logits(dim=-1)})(decoder()).eval()
+    plain = wrapped.voters()
+    adapted = peft.get_peft_model(wrapped, config()).eval()
+    learned(adapted)
+    with torch.no_grad():
+        expected = [model.merge_and_unload() for model in references(plain, adapted, config)]
+        merged = adapted.merge_and_unload()
+        for voter, model in zip(merged.voters(), expected, strict=True):
+            torch.testing.assert_close(voter.state_dict(), model.state_dict())
+        assert_answers(merged, logits(expected))
+
+
+def test_norms_and_convolutions_get_adapters_and_copies_of_each_voters_own() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
+    x = torch.randn(4, 1, 8, 8)
+    wrapped = vote.Wrapper(N)(network).eval()
+    with torch.no_grad():
+        for voter in range(N):  # as after a training
+            wrapped.get_buffer("1.running_mean@vote")[voter] += 0.1 * voter
+    plain = wrapped.voters()
+
+    def config() -> Any:
+        return peft.LoraConfig(r=2, target_modules=["0"], modules_to_save=["1", "4"])
+
+    adapted = peft.get_peft_model(wrapped, config()).eval()
+    learned(adapted)
+    with torch.no_grad():
+        answers = torch.stack([model(x) for model in references(plain, adapted, config)])
+        torch.testing.assert_close(adapted(x), answers.mean(0))
+        torch.testing.assert_close(adapted(x, return_risk=True)[1], answers.std(0, correction=0))
+        torch.testing.assert_close(adapted.merge_and_unload()(x), answers.mean(0))
+
+
 def test_adapters_of_half_precision_models_are_cast_as_peft_does() -> None:
     wrapped = voting().to(torch.bfloat16)
     plain = wrapped.voters()
@@ -334,6 +372,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "biases": (voting, lambda: classes(bias="all"), "bias='all'"),
     "magnitudes": (voting, lambda: classes(use_dora=True), "use_dora"),
     "of the first": (voting, lambda: classes(init_lora_weights="pissa"), "init_lora_weights='pissa'"),
+    "tied": (
+        lambda: vote.Wrapper(N, output={"logits": Logits(dim=-1)})(decoder()),
+        lambda: peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["lm_head"]),
+        "'transformer.wte.weight' is tied.*copy of 'lm_head' alone",
+    ),
+    "tied to the first": (
+        lambda: vote.Wrapper(N, output={"logits": Logits(dim=-1)})(decoder()),
+        lambda: peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["wte"]),
+        "is tied.*copy of 'transformer.wte' alone",
+    ),
     "tokens": (voting, lambda: classes(trainable_token_indices=[1]), "trainable_token_indices"),
 }
 

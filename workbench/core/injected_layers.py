@@ -39,7 +39,9 @@ def follow(root: Any) -> None:
     axis = members_axis(record.methods)
     tree = {path: module for path, module in root.named_modules(remove_duplicate=False) if MARK not in path}
     known = {id(module) for module in before.modules.values()}
-    if not axis or {id(module) for module in tree.values()} == known:
+    # those that are gone may be known no more
+    same = tree.keys() == record.order.keys() and {id(module) for module in tree.values()} == known
+    if not axis or same:
         return
     moves = _Moves(before, tree)
     added = [slot for slot in Record.of(root).slots.values() if MARK not in slot.owners[0][0]]
@@ -121,14 +123,11 @@ class _Moves:
             return RankOne(rule.axis, self.name(rule.name), self.name(rule.left), right)
         return Shared(self.name(rule.name)) if isinstance(rule, Shared) else Stacked(rule.axis, self.name(rule.name))
 
-    def lost(self) -> list[str]:
-        """Slots whose first owner is gone, and another is there."""
-        return [
-            name
-            for name, slot in self._table.record.slots.items()
-            if not self._now(self._table.modules.get(slot.owners[0][0]))
-            and any(self._now(self._table.modules.get(path)) for path, _ in slot.owners)
-        ]
+    def tied(self) -> set[str]:
+        """The slots, by their new names, that several modules hold."""
+        slots = self._table.record.slots.values()
+        several = [slot for slot in slots if len({id(self._table.modules.get(path)) for path, _ in slot.owners}) > 1]
+        return {self.name(slot.name) for slot in several if self._now(self._table.modules.get(slot.owners[0][0]))}
 
 
 # ---- what is new
@@ -207,8 +206,13 @@ def _check(root: Any, moves: _Moves, added: list[Slot], axis: str) -> None:
     for slot in added:
         if MARK in slot.name and slot.name.rpartition(MARK)[2] != axis:
             _refuse(root, f"{_owner(slot.name)!r} is a copy of a weight with factors of each voter")
-    if lost := moves.lost():
-        _refuse(root, f"{lost[0]!r} is tied to a layer that is gone")
+    for name, slot in moves.slots()[0].items():
+        copied = [path for path, _ in slot.owners if "original_module" in path.split(".")]
+        if copied and name in moves.tied():
+            _refuse(
+                root,
+                f"{name!r} is tied to another layer, and peft would train a copy of {copied[0].rpartition('.')[0]!r} alone",
+            )
 
 
 def _refuse(root: Any, what: str) -> NoReturn:

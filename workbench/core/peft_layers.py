@@ -95,6 +95,25 @@ def refuse_injected(root: nn.Module, record: Any) -> None:
                     f"'{below}.{new[0]}' was put into this wrapped {model} by peft after wrapping, and its voters would share it: put all "
                     "adapters into the plain model (wrapped.unwrap()), and wrap that"
                 )
+        _refuse_resting(root, path, layer)
+
+
+def _refuse_resting(root: nn.Module, path: str, layer: Any) -> None:
+    """Raise if an adapter is active that was not when the model was wrapped, and so was frozen, beside others that each voter has of its own."""
+    owned: dict[str, bool] = {}
+    for below, module in layer.named_modules(prefix=path):
+        container, *rest = below.removeprefix(f"{path}.").split(".") if below != path else [""]
+        names = [name for name in module._parameters if module._parameters[name] is not None]
+        if container in layer.adapter_layer_names and (rest or names):
+            for adapter in [rest[0]] if rest else [name.partition("@")[0] for name in names]:
+                owned[adapter] = owned.get(adapter, False) or any("@" in name for name in names)
+    resting = [adapter for adapter in layer.active_adapters if owned.get(adapter) is False]
+    if resting and any(owned.values()):
+        model = getattr(type(root), "_plain_class", type(root)).__name__
+        raise RuntimeError(
+            f"the adapter {resting[0]!r} was not active when this {model} was wrapped, and so was frozen: its voters share it. "
+            f"model.set_adapter({resting[0]!r}) before you wrap the plain model, or set_adapter back to one that voters have"
+        )
 
 
 __all__ = ["Merging", "merge_for_voters", "refuse_injected"]

@@ -190,6 +190,11 @@ class Vote(Method):
             f"keep their values, so all voters would be equal. Unfreeze them before wrapping, "
             f"model.{f'{path}.' if path else ''}{attribute}.requires_grad_(True)"
             + (f"; or give share={k}, which includes the last trainable layer" if k else "")
+            + (
+                "; adapters of peft are trainable after PeftModel.from_pretrained(base, folder, is_trainable=True)"
+                if hasattr(table.root, "peft_config")
+                else ""
+            )
             + "; or use sample, which needs no training, or laplace on a trained last layer"
         )
 
