@@ -114,9 +114,10 @@ def test_adapters_are_put_into_a_model_whose_layers_all_branches_share(plain: An
         learned["base_model.model.classifier.modules_to_save.default.weight"] = model.get_base_model().classifier.weight
     assert all(p is not copied.get_parameter(name) for name, p in learned.items())
     headed = sculpt.Wrapper(output={"logits": Logits()})(copy.deepcopy(plain).unload())
-    model = peft.get_peft_model(headed, peft.LoraConfig(r=2, target_modules=["dense"], task_type="SEQ_CLS"))
+    with pytest.raises(TypeError, match=r"sculpt\(.*keeps to the layers.*wrapper\(peft\.get_peft_model"):
+        peft.get_peft_model(headed, peft.LoraConfig(r=2, target_modules=["dense"], task_type="SEQ_CLS"))
     with pytest.raises(RuntimeError, match=r"replaced after wrapping.*plain model \(workbench\.unwrap"):
-        model(**INPUTS)
+        headed(**INPUTS)
 
 
 def test_layers_that_peft_puts_into_the_first_voter_alone_are_refused(plain: Any) -> None:

@@ -364,6 +364,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     ),
     "prior": (lambda: voting(prior=1.0), classes, "vote"),
     "not the last yet": (lambda: voting(share=1), classes, "call it once"),
+    "sets of weights": (
+        lambda: snapshot.Wrapper(2, output={"logits": Logits()})(bert()),
+        lambda: peft.LoraConfig(r=2, target_modules=["query"]),
+        "snapshot",
+    ),
     "another kind": (
         voting,
         lambda: peft.IA3Config(target_modules=["query"], feedforward_modules=[]),
@@ -416,10 +421,3 @@ def test_what_takes_a_wrapped_model_names_the_part_of_a_model_of_peft() -> None:
 def test_copies_of_a_layer_are_refused() -> None:
     with pytest.raises(TypeError, match=r"is being copied.*'classifier\.weight'"):
         copy.deepcopy(voting().classifier)
-
-
-def test_members_that_are_kept_beside_are_refused() -> None:
-    wrapped = snapshot.Wrapper(2, output={"logits": Logits()})(bert())
-    adapted = peft.get_peft_model(wrapped, peft.LoraConfig(r=2, target_modules=["query"]))
-    with pytest.raises(RuntimeError, match=r"replaced after wrapping|not registered"):
-        adapted(input_ids=IDS)

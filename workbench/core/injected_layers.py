@@ -41,8 +41,10 @@ def follow(root: Any) -> None:
     known = {id(module) for module in before.modules.values()}
     # those that are gone may be known no more
     same = tree.keys() == record.order.keys() and {id(module) for module in tree.values()} == known
-    if not axis or same:
+    if same or not record.rules:  # without rules all branches share the layers
         return
+    if not axis:
+        _refuse(root, f"{', '.join(map(repr, record.methods))} keeps to the layers that it was put on")
     moves = _Moves(before, tree)
     added = [slot for slot in Record.of(root).slots.values() if MARK not in slot.owners[0][0]]
     added = [slot for slot in added if id(tree[slot.owners[0][0]]) not in known]
