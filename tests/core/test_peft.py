@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import workbench
-from workbench import neo, sample, sculpt, vote
+from workbench import compose, neo, sample, sculpt, vote
 from workbench.outputs import Logits
 
 peft = pytest.importorskip("peft")
@@ -114,10 +115,19 @@ def test_adapters_are_put_into_a_model_whose_layers_all_branches_share(plain: An
         learned["base_model.model.classifier.modules_to_save.default.weight"] = model.get_base_model().classifier.weight
     assert all(p is not copied.get_parameter(name) for name, p in learned.items())
     headed = sculpt.Wrapper(output={"logits": Logits()})(copy.deepcopy(plain).unload())
-    with pytest.raises(TypeError, match=r"sculpt\(.*keeps to the layers.*wrapper\(peft\.get_peft_model"):
+    with pytest.raises(TypeError, match=r"sculpt\(.*depends on the layers.*wrapper\(peft\.get_peft_model"):
         peft.get_peft_model(headed, peft.LoraConfig(r=2, target_modules=["dense"], task_type="SEQ_CLS"))
     with pytest.raises(RuntimeError, match=r"replaced after wrapping.*plain model \(workbench\.unwrap"):
         headed(**INPUTS)
+
+
+def test_adapters_next_to_risk_heads_are_not_merged() -> None:
+    base = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["2"])).requires_grad_(True)
+    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper(n_layers=3))(model)
+    assert any("base_layer.weight@sculpt" in name for name, _ in wrapped.named_parameters())
+    with pytest.raises(TypeError, match=r"merge of 'base_model\.model\.2'.*risk heads"):
+        wrapped.base_model.merge_adapter()
 
 
 def test_layers_that_peft_puts_into_the_first_voter_alone_are_refused(plain: Any) -> None:
@@ -125,9 +135,7 @@ def test_layers_that_peft_puts_into_the_first_voter_alone_are_refused(plain: Any
     wrapped(**INPUTS)
     wrapped.base_model.peft_config["two"] = plain.peft_config["default"]
     wrapped.base_model.inject_adapter(wrapped.base_model.model, "two")
-    with pytest.raises(
-        RuntimeError, match=r"'.*\.two\..*' was put into this wrapped PeftModel.* by peft after wrapping"
-    ):
+    with pytest.raises(RuntimeError, match=r"'.*\.two\..*' to this wrapped PeftModel.* after wrapping"):
         wrapped(**INPUTS)
 
 

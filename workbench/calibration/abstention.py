@@ -141,7 +141,8 @@ class SelectivePredictor(SavesPretrained, nn.Module):
     """
 
     threshold: Tensor
-    fitted_on: Facts | None = None  # what is known of the rows that the threshold was chosen by
+    # facts about the rows that the threshold was chosen on, if known
+    fitted_on: Facts | None = None
 
     def __init__(self, wrapped: nn.Module, by: str, threshold: float | Tensor, per: Per = "row") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers that peft puts into a wrapped model: what voters have of their own moves along, and each voter gets adapters of its own."""
+"""Layers that peft adds to a wrapped model: each voter keeps its own weights and gets its own adapters."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from .ownership import MARK, Record, Slot, Table, table_of
 from .peft_layers import merge_for_voters
 from .runtime import Runtime
 
-_DRAWN = (True, False, "gaussian")  # initialisations of a LoRA that look neither at weights nor at data
-# options of a LoRA with which adapters are no layers beside the base alone, and what they are without
+# initialisations of a LoRA that depend neither on weights nor on data
+_DRAWN = (True, False, "gaussian")
+# options of a LoRA that do more than add layers next to the base, with the value that switches them off
 _PLAIN = {"bias": "none", "use_dora": False, "target_parameters": None, "trainable_token_indices": None}
 
 
 def follow(root: Any) -> None:
-    """Take in the layers that peft has put into a wrapped model, or taken out of it, where its voters have layers of their own.
+    """Update a wrapped model with voters after peft has added layers to it or removed them.
 
-    Every voter keeps its own weights under the adapters. Adapters are drawn for each as peft draws them, the first voter's are those that are
-    there; layers that peft has copied to train them start at each voter's own weights.
+    Each voter keeps its own base weights. Its adapters are initialised as peft does; the first voter gets those that peft has made. Layers that
+    peft copies to train them (`modules_to_save`) start at each voter's own weights.
 
     Args:
         root: the wrapped model.
 
     Raises:
-        TypeError: if what was put in, or what the model is wrapped with, cannot be followed; the model refuses to be called then.
+        TypeError: if voters can't have such layers each; calls of the model then raise as well.
     """
     record, before = root._workbench, table_of(root)
     axis = members_axis(record.methods)
     tree = {path: module for path, module in root.named_modules(remove_duplicate=False) if MARK not in path}
     known = {id(module) for module in before.modules.values()}
-    # those that are gone may be known no more
+    # removed modules may have been garbage-collected, so compare the paths as well
     same = tree.keys() == record.order.keys() and {id(module) for module in tree.values()} == known
-    if same or not record.rules:  # without rules all branches share the layers
+    # without rules all branches share the layers
+    if same or not record.rules:
         return
     if not axis:
-        _refuse(root, f"{', '.join(map(repr, record.methods))} keeps to the layers that it was put on")
+        _refuse(root, f"{', '.join(map(repr, record.methods))} depends on the layers that it was applied to")
     moves = _Moves(before, tree)
     added = [slot for slot in Record.of(root).slots.values() if MARK not in slot.owners[0][0]]
     added = [slot for slot in added if id(tree[slot.owners[0][0]]) not in known]
@@ -57,7 +59,8 @@ def follow(root: Any) -> None:
         path: record.order[moves.before[path]] if path in moves.before else _order(module)
         for path, module in tree.items()
     }
-    record.execution = record.tails = None  # they tell the layers that were to vote, which is settled
+    # these determine which layers vote, which is settled by now
+    record.execution = record.tails = None
     views = {names[slot]: view for slot, view in before.views.items() if slot in names}
     given = {names[slot]: original for slot, original in before.given.items() if slot in names}
     root.__dict__["_engine"] = runtime = Runtime(root, views, given)
@@ -71,7 +74,7 @@ def follow(root: Any) -> None:
 
 
 def _owner(name: str) -> str:
-    """The slot of a registered name."""
+    """Return the slot of a registered name."""
     return name.partition(MARK)[0]
 
 
@@ -81,11 +84,11 @@ def _order(module: nn.Module) -> tuple[list[str], list[str]]:
 
 # ---- what has moved
 class _Moves:
-    """Where the modules of a wrapped model are now.
+    """Maps names from before a change of the module tree to names after it.
 
     Args:
-        table: of the model before.
-        tree: its modules by path, each by all of its paths.
+        table: ownership table from before the change.
+        tree: the modules by path now, each under all of its paths.
     """
 
     def __init__(self, table: Table, tree: Mapping[str, nn.Module]) -> None:
@@ -100,7 +103,7 @@ class _Moves:
         return self._paths.get(id(module), [])
 
     def slots(self) -> tuple[dict[str, Slot], dict[str, str]]:
-        """The slots that are still there by their new names, and the new names by the old ones."""
+        """Return the remaining slots by their new names, and the new names by the old ones."""
         slots: dict[str, Slot] = {}
         names: dict[str, str] = {}
         for name, slot in self._table.record.slots.items():
@@ -112,12 +115,12 @@ class _Moves:
         return slots, names
 
     def name(self, name: str) -> str:
-        """The new name of a registered tensor."""
+        """Return the new name of a registered tensor."""
         path, _, attribute = name.rpartition(".")
         return ".".join(filter(None, (self._now(self._table.modules[path])[0], attribute)))
 
     def rule(self, rule: Rule) -> Rule:
-        """The same rule with the new names of its tensors."""
+        """Return the same rule with the new names of its tensors."""
         if isinstance(rule, Split):
             return Split(rule.axis, tuple(map(self.rule, rule.options)))
         if isinstance(rule, RankOne):
@@ -126,7 +129,7 @@ class _Moves:
         return Shared(self.name(rule.name)) if isinstance(rule, Shared) else Stacked(rule.axis, self.name(rule.name))
 
     def tied(self) -> set[str]:
-        """The slots, by their new names, that several modules hold."""
+        """Return the new names of slots that several modules hold."""
         slots = self._table.record.slots.values()
         several = [slot for slot in slots if len({id(self._table.modules.get(path)) for path, _ in slot.owners}) > 1]
         return {self.name(slot.name) for slot in several if self._now(self._table.modules.get(slot.owners[0][0]))}
@@ -134,7 +137,7 @@ class _Moves:
 
 # ---- what is new
 def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
-    """Give each branch along an axis a row of every new tensor; copies of what has such rows already have theirs."""
+    """Give each branch along an axis its own row of every new tensor; copies of stacked tensors have theirs already."""
     record = table.record
     new: list[tuple[str, Tensor]] = []
     for slot in added:
@@ -164,7 +167,7 @@ def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
 
 
 def _draw_adapters(root: Any, names: Any) -> None:
-    """Draw the new adapters of a LoRA once more, as peft does."""
+    """Initialise the new adapters of a LoRA once more, as peft does."""
     for path, layer in root.named_modules():
         for adapter, config in root.peft_config.items() if hasattr(layer, "reset_lora_parameters") else ():
             if not any(name.startswith(f"{path}.lora_") and adapter in name.split(".") for name in names):
@@ -185,17 +188,17 @@ def _check(root: Any, moves: _Moves, added: list[Slot], axis: str) -> None:
     record = root._workbench
     for method in record.methods:
         if not method.movable:
-            _refuse(root, f"{method!r} keeps to the layers that it was put on")
+            _refuse(root, f"{method!r} depends on the layers that it was applied to")
     if record.method != "forward":
         _refuse(root, f"it answers with risk in {record.method}()")
     if record.tails and not record.ordered:
-        _refuse(root, "no call has shown yet that the layers that vote are the last (call it once before, or do this)")
+        _refuse(root, "no call has shown yet whether the layers that vote are the last ones (call it once before)")
     if added and not hasattr(root, "peft_config"):
         _refuse(root, "its layers were replaced")
     for name, config in root.peft_config.items() if added else ():
         kind = getattr(config.peft_type, "value", config.peft_type)
         if kind != "LORA":
-            _refuse(root, f"adapter {name!r} is of the kind {kind}, no LoRA")
+            _refuse(root, f"adapter {name!r} is of type {kind}, not LORA")
         for option, plain in _PLAIN.items():
             value = getattr(config, option, plain)
             if value and value != plain:
@@ -203,7 +206,7 @@ def _check(root: Any, moves: _Moves, added: list[Slot], axis: str) -> None:
         if not any(config.init_lora_weights is value or config.init_lora_weights == value for value in _DRAWN):
             _refuse(
                 root,
-                f"adapter {name!r} has init_lora_weights={config.init_lora_weights!r}, made of the first voter's weights",
+                f"adapter {name!r} has init_lora_weights={config.init_lora_weights!r}, which depends on weights or data",
             )
     for slot in added:
         if MARK in slot.name and slot.name.rpartition(MARK)[2] != axis:
@@ -219,9 +222,9 @@ def _check(root: Any, moves: _Moves, added: list[Slot], axis: str) -> None:
 
 def _refuse(root: Any, what: str) -> NoReturn:
     raise TypeError(
-        f"peft has put layers into this wrapped {type(root)._plain_class.__name__} that its voters cannot have each of their own: {what}. Put "
-        "them into the plain model, and wrap that: wrapper(peft.get_peft_model(model, config)); voters then share the frozen base. For voters "
-        "with a base of their own, put them into each of wrapped.voters()"
+        f"peft has added layers to this wrapped {type(root)._plain_class.__name__}, and the voters can't each have their own: {what}. Add them "
+        "to the plain model and wrap that, wrapper(peft.get_peft_model(model, config)); voters then share the frozen base. For voters with "
+        "their own base, add them to each of wrapped.voters()"
     )
 
 

@@ -1,4 +1,4 @@
-"""Layers of peft in a wrapped model: they are merged for each voter, and refused where they came in past the voters."""
+"""Layers of peft in a wrapped model: merging works for each voter, and adapters that voters would share are refused."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..engine.plan import Stacked
 
 
 class Merging:
-    """`merge` or `unmerge` of a layer of peft in a wrapped model: peft's own, for one voter after another.
+    """`merge` or `unmerge` of a layer of peft in a wrapped model: calls peft's method for one voter after another.
 
-    Set on the layer, where it hides that of its class; plain copies of the layer are without it.
+    It is set on the layer and hides the method of its class; plain copies of the layer don't have it.
 
     Args:
-        name: of the method.
-        path: of the layer.
-        root: the wrapped model; copies are told theirs.
+        name: name of the method.
+        path: path of the layer.
+        root: the wrapped model; None in a copy that is still being made.
     """
 
     def __init__(self, name: str, path: str, root: nn.Module | None = None) -> None:
@@ -36,10 +36,12 @@ class Merging:
             if any(path == self.path or path.startswith(f"{self.path}.") for path, _ in record.slots[slot].owners)
         ]
         written = ("weight", "bias") if any(getattr(layer, "lora_bias", {}).values()) else ("weight",)
-        if any(name in layer.get_base_layer()._parameters for name in written):
+        shared = any(name in layer.get_base_layer()._parameters for name in written)
+        if shared or not all(isinstance(rule, Stacked) for _, rule in below):
             raise TypeError(
-                f"{self.name} of {self.path!r} in this wrapped {type(table.root)._plain_class.__name__} would work on weights that all voters "
-                "share, with adapters that each has of its own. Do that to each of wrapped.voters(), or to the plain model before wrapping it"
+                f"{self.name} of {self.path!r} in this wrapped {type(table.root)._plain_class.__name__} would change weights that all voters "
+                "share (or risk heads), but each voter has its own adapters. Do that in each of wrapped.voters(), or in the plain model before "
+                "wrapping it"
             )
         stacks = {slot: table.get(rule.name) for slot, rule in below if isinstance(rule, Stacked)}
         values = {slot: stack.detach().clone() for slot, stack in stacks.items()}
@@ -49,7 +51,8 @@ class Merging:
                 layer.merged_adapters[:] = merged
                 table.show({rule.axis: i for _, rule in below if isinstance(rule, Stacked)})
                 getattr(type(layer), self.name)(layer, *args, **kwargs)
-                with torch.no_grad():  # peft may have put other memory into what stands for the voter's
+                # peft may have given the voter's view new memory
+                with torch.no_grad():
                     for slot, stack in stacks.items():
                         stack[i].copy_(table.views[slot])
         except BaseException:
@@ -69,7 +72,7 @@ class Merging:
 
 
 def merge_for_voters(root: Any) -> None:
-    """Let layers of peft in a wrapped model, whose adapters each voter has of its own, merge and unmerge them for each."""
+    """Let layers of peft merge and unmerge the adapters of each voter, if each has its own."""
     slots = root._workbench.slots
     owners = [path for name in root._workbench.rules if name in slots for path, _ in slots[name].owners]
     for path, layer in root.named_modules() if owners else ():
@@ -79,7 +82,7 @@ def merge_for_voters(root: Any) -> None:
 
 
 def refuse_injected(root: nn.Module, record: Any) -> None:
-    """Raise if peft has put parameters into a model with voters that `injected_layers.follow` has not taken up: all would share them."""
+    """Raise if peft has added parameters that `injected_layers.follow` has not given to each voter, so that all would share them."""
     if not any(method.member_marks for method in record.methods):
         return
     for path, layer in root.named_modules():
@@ -92,14 +95,14 @@ def refuse_injected(root: nn.Module, record: Any) -> None:
             if new and "@" not in below:
                 model = getattr(type(root), "_plain_class", type(root)).__name__
                 raise RuntimeError(
-                    f"'{below}.{new[0]}' was put into this wrapped {model} by peft after wrapping, and its voters would share it: put all "
-                    "adapters into the plain model (wrapped.unwrap()), and wrap that"
+                    f"peft has added '{below}.{new[0]}' to this wrapped {model} after wrapping, and its voters would share it: add all adapters "
+                    "to the plain model (wrapped.unwrap()), and wrap that"
                 )
         _refuse_resting(root, path, layer)
 
 
 def _refuse_resting(root: nn.Module, path: str, layer: Any) -> None:
-    """Raise if an adapter is active that was not when the model was wrapped, and so was frozen, beside others that each voter has of its own."""
+    """Raise if an adapter is active that was inactive, and so frozen and shared, when the model was wrapped."""
     owned: dict[str, bool] = {}
     for below, module in layer.named_modules(prefix=path):
         container, *rest = below.removeprefix(f"{path}.").split(".") if below != path else [""]
@@ -111,8 +114,8 @@ def _refuse_resting(root: nn.Module, path: str, layer: Any) -> None:
     if resting and any(owned.values()):
         model = getattr(type(root), "_plain_class", type(root)).__name__
         raise RuntimeError(
-            f"the adapter {resting[0]!r} was not active when this {model} was wrapped, and so was frozen: its voters share it. "
-            f"model.set_adapter({resting[0]!r}) before you wrap the plain model, or set_adapter back to one that voters have"
+            f"the adapter {resting[0]!r} was not active when this {model} was wrapped, and so was frozen: its voters share it. Call "
+            f"model.set_adapter({resting[0]!r}) before you wrap the plain model, or switch back to an adapter that each voter has"
         )
 
 

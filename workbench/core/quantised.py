@@ -55,12 +55,13 @@ def _own_scales(weight: Any) -> Any:
     return new
 
 
-# ---- scales of bitsandbytes in four bits, which its layers write into a state and do not read from one
-PACKED = ".quant_state.bitsandbytes__"  # in the name of what is no tensor of them, as the bytes of a JSON text
+# ---- scales of bitsandbytes in four bits, which its layers write into a state and do not load from one
+# part of the name of the settings among them, bytes of a JSON text
+PACKED = ".quant_state.bitsandbytes__"
 
 
 def scales_of(weight: Any) -> list[Tensor]:
-    """The tensors by which numbers of four bits are read; none of other weights."""
+    """Return the tensors by which a four-bit weight of bitsandbytes is scaled; empty for other weights."""
     state = weight.__dict__.get("quant_state") if nn.Parameter in type(weight).__mro__[1:] else None
     return [] if state is None else _tensors(state)
 
@@ -73,12 +74,12 @@ def _tensors(state: Any) -> list[Tensor]:
 
 @dataclass
 class Scales:
-    """The scales of a state for the layers of a model, compared and not yet written.
+    """The scales in a state for the four-bit layers of a model, checked and not yet copied.
 
     Args:
-        pairs: tensors of the model, and those that they are to take the numbers of.
+        pairs: tensors of the model, each with the tensor of the state to copy.
         missing: names that the state lacks.
-        errors: what does not fit.
+        errors: messages about scales that do not fit.
     """
 
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -87,12 +88,12 @@ class Scales:
 
     @classmethod
     def taken(cls, model: nn.Module, state: dict[str, Any], prefix: str) -> Scales:
-        """Take them out of a state.
+        """Remove the scales from a state, and check them.
 
         Args:
-            model: which loads it.
-            state: it is changed.
-            prefix: of the names of this model.
+            model: the model that loads it.
+            state: state_dict, changed in place.
+            prefix: prefix of the names of this model.
         """
         new = cls()
         for name, weight in model.named_parameters():
@@ -123,6 +124,7 @@ class Scales:
         return new
 
     def write(self) -> None:
+        """Copy the scales into the model."""
         with torch.no_grad():
             for present, value in self.pairs:
                 present.copy_(value)
@@ -202,7 +204,7 @@ def refuse_quantised(table: Table, slots: Iterable[str], action: str, remedy: st
 
 
 def refuse_unfrozen(table: Table, slots: Iterable[str]) -> None:
-    """Refuse to give voters weights that a layer of optimum-quanto still rounds in each call: it writes them into a state in parts of its own.
+    """Refuse voters with weights that a layer of optimum-quanto still rounds in each call, and expects in parts in a state.
 
     Raises:
         TypeError: if one of the slots is such a weight.

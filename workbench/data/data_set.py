@@ -92,7 +92,7 @@ class Data:
             if described[-1] != described[0]:
                 raise ValueError(f"training rows {described[0]} and {label} rows {described[-1]} differ in shape")
         for label, split in (("", self.train), ("test", self.test), *self.parts.items()):
-            if not split.origin:
+            if not getattr(split, "origin", None):
                 object.__setattr__(split, "origin", self._origin(f", {label} rows" if label else ""))
 
     @classmethod
@@ -408,7 +408,7 @@ class Data:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What is known of the training rows, for the cards of models: "name", "rows", "columns", "checksum"."""
+        """Facts about the training rows for model cards: "name", "rows", "columns", "checksum"."""
         in_memory = not isinstance(self.train, LazySplit) and not isinstance(self.test, LazySplit)
         checksum = {"checksum": f"sha256 {self.checksum}"} if in_memory else {}  # nothing is read for it
         return {**self._origin(""), "rows": len(self.train), **checksum}

@@ -31,7 +31,7 @@ class Split:
             there is no class; several labels int64 [n, k] of 0 and 1; or a dict of targets, one for each output.
         sigma: true aleatoric standard deviation, float32 [n, 1], in the units of y; None where it is not known.
         regions: named parts of the split, each a bool mask [n], such as "data" and "gap".
-        origin: what is known of the data set that the rows are of, "name" and "columns", for the cards of models.
+        origin: facts about the data set of these rows for model cards, "name" and "columns".
 
     Raises:
         ValueError: a tensor has another dtype or shape.
@@ -87,7 +87,8 @@ class Split:
         index = row_index(rows)
         x, y = tree_map(lambda t: t[index], (self.x, self.y))
         sigma = None if self.sigma is None else self.sigma[index]
-        return Split(x, y, sigma, {name: mask[index] for name, mask in self.regions.items()}, self.origin)
+        regions = {name: mask[index] for name, mask in self.regions.items()}
+        return Split(x, y, sigma, regions, getattr(self, "origin", {}))  # pickles of earlier versions have no origin
 
     def dataset(self) -> Dataset:
         """The pairs (x, y), as `torch.utils.data.DataLoader` wants them."""
@@ -182,7 +183,7 @@ class LazySplit(Dataset):
         """The split with these rows only, by number or bool mask; nothing is read."""
         chosen = self.rows[row_index(rows)]
         new = LazySplit(self.source, chosen, convert=self.convert, labels=self._labels, workers=self.workers)
-        new.origin = self.origin
+        new.origin = getattr(self, "origin", {})
         return new
 
     def dataset(self) -> Dataset:
