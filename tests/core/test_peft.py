@@ -202,6 +202,34 @@ def test_plain_models_of_a_wrapped_class_merge_as_peft_does(plain: Any) -> None:
         torch.testing.assert_close(unwrapped(**INPUTS).logits, answer)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_adapters_are_reached_through_reentrant_checkpoints() -> None:
+    """Their graph does not show the layers, which run again in the backward pass."""
+    config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16, attn_pdrop=0.0)
+    config.update({"resid_pdrop": 0.0, "embd_pdrop": 0.0})
+    adapters = peft.LoraConfig(
+        r=2, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True, init_lora_weights=False
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), adapters)
+    wrapped = vote.Wrapper(2, output={"logits": Logits(dim=-1)}, independent=False)(model).train()
+    wrapped.gradient_checkpointing_enable({"use_reentrant": True})
+    wrapped.enable_input_require_grads()
+    ids = torch.arange(10).reshape(2, 5)
+    plain = [voter.train() for voter in wrapped.voters()]
+    for each in plain:
+        each.gradient_checkpointing_disable()
+    wrapped(input_ids=ids).logits.softmax(-1).square().sum().backward()
+    probs = torch.stack([voter(input_ids=ids).logits.softmax(-1) for voter in plain]).mean(0)
+    probs.square().sum().backward()
+    learned = [(name, parameter) for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    assert learned
+    for name, parameter in learned:
+        expected = torch.stack([voter.get_parameter(name.removesuffix("@vote")).grad for voter in plain])
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-7)
+
+
 def test_text_is_generated_by_the_model_inside() -> None:
     config = transformers.GPT2Config(
         vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=1
