@@ -107,8 +107,8 @@ class _Moves:
         slots: dict[str, Slot] = {}
         names: dict[str, str] = {}
         for name, slot in self._table.record.slots.items():
-            holders = dict.fromkeys((self._table.modules.get(path), attribute) for path, attribute in slot.owners)
-            owners = [(path, attribute) for module, attribute in holders for path in self._now(module)]
+            holders = dict.fromkeys((id(self._table.modules.get(path)), attribute) for path, attribute in slot.owners)
+            owners = [(path, attribute) for key, attribute in holders for path in self._paths.get(key, [])]
             if owners:
                 names[name] = ".".join(filter(None, owners[0]))
                 slots[names[name]] = Slot(names[name], owners, slot.buffer)
