@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import workbench
-from workbench import neo, sample, sculpt, vote
+from workbench import compose, neo, sample, sculpt, vote
 from workbench.outputs import Logits
 
 peft = pytest.importorskip("peft")
@@ -89,13 +90,10 @@ def test_each_voter_can_be_merged_and_the_wrapped_model_cannot(plain: Any) -> No
                 getattr(wrapped, name)()
         with pytest.raises(TypeError, match=r"unwrap\(\)"):
             wrapped.delete_adapter("default")
+        for merge in (wrapped.base_model.merge_and_unload, wrapped.base_model.merge_adapter):
+            with pytest.raises(TypeError, match=r"merge of '.*query'.*weights that all voters share"):
+                merge()
         assert torch.equal(wrapped(**INPUTS).logits, before)
-
-
-def test_adapters_for_a_model_that_is_wrapped_are_refused_by_name(plain: Any) -> None:
-    wrapped = vote.Wrapper(2, output={"logits": Logits()})(copy.deepcopy(plain).unload())
-    with pytest.raises(TypeError, match=r"classifier\.weight.*get_peft_model of peft, to the plain model"):
-        peft.get_peft_model(wrapped, peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
 
 
 def test_adapters_are_put_into_a_model_whose_layers_all_branches_share(plain: Any) -> None:
@@ -110,10 +108,61 @@ def test_adapters_are_put_into_a_model_whose_layers_all_branches_share(plain: An
     with torch.no_grad():  # neo gives the model's own prediction
         expected = model.get_base_model().unwrap().eval()(**INPUTS).logits
         torch.testing.assert_close(model.eval()(**INPUTS).logits, expected)
+    copied = copy.deepcopy(model)  # peft looks for what makes copies in the model inside
+    assert type(copied) is type(model)
+    with torch.no_grad():
+        torch.testing.assert_close(copied(**INPUTS).logits, expected)
+        learned["base_model.model.classifier.modules_to_save.default.weight"] = model.get_base_model().classifier.weight
+    assert all(p is not copied.get_parameter(name) for name, p in learned.items())
     headed = sculpt.Wrapper(output={"logits": Logits()})(copy.deepcopy(plain).unload())
-    model = peft.get_peft_model(headed, peft.LoraConfig(r=2, target_modules=["dense"], task_type="SEQ_CLS"))
+    with pytest.raises(TypeError, match=r"sculpt\(.*depends on the layers.*wrapper\(peft\.get_peft_model"):
+        peft.get_peft_model(headed, peft.LoraConfig(r=2, target_modules=["dense"], task_type="SEQ_CLS"))
     with pytest.raises(RuntimeError, match=r"replaced after wrapping.*plain model \(workbench\.unwrap"):
-        model(**INPUTS)
+        headed(**INPUTS)
+
+
+def test_adapters_next_to_risk_heads_are_not_merged() -> None:
+    base = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["2"])).requires_grad_(True)
+    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper(n_layers=3))(model)
+    assert any("base_layer.weight@sculpt" in name for name, _ in wrapped.named_parameters())
+    with pytest.raises(TypeError, match=r"merge of 'base_model\.model\.2'.*risk heads"):
+        wrapped.base_model.merge_adapter()
+
+
+def test_layers_that_peft_puts_into_the_first_voter_alone_are_refused(plain: Any) -> None:
+    wrapped = _trained(plain)
+    wrapped(**INPUTS)
+    wrapped.base_model.peft_config["two"] = plain.peft_config["default"]
+    wrapped.base_model.inject_adapter(wrapped.base_model.model, "two")
+    with pytest.raises(RuntimeError, match=r"'.*\.two\..*' to this wrapped PeftModel.* after wrapping"):
+        wrapped(**INPUTS)
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_an_adapter_that_was_inactive_when_wrapped_is_no_ones_own(below: bool, plain: Any) -> None:
+    config = peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
+    model = copy.deepcopy(plain)
+    model.add_adapter("two", config)
+    wrapped = vote.Wrapper(2, output={"logits": Logits()})(model).eval()
+    expected = wrapped(**INPUTS).logits
+    (wrapped.base_model if below else wrapped).set_adapter("two")
+    with pytest.raises(RuntimeError, match=r"'two' was not active when .*set_adapter\('two'\) before you wrap"):
+        wrapped(**INPUTS)
+    (wrapped.base_model if below else wrapped).set_adapter("default")
+    torch.testing.assert_close(wrapped(**INPUTS).logits, expected)
+    model.set_adapter("two")
+    active = vote.Wrapper(2, output={"logits": Logits()})(model)
+    learned = {name for name, parameter in active.named_parameters() if parameter.requires_grad}
+    assert learned
+    assert all(".two." in name and name.endswith("@vote") for name in learned)
+
+
+def test_frozen_adapters_are_told_how_to_be_trained(plain: Any, tmp_path: Path) -> None:
+    plain.save_pretrained(tmp_path)
+    base = copy.deepcopy(plain).unload()
+    with pytest.raises(ValueError, match=r"is_trainable=True"):
+        vote.Wrapper(2)(peft.PeftModel.from_pretrained(base, tmp_path))
 
 
 def test_what_all_voters_would_share_is_refused(plain: Any, tmp_path: Path) -> None:
@@ -151,6 +200,34 @@ def test_plain_models_of_a_wrapped_class_merge_as_peft_does(plain: Any) -> None:
         answer = unwrapped(**INPUTS).logits
         unwrapped.merge_adapter()
         torch.testing.assert_close(unwrapped(**INPUTS).logits, answer)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_adapters_are_reached_through_reentrant_checkpoints() -> None:
+    """Their graph does not show the layers, which run again in the backward pass."""
+    config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16, attn_pdrop=0.0)
+    config.update({"resid_pdrop": 0.0, "embd_pdrop": 0.0})
+    adapters = peft.LoraConfig(
+        r=2, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True, init_lora_weights=False
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), adapters)
+    wrapped = vote.Wrapper(2, output={"logits": Logits(dim=-1)}, independent=False)(model).train()
+    wrapped.gradient_checkpointing_enable({"use_reentrant": True})
+    wrapped.enable_input_require_grads()
+    ids = torch.arange(10).reshape(2, 5)
+    plain = [voter.train() for voter in wrapped.voters()]
+    for each in plain:
+        each.gradient_checkpointing_disable()
+    wrapped(input_ids=ids).logits.softmax(-1).square().sum().backward()
+    probs = torch.stack([voter(input_ids=ids).logits.softmax(-1) for voter in plain]).mean(0)
+    probs.square().sum().backward()
+    learned = [(name, parameter) for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    assert learned
+    for name, parameter in learned:
+        expected = torch.stack([voter.get_parameter(name.removesuffix("@vote")).grad for voter in plain])
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_text_is_generated_by_the_model_inside() -> None:

@@ -157,7 +157,7 @@ def test_the_card_says_of_the_data_what_is_known_and_no_more(tmp_path: Path) -> 
     wrapped: Any = vote.Wrapper(2, output=CLASSES)(bert())
     wrapped.save_pretrained(tmp_path)
     assert "not recorded" in card_of(tmp_path)
-    assert "trained by" not in card_of(tmp_path)
+    assert "used by" not in card_of(tmp_path)
 
     for _ in range(2):  # the same rows once more are the same rows
         workbench.fit(wrapped, data, epochs=1, validation=0.25, progress=False)
@@ -168,7 +168,7 @@ def test_the_card_says_of_the_data_what_is_known_and_no_more(tmp_path: Path) -> 
 
 Titles of books | 1900 to 1950.
 
-| data | rows | columns | checksum | trained by |
+| data | rows | columns | checksum | used by |
 |---|---|---|---|---|
 | words, split 0 | 12, and 4 to validate on | {", ".join(f"word {i}" for i in range(6))} | sha256 {data.checksum} | workbench.fit, {today} |
 | not recorded | 20 | not recorded | not recorded | workbench.fit, {today} |

@@ -192,18 +192,75 @@ def test_a_base_of_bitsandbytes_is_saved_and_copied(bits: int, tmp_path: Path) -
                 parameter.add_(0.1 * torch.randn_like(parameter))
     expected = wrapped(input_ids=IDS).logits
     workbench.save(wrapped, tmp_path / "model")
-    if bits == 8:
-        again = workbench.load(tmp_path / "model", _decoder(bits, tmp_path / "base")).eval()
-    else:  # layers of bitsandbytes in four bits do not take the scales of their own state
-        with pytest.raises(ValueError, match=r"absmax"):
-            workbench.load(tmp_path / "model", _decoder(bits, tmp_path / "base"))
-        again = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
-        again.load_state_dict(wrapped.state_dict(), strict=False)
+    again = workbench.load(tmp_path / "model", _decoder(bits, tmp_path / "base")).eval()
+    stated: Any = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
+    stated.load_state_dict(wrapped.state_dict())
     wrapped.save_pretrained(tmp_path / "folder")
     resumed: Any = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
     resumed.load_adapter(tmp_path / "folder", "default")  # as a Trainer goes on from a checkpoint
-    for model in (again, resumed, copy.deepcopy(wrapped)):
+    pretrained = workbench.from_pretrained(tmp_path / "folder", _decoder(bits, tmp_path / "base"))
+    with pytest.raises(ValueError, match=r"quantised \(bitsandbytes\).*from_pretrained\(folder, model\)"):
+        workbench.from_pretrained(tmp_path / "folder")
+    for model in (again, stated, resumed, pretrained, copy.deepcopy(wrapped)):
         torch.testing.assert_close(model(input_ids=IDS).logits, expected)
+
+
+def _classifier(folder: Path, seed: int = 0, **quantised: Any) -> Any:
+    """A small classifier on a frozen base in four bits, with a head that learns; another seed is another base."""
+    pytest.importorskip("bitsandbytes")
+    transformers = pytest.importorskip("transformers")
+    options = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = transformers.BertConfig(vocab_size=64, num_labels=3, **options)
+        transformers.BertForSequenceClassification(config).save_pretrained(folder / str(seed))
+    quantised = {"load_in_4bit": True, "llm_int8_skip_modules": ["classifier"], **quantised}
+    model = transformers.BertForSequenceClassification.from_pretrained(
+        folder / str(seed), quantization_config=transformers.BitsAndBytesConfig(**quantised), device_map={"": "cpu"}
+    ).eval()
+    model.requires_grad_(False)
+    model.classifier.requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_base_in_four_bits_is_that_of_the_file(double: bool, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    options = {"bnb_4bit_use_double_quant": double, "bnb_4bit_quant_type": "nf4"}
+    wrapped: Any = vote.Wrapper(2, share=1, output={"logits": Logits()})(_classifier(tmp_path, **options)).eval()
+    workbench.save(wrapped, tmp_path / "file")
+    wrapped.save_pretrained(tmp_path / "folder")
+    with torch.no_grad():
+        expected = wrapped(IDS).logits
+        others = [_classifier(tmp_path, 1, **options) for _ in range(3)]
+        loaded = workbench.load(tmp_path / "file", others[0]).eval()
+        pretrained = workbench.from_pretrained(tmp_path / "folder", others[1])
+        stated = vote.Wrapper(2, share=1, output={"logits": Logits()})(others[2]).eval()
+        before = stated(IDS).logits
+        assert not torch.allclose(before, expected)
+        state = wrapped.state_dict()
+        name = "bert.encoder.layer.0.attention.self.query.weight"
+        with pytest.raises(RuntimeError, match="classifier"):
+            stated.load_state_dict({key: value for key, value in state.items() if key != "classifier.weight@vote"})
+        with pytest.raises(RuntimeError, match=r"query\.weight\.absmax"):
+            stated.load_state_dict({key: value for key, value in state.items() if not key.startswith(f"{name}.")})
+        assert torch.equal(stated(IDS).logits, before)
+        stated.load_state_dict(state)
+        for model in (loaded, pretrained, stated):
+            torch.testing.assert_close(model(IDS).logits, expected)
+        for layer in others[0].modules():  # whose base it is; a kernel of bitsandbytes would round more
+            layer.support_avx512bf16_for_cpu = False
+        torch.testing.assert_close(others[0].bert(IDS).pooler_output, wrapped.bert(IDS).pooler_output)
+        other = _classifier(tmp_path, **{**options, "bnb_4bit_quant_type": "fp4"})
+        with pytest.raises(ValueError, match="quantised otherwise: quant_type is nf4 in the state, fp4 here"):
+            workbench.load(tmp_path / "file", other)
+
+
+def test_the_plain_class_finds_no_weights_of_a_quantised_base(tmp_path: Path) -> None:
+    wrapped: Any = vote.Wrapper(2, share=1, output={"logits": Logits()})(_classifier(tmp_path)).eval()
+    wrapped.save_pretrained(tmp_path / "folder")  # it would make a head anew
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        type(wrapped)._plain_class.from_pretrained(tmp_path / "folder")
 
 
 def _perceptron() -> nn.Sequential:
@@ -257,6 +314,37 @@ def test_a_trunk_of_other_packages_is_shared_trained_on_and_stays(package: str) 
     with pytest.raises(RuntimeError, match=r"'0\.weight' of Sequential is quantised.*move the plain model"):
         wrapped.to("meta")
     torch.testing.assert_close(wrapped(x), answers.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_files_of_weights_of_several_parts_are_refused_by_name(tmp_path: Path) -> None:
+    wrapped: Any = vote.Wrapper(2, share=1)(_by_torchao())
+    with pytest.raises(TypeError, match=r"0\.weight is quantised \(Int8Tensor\).*torch\.save"):
+        workbench.save(wrapped, tmp_path / "file")
+    torch.save(wrapped.state_dict(), tmp_path / "state")
+    again: Any = vote.Wrapper(2, share=1)(_by_torchao())
+    again.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    x = torch.ones(3, 32)
+    torch.testing.assert_close(again.eval()(x), wrapped.eval()(x))
+
+
+def test_weights_of_quanto_are_saved_and_have_no_copies(tmp_path: Path) -> None:
+    wrapped: Any = vote.Wrapper(2, share=1)(_by_quanto()).eval()
+    with pytest.raises(
+        RuntimeError, match=r"weight of this model is quantised \(WeightQBytesTensor\), and has no copies"
+    ):
+        copy.deepcopy(wrapped)
+    workbench.save(wrapped, tmp_path / "file")
+    x = torch.ones(3, 32)
+    torch.testing.assert_close(workbench.load(tmp_path / "file", _by_quanto()).eval()(x), wrapped(x))
+
+
+def test_layers_of_quanto_that_are_not_frozen_are_no_voters() -> None:
+    quanto, model = pytest.importorskip("optimum.quanto"), _perceptron()
+    quanto.quantize(model, weights=quanto.qint8, exclude="4")
+    with pytest.raises(TypeError, match=r"'0' is a QLinear of optimum-quanto that is not frozen.*quanto\.freeze"):
+        vote.Wrapper(2)(model)
+    wrapped: Any = vote.Wrapper(2, share=1)(model)
+    workbench.fit(wrapped, (torch.randn(8, 32), torch.randn(8, 2)), epochs=1, validation=0, progress=False)
 
 
 def test_weights_of_quanto_that_are_not_frozen_are_no_voters() -> None:

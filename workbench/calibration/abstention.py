@@ -25,6 +25,7 @@ from workbench.calibration.base import check_model, class_dim, collect, named_ri
 from workbench.calibration.one_output import pick
 from workbench.core.method import evaluating
 from workbench.core.saving.save_pretrained import SavesPretrained
+from workbench.core.saving.training_data import Facts
 from workbench.errors import require
 from workbench.metrics._inputs import numbers
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
@@ -140,6 +141,8 @@ class SelectivePredictor(SavesPretrained, nn.Module):
     """
 
     threshold: Tensor
+    # facts about the rows that the threshold was chosen on, if known
+    fitted_on: Facts | None = None
 
     def __init__(self, wrapped: nn.Module, by: str, threshold: float | Tensor, per: Per = "row") -> None:
         super().__init__()
@@ -183,12 +186,16 @@ class Selective:
         risk: risks of held-out rows (or positions) [n].
         error: errors of the same rows [n], >= 0.
         per: unit of the decision, "row" or "position".
+        facts: facts about the rows, if known, as from `facts_of`.
     """
 
-    def __init__(self, wrapped: nn.Module, by: str, risk: Tensor, error: Tensor, per: Per = "row") -> None:
+    def __init__(
+        self, wrapped: nn.Module, by: str, risk: Tensor, error: Tensor, per: Per = "row", facts: Facts | None = None
+    ) -> None:
         ranked(risk, error)  # checks them
         order = risk.argsort(stable=True)
         self.wrapped, self.by, self.risk, self.error, self.per = wrapped, by, risk[order], error[order], per
+        self.facts = facts
 
     @property
     def curve(self) -> RiskCoverageCurve:
@@ -289,9 +296,10 @@ class Selective:
         if threshold is not None and wanted:
             raise ValueError(f"give a threshold or {', '.join(wanted)}, not both")
         chosen = self.threshold(**wanted) if threshold is None else threshold
-        return SelectivePredictor(
-            self.wrapped, self.by, torch.tensor(chosen, dtype=self.risk.dtype, device=self.risk.device), self.per
-        )
+        at = torch.tensor(chosen, dtype=self.risk.dtype, device=self.risk.device)
+        predictor = SelectivePredictor(self.wrapped, self.by, at, self.per)
+        predictor.fitted_on = self.facts if threshold is None else None
+        return predictor
 
     def __repr__(self) -> str:
         return f"Selective(by={self.by!r}, {len(self.risk)} held-out {self.per}s, error {self.error.double().mean():.4g} if all are answered)"
@@ -366,7 +374,7 @@ def selective(
             )
         else:
             is_counted = weight > 0
-    return Selective(wrapped, by, risk[is_counted], errors[is_counted], per)
+    return Selective(wrapped, by, risk[is_counted], errors[is_counted], per, answers.facts)
 
 
 def _errors(answers: Answers) -> tuple[Tensor, Tensor]:

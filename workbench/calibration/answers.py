@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.core.batches.rows import is_one_hot
 from workbench.core.outputs.meanings import IGNORED
+from workbench.core.saving.training_data import Facts
 from workbench.metrics._inputs import level_in_unit
 from workbench.risk import Risk
 
@@ -25,7 +26,7 @@ class Answers:
 
     Class scores have the classes in the last dimension, wherever the model has them. `offsets` [levels, n, ...] are the differences between the
     quantiles of quantile heads, if requested, and the prediction. `of_inputs` holds the requested functions of the inputs by name, one number
-    per row. `drawn` tells whether the model drew random numbers.
+    per row. `drawn` tells whether the model drew random numbers. `facts` describe the rows.
     """
 
     y: Tensor
@@ -34,6 +35,7 @@ class Answers:
     offsets: Tensor | None = None
     of_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     drawn: bool = False
+    facts: Facts = field(default_factory=dict)
 
     @property
     def labels(self) -> bool:

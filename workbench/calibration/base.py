@@ -30,7 +30,8 @@ from workbench.core.outputs.options import form_of
 from workbench.core.outputs.slips import warn_unsaid
 from workbench.core.ownership import extra
 from workbench.core.saving.save_pretrained import SavesPretrained
-from workbench.core.wrapped import Wrapped, is_wrapped
+from workbench.core.saving.training_data import Facts, facts_of, today
+from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
@@ -55,6 +56,8 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
     moves_prediction = False  # whether the calibrated prediction depends on the risk
     options: tuple[str, ...] = ()  # arguments besides the model, which are saved with the state
     of_functions: tuple[str, ...] = ()  # options that record which functions were given; functions can't be saved
+    # facts about the rows that it was fitted to; None before, or if an earlier version fitted it
+    fitted_on: Facts | None = None
     keeps_family = True  # whether prediction and calibrated risk still define a distribution of the same family
 
     def __init__(self, wrapped: nn.Module) -> None:
@@ -83,8 +86,18 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
             seed=seed,
             of_inputs=self.of_inputs(),
         )
+        return self.fit_to(answers, seed)
+
+    def fit_to(self, answers: Answers, seed: int) -> Self:
+        """Calibrate on collected outputs of the model.
+
+        Args:
+            answers: outputs for held-out rows, from `collect`.
+            seed: of random draws on the way.
+        """
         with torch.no_grad():
             self._fit(answers, seed)
+        self.fitted_on = answers.facts
         return self
 
     def forward(self, *args: Any, return_risk: bool = False, **kwargs: Any) -> Any:
@@ -207,7 +220,7 @@ def check_model(model: Any) -> None:
     if isinstance(model, Calibrated) or (isinstance(model, nn.Module) and is_wrapped(eager(model))):
         return
     if isinstance(model, nn.Module):
-        raise TypeError(f"{type(model).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
+        raise TypeError(words_of_plain(model))
     raise TypeError(f"wrapped: found {type(model).__name__}; give a model wrapped by one of the wrappers")
 
 
@@ -381,6 +394,7 @@ def collect(
         torch.cat(offset_parts, 1) if offset_parts else None,
         {name: torch.cat(row_values) for name, row_values in values_of_inputs.items()},
         draws_randomly,
+        {**facts_of(data), "rows": len(y), "date": today()},
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-import torch
 from torch import nn
 
 from workbench.calibration.base import Calibrated, check_model, collect, output_of
@@ -139,6 +138,4 @@ def calibrate(
             "numbers [rows], such as y.argmax(-1) of soft labels"
         )
     calibrated = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
-    with torch.no_grad():
-        calibrated._fit(answers, seed)
-    return calibrated
+    return calibrated.fit_to(answers, seed)

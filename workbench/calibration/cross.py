@@ -13,6 +13,7 @@ from workbench.calibration.base import Calibrated
 from workbench.core.crossfit import committee_of
 from workbench.core.members import predictive
 from workbench.core.method import evaluating
+from workbench.core.saving.training_data import today
 from workbench.errors import NotFittedError
 from workbench.metrics._inputs import numbers
 from workbench.training.history import History, OutOfFold
@@ -137,6 +138,7 @@ class CrossConformal(Calibrated):
         device = next(self.wrapped.parameters()).device
         self.scores = ((out_of_fold.target - out_of_fold.prediction).abs() / risk).detach().to(device)
         self.fold = out_of_fold.fold.to(device)
+        self.fitted_on = {"name": "rows out of fold of the training", "rows": len(self.fold), "date": today()}
         return self
 
     def _fit(self, answers: Answers, seed: int) -> None:

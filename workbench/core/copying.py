@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..engine.clone import attributes, places
 from .applied_functions import apply_to_voters
 from .calls.frozen import Freezable, refuse_change
 from .ownership import MARK, Record, table_of
-from .quantised import left_alone
+from .quantised import is_quantised, left_alone
 from .runtime import plain_clone, portable, restore
 from .saving.savepoint import Savepoint
 from .saving.state_dict import SETTINGS, Loading, described
@@ -103,13 +104,19 @@ class Persistent(Freezable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if "_workbench" not in self.__dict__:
             raise TypeError("a model that is still being built cannot be copied")
+        # models of peft give what they do not have themselves to the model inside, this method as well
+        around = sys._getframe(1).f_locals.get("x")
+        if around is not self and isinstance(around, nn.Module) and around.__deepcopy__ == self.__deepcopy__:
+            memo[id(around)] = outer = object.__new__(type(around))
+            outer.__setstate__(copy.deepcopy(around.__dict__, memo))
+            return outer
         memo[id(self)] = new = portable(self)
         stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
         for container, key, _ in places(new):
             tensor = container[key]
             # torch cannot deep-copy tensors that an earlier call left attached to its autograd graph
             if id(tensor) not in stand_ins:
-                container[key] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
+                container[key] = _deep_copy(tensor, key, memo) if tensor.is_leaf else tensor.detach().clone()
         return restore(new, table_of(self).given)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -143,6 +150,18 @@ class Persistent(Freezable):
         raise TypeError(
             "a wrapped model cannot be scripted: torch.jit cannot see its branches. Deploy it with torch.export.export(wrapped, (x,))"
         )
+
+
+def _deep_copy(tensor: Tensor, name: Any, memo: dict[int, Any]) -> Tensor:
+    try:
+        return copy.deepcopy(tensor, memo)
+    except RuntimeError as error:
+        if not is_quantised(tensor):
+            raise
+        raise RuntimeError(
+            f"a {name} of this model is quantised ({type(tensor).__name__}), and has no copies: quantise another plain model alike, wrap it, "
+            "and load_state_dict(wrapped.state_dict())"
+        ) from error
 
 
 def load_state(model: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:

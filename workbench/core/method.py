@@ -90,6 +90,19 @@ class Method:
     def untie(self, table: Table) -> None:
         """For an axis with `own_first`: called after its heads were given a separate trunk."""
 
+    @property
+    def movable(self) -> bool:
+        """Whether it takes up layers that are put into the model later, and moves others, see `move`."""
+        return False
+
+    def move(self, names: dict[str, str], added: list[str]) -> None:
+        """With `movable`: peft has put layers into the model, or taken them out.
+
+        Args:
+            names: the new names of slots by their old ones; of those that are not in it the layers are gone.
+            added: new slots, of which the members have rows of their own.
+        """
+
     def attach(self, table: Table) -> None:
         """Check the model, then register tensors and set rules."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import secrets
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from ..engine.plan import Bank, Index, RankOne, Rule, Shared
 from ..engine.tree import is_float, version
 from ..introspect.references import used_by
 from .calls.lone_calls import Alone, TakenByLoss
+from .peft_layers import Merging, refuse_injected
 
 if TYPE_CHECKING:
     from ..engine.execution import Execution
@@ -160,6 +162,10 @@ class Table:
         self, root: nn.Module, record: Record, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]
     ) -> None:
         self.root, self.record, self.views, self.given = root, record, views, originals
+        # the modules by path as they are now, by which those that peft moves are found again
+        self.modules = weakref.WeakValueDictionary(
+            {path: module for path, module in root.named_modules(remove_duplicate=False) if MARK not in path}
+        )
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
         self._trunks: dict[tuple[str, ...], bool] = {}
         self._held: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # tensors known to be nonzero, with their versions
@@ -214,6 +220,7 @@ class Table:
         """Raise RuntimeError if a layer or parameter that a method has taken over was replaced after wrapping."""
         self._homes.clear()
         self._trunks.clear()
+        refuse_injected(self.root, self.record)
         for name, rule in self.record.rules.items():
             intact = all(self._is_registered(other) for other in rule.registered())
             for path, attribute in self.record.slots[name].owners if name in self.views else ():
@@ -427,11 +434,16 @@ class Table:
             container[key] = self.views[name]
 
 
-def _refuse_copy(name: str, model: str, memo: Any) -> NoReturn:
+def _refuse_copy(name: str, model: str, memo: Any) -> Tensor:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == "copy":
+        frame = frame.f_back
+    if frame.f_globals.get("__name__") == "peft.utils.other":
+        return torch.empty(0)  # of a layer that it puts beside the first to train it: `follow` takes up the whole
     raise TypeError(
         f"a single layer of a wrapped {model} is being copied, but each voter has its own {name!r}, and the copy would only have that of the "
-        "first. Copy the whole wrapped model or one of wrapped.voters(); apply functions that change layers, such as get_peft_model of peft, to "
-        "the plain model before wrapping it"
+        "first. Copy the whole wrapped model or one of wrapped.voters(); apply functions that change layers to the plain model "
+        "before wrapping it"
     )
 
 
@@ -457,6 +469,8 @@ def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]
             key for key, hook in part.__dict__.get("_forward_pre_hooks", {}).items() if isinstance(hook, Alone)
         ]:
             del part._forward_pre_hooks[key]
+        for key in [key for key, value in part.__dict__.items() if isinstance(value, Merging)]:
+            del part.__dict__[key]
     for slot in (record.slots[name] for name in record.released):
         for owner, attribute in slot.owners:
             if owner != path and path and not owner.startswith(f"{path}."):

@@ -11,8 +11,10 @@ import copy
 import importlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -51,6 +53,81 @@ def _own_scales(weight: Any) -> Any:
             functional = importlib.import_module("bitsandbytes.functional")
             new.data, new.quant_state = functional._convert_weight_packed_for_cpu_inverse(new.data, new.quant_state)
     return new
+
+
+# ---- scales of bitsandbytes in four bits, which its layers write into a state and do not load from one
+# part of the name of the settings among them, bytes of a JSON text
+PACKED = ".quant_state.bitsandbytes__"
+
+
+def scales_of(weight: Any) -> list[Tensor]:
+    """Return the tensors by which a four-bit weight of bitsandbytes is scaled; empty for other weights."""
+    state = weight.__dict__.get("quant_state") if nn.Parameter in type(weight).__mro__[1:] else None
+    return [] if state is None else _tensors(state)
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    states = [state] if state.state2 is None else [state, state.state2]
+    parts = [part for one in states for part in (one.absmax, one.code, one.offset)]
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+@dataclass
+class Scales:
+    """The scales in a state for the four-bit layers of a model, checked and not yet copied.
+
+    Args:
+        pairs: tensors of the model, each with the tensor of the state to copy.
+        missing: names that the state lacks.
+        errors: messages about scales that do not fit.
+    """
+
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @classmethod
+    def taken(cls, model: nn.Module, state: dict[str, Any], prefix: str) -> Scales:
+        """Remove the scales from a state, and check them.
+
+        Args:
+            model: the model that loads it.
+            state: state_dict, changed in place.
+            prefix: prefix of the names of this model.
+        """
+        new = cls()
+        for name, weight in model.named_parameters():
+            if not (present := scales_of(weight)):
+                continue
+            stem = f"{prefix}{name}."
+            parts = {key.removeprefix(stem): state.pop(key) for key in [*state] if key.startswith(stem)}
+            if not parts:
+                new.missing += [f"{stem}absmax"] if f"{prefix}{name}" in state else []
+                continue
+            kind: Any = weight.quant_state  # type: ignore[attr-defined]
+            try:
+                saved: Any = type(kind).from_dict(parts, weight.device)
+                values = _tensors(saved)
+            except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+                new.errors.append(f"the scales of {prefix}{name} are none of bitsandbytes in four bits ({error!r}).")
+                continue
+            facts = ("quant_type", "blocksize", "dtype", "shape", "nested")
+            unlike = [fact for fact in facts if getattr(saved, fact) != getattr(kind, fact)]
+            if unlike or [value.shape for value in values] != [part.shape for part in present]:
+                fact = unlike[0] if unlike else "absmax"
+                there, here = (getattr(one, fact) if unlike else list(one.absmax.shape) for one in (saved, kind))
+                new.errors.append(
+                    f"{prefix}{name} is quantised otherwise: {fact} is {there} in the state, {here} here."
+                )
+                continue
+            new.pairs += zip(present, values, strict=True)
+        return new
+
+    def write(self) -> None:
+        """Copy the scales into the model."""
+        with torch.no_grad():
+            for present, value in self.pairs:
+                present.copy_(value)
 
 
 def _is_of(thing: object, package: str) -> bool:
@@ -126,4 +203,33 @@ def refuse_quantised(table: Table, slots: Iterable[str], action: str, remedy: st
             )
 
 
-__all__ = ["is_quantised", "left_alone", "own_copy", "own_scales", "refuse_quantised"]
+def refuse_unfrozen(table: Table, slots: Iterable[str]) -> None:
+    """Refuse voters with weights that a layer of optimum-quanto still rounds in each call, and expects in parts in a state.
+
+    Raises:
+        TypeError: if one of the slots is such a weight.
+    """
+    for slot in slots:
+        path, attribute = table.record.slots[slot].owners[0]
+        layer = table.module(path)
+        rounds = _is_of(layer, "optimum") and getattr(layer, "weight_qtype", None) is not None
+        if attribute == "weight" and rounds and not is_quantised(table.value(slot)):
+            raise TypeError(
+                f"{path or 'the model itself'!r} is a {type(layer).__name__} of optimum-quanto that is not frozen: its {slot!r} is still a "
+                "tensor of floating-point numbers, of which the layer takes no state with one for each voter. Freeze it, "
+                "optimum.quanto.freeze(model), and requires_grad_(False) its weight, so that all voters share it; or "
+                "leave it out when you quantise, by exclude="
+            )
+
+
+__all__ = [
+    "PACKED",
+    "Scales",
+    "is_quantised",
+    "left_alone",
+    "own_copy",
+    "own_scales",
+    "refuse_quantised",
+    "refuse_unfrozen",
+    "scales_of",
+]

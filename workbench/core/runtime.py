@@ -20,6 +20,7 @@ from .calls.recorded_calls import RecordedCalls
 from .offloaded import refuse_offloaded
 from .optimizer_guard import watch
 from .ownership import MARK, Table, engine_of, plain, table_of
+from .peft_layers import merge_for_voters
 from .quantised import own_copy
 from .saving.state_dict import Loading
 
@@ -157,6 +158,7 @@ def restore(wrapped: Any, originals: dict[str, weakref.ref[Tensor]] | None = Non
     if branches:
         runtime.engine.clones.recall(branches)
     runtime.table.show()
+    merge_for_voters(wrapped)
     watch(wrapped)
     return wrapped
 

@@ -24,6 +24,7 @@ from .calls.frozen import asked, refuse_change
 from .calls.recorded_calls import Taken
 from .calls.surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
 from .copying import Persistent
+from .injected_layers import follow
 from .members import predictive
 from .method import Call
 from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, table_of
@@ -34,6 +35,7 @@ from .quantised import own_scales
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .saving.savepoint import Savepoint
 from .saving.state_dict import add_registered, extract, saves_itself
+from .saving.training_data import note_fit
 from .standardize import Scaling
 from .subclasses import subclass
 
@@ -142,6 +144,7 @@ class Wrapped(WrappedParameters, Persistent):
         savepoint = Savepoint(self, values=any(method.collects for method in self._workbench.methods))
         try:
             calling.fit(self, inputs)
+            note_fit(self, inputs)
         except BaseException as error:
             savepoint.restore(error)
             raise
@@ -248,6 +251,13 @@ class Wrapped(WrappedParameters, Persistent):
                 self.__dict__.pop(name, None)
                 return
         super().__setattr__(name, value)
+        if record is not None and name == "peft_config":  # the last that peft does where it puts layers into a model
+            follow(self)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name == "peft_config" and "_workbench" in self.__dict__:  # and where it takes them out
+            follow(self)
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("return_risk") and self._forward_hooks and "_workbench" in self.__dict__:
@@ -414,6 +424,15 @@ def _branch(wrapped: Any, index: dict[str, int], independent: bool) -> nn.Module
         install(adopted, prior.of_branch(index))
         adopted._workbench.output = wrapped._workbench.output
     return adopted
+
+
+def words_of_plain(model: nn.Module) -> str:
+    """What to say of a model that is not wrapped, where a wrapped one is needed."""
+    name = type(model).__name__
+    parts = [path for path, part in model.named_modules() if is_wrapped(part)]
+    if parts:
+        return f"{name} is not wrapped as a whole, its part {parts[0]!r} is: give model.get_submodule({parts[0]!r})"
+    return f"{name} is not wrapped; compose()(model) makes the plain baseline of it"
 
 
 def is_wrapped(model: object) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
-from ..engine.effects.private_random import CPU, generator_of, own_random
+from ..engine.effects.private_random import own_random, private_stream
 from ..engine.execution import Execution
 from ..engine.surroundings import Surroundings
 from ..introspect.objects import is_keras
@@ -28,6 +27,7 @@ from .optimizer_guard import watch
 from .outputs.options import Output, has_detections, read, states_of
 from .outputs.state_paths import state_paths
 from .ownership import table_of
+from .peft_layers import merge_for_voters
 from .quantised import own_scales
 from .refusals import check_model, part_at
 from .settings import Settings, setting, settings_of
@@ -249,7 +249,7 @@ class Wrapper(Settings):
         buffers = {id(b): new_buffer(b.requires_grad, b.device, b.dtype) for b in model.buffers() if is_lazy(b)}
         model = copy.deepcopy(model, buffers)
         modes = [(module, module.training) for module in model.modules()]
-        with _private_stream(p.device for p in model.parameters()):
+        with private_stream(p.device for p in model.parameters()):
             self._call_example(model, method, at)
         for module, mode in modes:
             module.training = mode
@@ -348,7 +348,7 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
             setattr(record, name, getattr(wrapper, name))
     if names := states_of(output):
         record.state = tuple(dict.fromkeys([*(record.state or ()), *(state_paths(names) or ())]))
-    with _private_stream(p.device for p in wrapped.parameters()), torch.no_grad():
+    with private_stream(p.device for p in wrapped.parameters()), torch.no_grad():
         # innermost axis first: risk heads must exist before voters are stacked, so that each voter gets its own heads
         for method in sorted(wrapper.make(), key=lambda method: -method.order):
             slots_before = set(record.rules)
@@ -362,14 +362,9 @@ def attach(wrapped: Any, wrapper: Wrapper) -> None:
                 other.extend(table, changed)
     record.methods.sort(key=lambda method: method.order)
     watch_layers(table)
+    merge_for_voters(wrapped)
     watch(wrapped)
     table.show()
-
-
-def _private_stream(devices: Iterable[torch.device]) -> AbstractContextManager[None]:
-    """Context manager for a private random stream that does not overlap with what the user draws afterwards."""
-    seed = int(torch.randint(2**62, (), generator=generator_of(CPU).clone_state(), device="cpu").item())
-    return own_random(seed, *sorted(set(devices), key=str))
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)

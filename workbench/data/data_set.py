@@ -91,6 +91,9 @@ class Data:
             described.append([list(t.shape[0 if lazy else 1 :]) for t in tensors(rows[0])])
             if described[-1] != described[0]:
                 raise ValueError(f"training rows {described[0]} and {label} rows {described[-1]} differ in shape")
+        for label, split in (("", self.train), ("test", self.test), *self.parts.items()):
+            if not getattr(split, "origin", None):
+                object.__setattr__(split, "origin", self._origin(f", {label} rows" if label else ""))
 
     @classmethod
     def from_arrays(
@@ -399,7 +402,20 @@ class Data:
         if not 0 < fraction < 1:
             raise ValueError(f"fraction must lie above 0 and below 1; found {fraction!r}")
         train, validation = partition(len(self.train), fraction, seed, self.train.labels)
-        return self.train.take(train), self.train.take(validation)
+        rows, held_out = self.train.take(train), self.train.take(validation)
+        object.__setattr__(held_out, "origin", self._origin(", validation rows"))
+        return rows, held_out
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Facts about the training rows for model cards: "name", "rows", "columns", "checksum"."""
+        in_memory = not isinstance(self.train, LazySplit) and not isinstance(self.test, LazySplit)
+        checksum = {"checksum": f"sha256 {self.checksum}"} if in_memory else {}  # nothing is read for it
+        return {**self._origin(""), "rows": len(self.train), **checksum}
+
+    def _origin(self, part: str) -> dict[str, Any]:
+        name = {} if self.name == UNNAMED else {"name": f"{self.name}, split {self.split}{part}"}
+        return {**name, "columns": [str(column) for column in self.features]}
 
     def without_repeats(self) -> Data:
         """Return the data without the test rows whose x is also a training row, since a model may have memorized them.

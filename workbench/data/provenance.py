@@ -11,12 +11,10 @@ from torch.utils.data import DataLoader
 
 from workbench.core.batches.rows import Source
 from workbench.core.saving.training_data import Facts, facts_of
-from workbench.data.data_set import UNNAMED, Data
 from workbench.data.digests import digest
 from workbench.data.files import locate, read
 from workbench.data.loading import build, names
 from workbench.data.registry import entries, resolve
-from workbench.data.splits import LazySplit
 from workbench.data.usage import AVAILABLE, asked_for
 
 
@@ -79,14 +77,7 @@ def facts(data: Any, train: Source, valid: Source | None) -> Facts:
         >>> facts(d, d.train, None)["name"]
         'diabetes, split 0'
     """
-    result: Facts = {} if isinstance(data, Data) else facts_of(data)
-    if isinstance(data, Data):
-        if data.name != UNNAMED:
-            result["name"] = f"{data.name}, split {data.split}"
-        result["columns"] = [str(column) for column in data.features]
-        # lazy rows are not read for a checksum
-        if not isinstance(data.train, LazySplit) and not isinstance(data.test, LazySplit):
-            result["checksum"] = f"sha256 {data.checksum}"
+    result: Facts = facts_of(data)
     for key, rows in (("rows", train), ("validation rows", valid)):
         if isinstance(rows, DataLoader):
             result |= {key: number} if (number := facts_of(rows).get("rows")) is not None else {}

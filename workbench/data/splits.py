@@ -31,6 +31,7 @@ class Split:
             no class; labels int64 [n, k] of 0 and 1; or a dict of targets, one per output.
         sigma: true aleatoric standard deviation, float32 [n, 1], in the units of y; None if unknown.
         regions: named parts of the split, each a bool mask [n], such as "data" and "gap".
+        origin: facts about the data set of these rows for model cards, "name" and "columns".
 
     Raises:
         ValueError: a tensor has another dtype or shape.
@@ -46,6 +47,7 @@ class Split:
     y: Any
     sigma: Tensor | None = None
     regions: Mapping[str, Tensor] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -85,7 +87,8 @@ class Split:
         index = row_index(rows)
         x, y = tree_map(lambda t: t[index], (self.x, self.y))
         sigma = None if self.sigma is None else self.sigma[index]
-        return Split(x, y, sigma, {name: mask[index] for name, mask in self.regions.items()})
+        regions = {name: mask[index] for name, mask in self.regions.items()}
+        return Split(x, y, sigma, regions, getattr(self, "origin", {}))  # pickles of earlier versions have no origin
 
     def dataset(self) -> Dataset:
         """Return a Dataset of pairs (x, y) for `torch.utils.data.DataLoader`."""
@@ -131,6 +134,7 @@ class LazySplit(Dataset):
         self.rows = torch.arange(len(cast(Sized, dataset))) if rows is None else rows
         self._labels = labels
         self.regions: Mapping[str, Tensor] = {}
+        self.origin: Mapping[str, Any] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -178,7 +182,9 @@ class LazySplit(Dataset):
     def take(self, rows: Tensor | Sequence[int] | np.ndarray) -> LazySplit:
         """Return the split of some rows, given by number or bool mask, without reading them."""
         chosen = self.rows[row_index(rows)]
-        return LazySplit(self.source, chosen, convert=self.convert, labels=self._labels, workers=self.workers)
+        new = LazySplit(self.source, chosen, convert=self.convert, labels=self._labels, workers=self.workers)
+        new.origin = getattr(self, "origin", {})
+        return new
 
     def dataset(self) -> Dataset:
         """Return this split, which is a Dataset of pairs (x, y)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -13,19 +13,27 @@ from torch.utils._pytree import tree_leaves
 
 def reached(outputs: list[Tensor]) -> set[int]:
     """Return the ids of the leaf tensors that gradients from the outputs would reach."""
-    ids = {id(tensor) for tensor in outputs if tensor.is_leaf}
+    variables = (getattr(node, "variable", None) for node in _nodes(outputs))
+    ids = {id(variable) for variable in variables if isinstance(variable, Tensor)}
+    return ids | {id(tensor) for tensor in outputs if tensor.is_leaf}
+
+
+def has_reentrant_checkpoint(outputs: list[Tensor]) -> bool:
+    """Return whether a part of the graph is only made in the backward pass, by `torch.utils.checkpoint` with use_reentrant=True."""
+    return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(outputs))
+
+
+def _nodes(outputs: list[Tensor]) -> Iterator[Any]:
+    """Iterate over the autograd graph behind the outputs."""
     pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen: set[Any] = set(pending)
     while pending:
         node = pending.pop()
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            ids.add(id(variable))
+        yield node
         for next_node, _ in node.next_functions:
             if next_node is not None and next_node not in seen:
                 seen.add(next_node)
                 pending.append(next_node)
-    return ids
 
 
 class DependenceTracker(TorchDispatchMode):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
 from .clones import Build, Clones, branch_key
 from .combine import Branched, combine
-from .dependence import DependenceTracker, reached
+from .dependence import DependenceTracker, has_reentrant_checkpoint, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import BufferMerger, commit
 from .effects.containers import Containers
@@ -318,7 +318,8 @@ class Engine:
             # inputs may have been computed by the given model itself
             input_ids = reached([leaf for leaf in tensors((request.args, request.kwargs)) if leaf.requires_grad])
             stale = {name for name, tensor in self._originals().items() if id(tensor) in source_ids - input_ids}
-            depends = not source_ids.isdisjoint(map(id, owned.values()))
+            # the graph of the layers inside a reentrant checkpoint is not known yet
+            depends = not source_ids.isdisjoint(map(id, owned.values())) or has_reentrant_checkpoint(outputs)
         elif self._followed:
             return
         else:

@@ -13,7 +13,7 @@ from ..core.method import Call, Method
 from ..core.ownership import extra
 from ..core.prior import NAME as PRIOR
 from ..core.prior import Prior, check_prior, install
-from ..core.quantised import refuse_quantised
+from ..core.quantised import refuse_quantised, refuse_unfrozen
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
@@ -142,6 +142,8 @@ class Vote(Method):
             "each voter would need a new copy in floating point",
             "layer.weight.requires_grad_(False) on the quantised layers makes all voters share them",
         )
+        if self.wrapper.share != "rank1":
+            refuse_unfrozen(table, parameters)
         if self.wrapper.prior:
             self._check_prior(table)
         owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
@@ -167,6 +169,14 @@ class Vote(Method):
             if name in rules and not (isinstance(self.wrapper.share, str) and self._factored(table, name)):
                 table.release(name)
 
+    @property
+    def movable(self) -> bool:
+        return self.design is None and not self.wrapper.prior
+
+    def move(self, names: dict[str, str], added: list[str]) -> None:
+        self._slots = [*(names[name] for name in self._slots if name in names), *added]
+        self._zeros = frozenset(names[name] for name in self._zeros if name in names)
+
     def _all_frozen(self, table: Table, names: list[str]) -> str:
         """Return the error message for a model in which every parameter that would vote is frozen."""
         layers = table.layers()
@@ -180,6 +190,11 @@ class Vote(Method):
             f"keep their values, so all voters would be equal. Unfreeze them before wrapping, "
             f"model.{f'{path}.' if path else ''}{attribute}.requires_grad_(True)"
             + (f"; or give share={k}, which includes the last trainable layer" if k else "")
+            + (
+                "; adapters of peft are trainable after PeftModel.from_pretrained(base, folder, is_trainable=True)"
+                if hasattr(table.root, "peft_config")
+                else ""
+            )
             + "; or use sample, which needs no training, or laplace on a trained last layer"
         )
 

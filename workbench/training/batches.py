@@ -97,6 +97,8 @@ class Batches:
 class Pairs:
     """Re-iterable pairs (x, y) of batches, where x may be one input or several arguments."""
 
+    of_training = True
+
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
 

@@ -26,7 +26,7 @@ from workbench.core.outputs.said_distributions import nll
 from workbench.core.saving.savepoint import Savepoint
 from workbench.core.saving.training_data import note_training
 from workbench.core.standardize import Key
-from workbench.core.wrapped import Wrapped, is_wrapped
+from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data.loading import load
 from workbench.data.provenance import facts
 from workbench.engine.effects.private_random import own_random
@@ -354,7 +354,7 @@ def _checked(wrapped: Any) -> Wrapped:
     if isinstance(wrapped, Wrapped):
         return wrapped
     if isinstance(wrapped, nn.Module) and not is_wrapped(wrapped):  # which raises for a wrapped Keras model
-        raise TypeError(f"{type(wrapped).__name__} is not wrapped; compose()(model) makes the plain baseline of it")
+        raise TypeError(words_of_plain(wrapped))
     raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 WHOLE = "workbench.safetensors"  # complete wrapped state, in folders whose weights the plain class cannot read
 ADAPTERS = "adapter_model.safetensors"  # file name of peft
 
@@ -47,7 +45,7 @@ def loading_adapters(load: Callable[..., Any]) -> Callable[..., Any]:
         if whole.is_file() and [*self.peft_config] == [adapter_name]:
             from safetensors.torch import load_file
 
-            return _load_except_four_bits(self, load_file(whole))
+            return self.load_state_dict(load_file(whole))
         if self._workbench.released:
             raise TypeError(
                 f"load_adapter of this wrapped {type(self).__name__} would load one set of adapters from {model_id}, but each branch has "
@@ -57,15 +55,6 @@ def loading_adapters(load: Callable[..., Any]) -> Callable[..., Any]:
         return load(self, model_id, adapter_name, *args, **kwargs)
 
     return load_adapter
-
-
-def _load_except_four_bits(wrapped: Any, state: dict[str, Tensor]) -> Any:
-    """Load a state, except for frozen four-bit layers of bitsandbytes, which cannot load their own state and stay unchanged."""
-    left_out = tuple(name for name, p in wrapped.named_parameters() if getattr(p, "quant_state", None) is not None)
-    loaded = {name: tensor for name, tensor in state.items() if not name.startswith(left_out)}
-    if not left_out or loaded.keys() != {name for name in wrapped.state_dict() if not name.startswith(left_out)}:
-        return wrapped.load_state_dict(state)
-    return wrapped.load_state_dict(loaded, strict=False)
 
 
 __all__ = ["WHOLE", "has_readable_adapters", "loading_adapters", "write_adapters"]

@@ -20,6 +20,7 @@ from ..frameworks import load_foreign, save_foreign
 from ..function import Function
 from ..outputs.options import from_json
 from ..ownership import MARK
+from ..quantised import PACKED
 from ..wrapped import is_wrapped
 from ..wrapper import Wrapper
 from .file_contents import named_wrapper, read
@@ -295,7 +296,11 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
     complete(tensors, wrapped)
     axes = {members_axis(part._workbench.methods) for part in parts.values()} - {""}
     stored, current_shapes = (
-        dict(_plain(name, value, axes) for name, value in state.items() if f"{MARK}workbench" not in name)
+        dict(
+            _plain(name, value, axes)
+            for name, value in state.items()
+            if f"{MARK}workbench" not in name and PACKED not in name
+        )
         for state in (tensors, wrapped.state_dict())
     )
     kinds = {name: value for name, value in wrapped.state_dict().items() if name in tensors}

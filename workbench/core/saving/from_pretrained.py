@@ -66,6 +66,8 @@ def from_pretrained(folder: str | os.PathLike[str], model: Any = None, wrapper: 
         with own_random(0):
             model = _plain(folder, text, model)
     load_inner = functools.partial(load_contents, model, wrapper, text, tensors, path)
+    if not around:
+        return load_inner().eval()
     return load_with_outer(around, outer, load_inner, model, learned, folder / AROUND).eval()
 
 
@@ -124,6 +126,13 @@ def _plain(folder: Path, text: dict[str, Any], cls: Any) -> nn.Module:
             "or a plain model, from_pretrained(folder, model)"
         )
     config: Any = base.config_class.from_pretrained(folder, local_files_only=True)  # type: ignore[attr-defined]
+    if (quantised := getattr(config, "quantization_config", None)) is not None:
+        by = quantised.get("quant_method", "") if isinstance(quantised, dict) else quantised.quant_method
+        raise ValueError(
+            f"{folder} was saved from a model whose base was quantised ({getattr(by, 'value', by)}), which only its own loader can build: load "
+            f"the base as it was loaded before, {base.__name__}.from_pretrained(name, quantization_config=...), put its adapters into it if it "
+            "had any, and give it, from_pretrained(folder, model)"
+        )
     config._attn_implementation = text.get("attention")
     model: Any = base(config)
     for name, buffer in model.named_buffers():

@@ -69,7 +69,7 @@ This {name} was wrapped by workbench (`risk-workbench`): beside its prediction i
 
 ## Data
 
-{card_section(record)}
+{card_section(record, around)}
 
 ## Load it
 

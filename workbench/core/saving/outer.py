@@ -38,7 +38,8 @@ def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]
     named: dict[str, Tensor] = {}
     for level, module in enumerate(outer):
         arguments, functions = module.arguments()
-        described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions})
+        told = {} if module.fitted_on is None else {"data": module.fitted_on}
+        described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions, **told})
         state = module.state_dict().items()
         named |= {INNER * level + name: value.clone() for name, value in state if not name.startswith(INNER)}
     return described, named
@@ -97,6 +98,7 @@ def load_outer(described: list[dict[str, Any]], outer: list[Any], model: Any, te
         module._load_from_state_dict(at_this_level, "", {}, False, missing, [], errors)
         if missing or errors:
             raise ValueError(f"{type(module).__name__} lacks {', '.join(missing) or 'nothing'}; {'; '.join(errors)}")
+        module.fitted_on = described[level].get("data")
         for name, buffer in module._buffers.items():
             module._buffers[name] = buffer if buffer is None else buffer.to(device)
         model = module

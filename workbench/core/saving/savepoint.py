@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...engine.clone import is_scripted
 from ...engine.surroundings import Surroundings
 from ..ownership import EXTRAS
+from ..quantised import scales_of
 
 
 class Savepoint:
@@ -53,7 +54,8 @@ class Savepoint:
             memory = tensor.data
             self._flags.append((tensor, memory, tensor.requires_grad))
             if changes and not memory.is_meta:
-                self._values.append((memory, memory.cpu() if memory.is_cuda else memory.clone()))
+                for part in (memory, *scales_of(tensor)):
+                    self._values.append((part, part.cpu() if part.is_cuda else part.clone()))
 
     def restore(self, error: BaseException) -> None:
         """Restore the snapshot; idempotent.

@@ -20,7 +20,7 @@ from ..crossfit import NAME as COMMITTEE
 from ..crossfit import Committee, members_axis, seat
 from ..outputs.options import from_json, to_json
 from ..ownership import EXTRAS, MARK, Slot, Table, add_extra, remove_extra, table_of
-from ..quantised import own_copy
+from ..quantised import Scales, own_copy
 from ..standardize import Scaling
 
 SETTINGS = f"settings{MARK}workbench"  # key in the state_dict: settings of the wrappers as bytes of a JSON text
@@ -203,6 +203,7 @@ class Loading:
     unexpected: list[str]
     errors: list[str]
     keys: set[str] = field(default_factory=set)
+    scales: Scales = field(default_factory=Scales)
     hint: str = "strict=False loads what fits, and leaves the rest unchanged."
 
     def prepare(self) -> None:
@@ -212,6 +213,9 @@ class Loading:
             ValueError: if the state was saved with other settings; nothing has been loaded then.
         """
         self._unprefix()
+        self.scales = Scales.taken(self.wrapped, self.state, self.prefix)
+        self.missing.extend(self.scales.missing)
+        self.errors.extend(self.scales.errors)
         saved, notes = stored_settings(self.state, self.prefix)
         for key in self._own(self.state):
             if MARK in key and not isinstance(self.state[key], Tensor):
@@ -245,6 +249,8 @@ class Loading:
         wrong = self._own([*incompatible.missing_keys, *incompatible.unexpected_keys])
         if self.strict and wrong:
             self.errors.append(self.hint)
+        if not self.errors:
+            self.scales.write()
 
     def _tie(self) -> None:
         """Restore tied tensors, since a load with assign=True sets a different tensor under each name."""

@@ -14,7 +14,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
@@ -60,6 +60,12 @@ class own_random(Reverted):  # lower case, since it is used like a function
         if (private := self._private) is not None:
             self._private = None
             private.__exit__(None, None, None)
+
+
+def private_stream(devices: Iterable[torch.device]) -> AbstractContextManager[None]:
+    """Context manager for a private random stream that does not overlap with what the user draws afterwards."""
+    seed = int(torch.randint(2**62, (), generator=generator_of(CPU).clone_state(), device="cpu").item())
+    return own_random(seed, *sorted(set(devices), key=str))
 
 
 def has_generator(device: torch.device) -> bool:
@@ -284,4 +290,4 @@ def _kernel_that_borrows(op: Any) -> Kernel:
     return kernel
 
 
-__all__ = ["CPU", "generator_of", "generators_of", "has_generator", "own_random"]
+__all__ = ["CPU", "generator_of", "generators_of", "has_generator", "own_random", "private_stream"]

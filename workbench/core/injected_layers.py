@@ -1,0 +1,231 @@
+"""Layers that peft adds to a wrapped model: each voter keeps its own weights and gets its own adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.effects.private_random import private_stream
+from ..engine.plan import RankOne, Rule, Shared, Split, Stacked
+from .calls.lone_calls import watch_layers
+from .crossfit import members_axis
+from .method import Call
+from .optimizer_guard import watch
+from .ownership import MARK, Record, Slot, Table, table_of
+from .peft_layers import merge_for_voters
+from .runtime import Runtime
+
+# initialisations of a LoRA that depend neither on weights nor on data
+_DRAWN = (True, False, "gaussian")
+# options of a LoRA that do more than add layers next to the base, with the value that switches them off
+_PLAIN = {"bias": "none", "use_dora": False, "target_parameters": None, "trainable_token_indices": None}
+
+
+def follow(root: Any) -> None:
+    """Update a wrapped model with voters after peft has added layers to it or removed them.
+
+    Each voter keeps its own base weights. Its adapters are initialised as peft does; the first voter gets those that peft has made. Layers that
+    peft copies to train them (`modules_to_save`) start at each voter's own weights.
+
+    Args:
+        root: the wrapped model.
+
+    Raises:
+        TypeError: if voters can't have such layers each; calls of the model then raise as well.
+    """
+    record, before = root._workbench, table_of(root)
+    axis = members_axis(record.methods)
+    tree = {path: module for path, module in root.named_modules(remove_duplicate=False) if MARK not in path}
+    known = {id(module) for module in before.modules.values()}
+    # removed modules may have been garbage-collected, so compare the paths as well
+    same = tree.keys() == record.order.keys() and {id(module) for module in tree.values()} == known
+    # without rules all branches share the layers
+    if same or not record.rules:
+        return
+    if not axis:
+        _refuse(root, f"{', '.join(map(repr, record.methods))} depends on the layers that it was applied to")
+    moves = _Moves(before, tree)
+    added = [slot for slot in Record.of(root).slots.values() if MARK not in slot.owners[0][0]]
+    added = [slot for slot in added if id(tree[slot.owners[0][0]]) not in known]
+    _check(root, moves, added, axis)
+    slots, names = moves.slots()
+    record.slots = slots
+    record.rules = {names[slot]: moves.rule(rule) for slot, rule in record.rules.items() if slot in names}
+    record.released = [names[slot] for slot in record.released if slot in names]
+    record.order = {
+        path: record.order[moves.before[path]] if path in moves.before else _order(module)
+        for path, module in tree.items()
+    }
+    # these determine which layers vote, which is settled by now
+    record.execution = record.tails = None
+    views = {names[slot]: view for slot, view in before.views.items() if slot in names}
+    given = {names[slot]: original for slot, original in before.given.items() if slot in names}
+    root.__dict__["_engine"] = runtime = Runtime(root, views, given)
+    _give_each_its_own(runtime.table, added, axis)
+    for method in record.methods:
+        method.move(names, [_owner(slot.name) for slot in added])
+    watch_layers(runtime.table)
+    merge_for_voters(root)
+    runtime.table.show()
+    watch(root)
+
+
+def _owner(name: str) -> str:
+    """Return the slot of a registered name."""
+    return name.partition(MARK)[0]
+
+
+def _order(module: nn.Module) -> tuple[list[str], list[str]]:
+    return [*map(_owner, module._parameters)], [*map(_owner, module._buffers)]
+
+
+# ---- what has moved
+class _Moves:
+    """Maps names from before a change of the module tree to names after it.
+
+    Args:
+        table: ownership table from before the change.
+        tree: the modules by path now, each under all of its paths.
+    """
+
+    def __init__(self, table: Table, tree: Mapping[str, nn.Module]) -> None:
+        self._table = table
+        self._paths: dict[int, list[str]] = {}
+        for path, module in tree.items():
+            self._paths.setdefault(id(module), []).append(path)
+        # path now -> path before
+        self.before = {now: path for path, module in table.modules.items() for now in self._now(module)}
+
+    def _now(self, module: nn.Module | None) -> list[str]:
+        return self._paths.get(id(module), [])
+
+    def slots(self) -> tuple[dict[str, Slot], dict[str, str]]:
+        """Return the remaining slots by their new names, and the new names by the old ones."""
+        slots: dict[str, Slot] = {}
+        names: dict[str, str] = {}
+        for name, slot in self._table.record.slots.items():
+            holders = dict.fromkeys((id(self._table.modules.get(path)), attribute) for path, attribute in slot.owners)
+            owners = [(path, attribute) for key, attribute in holders for path in self._paths.get(key, [])]
+            if owners:
+                names[name] = ".".join(filter(None, owners[0]))
+                slots[names[name]] = Slot(names[name], owners, slot.buffer)
+        return slots, names
+
+    def name(self, name: str) -> str:
+        """Return the new name of a registered tensor."""
+        path, _, attribute = name.rpartition(".")
+        return ".".join(filter(None, (self._now(self._table.modules[path])[0], attribute)))
+
+    def rule(self, rule: Rule) -> Rule:
+        """Return the same rule with the new names of its tensors."""
+        if isinstance(rule, Split):
+            return Split(rule.axis, tuple(map(self.rule, rule.options)))
+        if isinstance(rule, RankOne):
+            right = None if rule.right is None else self.name(rule.right)
+            return RankOne(rule.axis, self.name(rule.name), self.name(rule.left), right)
+        return Shared(self.name(rule.name)) if isinstance(rule, Shared) else Stacked(rule.axis, self.name(rule.name))
+
+    def tied(self) -> set[str]:
+        """Return the new names of slots that several modules hold."""
+        slots = self._table.record.slots.values()
+        several = [slot for slot in slots if len({id(self._table.modules.get(path)) for path, _ in slot.owners}) > 1]
+        return {self.name(slot.name) for slot in several if self._now(self._table.modules.get(slot.owners[0][0]))}
+
+
+# ---- what is new
+def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
+    """Give each branch along an axis its own row of every new tensor; copies of stacked tensors have theirs already."""
+    record = table.record
+    new: list[tuple[str, Tensor]] = []
+    for slot in added:
+        name = _owner(slot.name)
+        record.slots[name] = Slot(name, [(path, _owner(attribute)) for path, attribute in slot.owners], slot.buffer)
+        path, attribute = record.slots[name].owners[0]
+        module = table.module(path)
+        if slot.name != name:
+            record.rules[name] = Stacked(axis, slot.name)
+            record.released.append(name)
+            table.views[name] = module.__dict__[attribute]
+        elif not slot.buffer or attribute not in module._non_persistent_buffers_set:
+            new.append((name, table.get(name)))
+    methods = (method.axis(Call(training=False, return_risk=True)) for method in record.methods)
+    size = next(found.size for found in methods if found is not None and found.name == axis)
+    rows = {name: [tensor.detach().clone()] for name, tensor in new}
+    with private_stream({tensor.device for _, tensor in new}), torch.no_grad():
+        for _ in range(1, size):
+            _draw_adapters(table.root, rows.keys())
+            for name, tensor in new:
+                rows[name].append(tensor.detach().clone())
+    for name, tensor in new:
+        buffer = record.slots[name].buffer
+        registered = table.register(f"{name}{MARK}{axis}", torch.stack(rows[name]), like=tensor, buffer=buffer)
+        record.rules[name] = Stacked(axis, registered)
+        table.release(name)
+
+
+def _draw_adapters(root: Any, names: Any) -> None:
+    """Initialise the new adapters of a LoRA once more, as peft does."""
+    for path, layer in root.named_modules():
+        for adapter, config in root.peft_config.items() if hasattr(layer, "reset_lora_parameters") else ():
+            if not any(name.startswith(f"{path}.lora_") and adapter in name.split(".") for name in names):
+                continue
+            if config.init_lora_weights is not False:
+                layer.reset_lora_parameters(adapter, config.init_lora_weights)
+                continue
+            for part in (layer.lora_A, layer.lora_B):
+                if adapter in part:
+                    part[adapter].reset_parameters()
+            for part in (layer.lora_embedding_A, layer.lora_embedding_B):
+                if adapter in part:
+                    nn.init.normal_(part[adapter])
+
+
+# ---- what cannot be followed
+def _check(root: Any, moves: _Moves, added: list[Slot], axis: str) -> None:
+    record = root._workbench
+    for method in record.methods:
+        if not method.movable:
+            _refuse(root, f"{method!r} depends on the layers that it was applied to")
+    if record.method != "forward":
+        _refuse(root, f"it answers with risk in {record.method}()")
+    if record.tails and not record.ordered:
+        _refuse(root, "no call has shown yet whether the layers that vote are the last ones (call it once before)")
+    if added and not hasattr(root, "peft_config"):
+        _refuse(root, "its layers were replaced")
+    for name, config in root.peft_config.items() if added else ():
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        if kind != "LORA":
+            _refuse(root, f"adapter {name!r} is of type {kind}, not LORA")
+        for option, plain in _PLAIN.items():
+            value = getattr(config, option, plain)
+            if value and value != plain:
+                _refuse(root, f"adapter {name!r} has {option}={value!r}")
+        if not any(config.init_lora_weights is value or config.init_lora_weights == value for value in _DRAWN):
+            _refuse(
+                root,
+                f"adapter {name!r} has init_lora_weights={config.init_lora_weights!r}, which depends on weights or data",
+            )
+    for slot in added:
+        if MARK in slot.name and slot.name.rpartition(MARK)[2] != axis:
+            _refuse(root, f"{_owner(slot.name)!r} is a copy of a weight with factors of each voter")
+    for name, slot in moves.slots()[0].items():
+        copied = [path for path, _ in slot.owners if "original_module" in path.split(".")]
+        if copied and name in moves.tied():
+            _refuse(
+                root,
+                f"{name!r} is tied to another layer, and peft would train a copy of {copied[0].rpartition('.')[0]!r} alone",
+            )
+
+
+def _refuse(root: Any, what: str) -> NoReturn:
+    raise TypeError(
+        f"peft has added layers to this wrapped {type(root)._plain_class.__name__}, and the voters can't each have their own: {what}. Add them "
+        "to the plain model and wrap that, wrapper(peft.get_peft_model(model, config)); voters then share the frozen base. For voters with "
+        "their own base, add them to each of wrapped.voters()"
+    )
+
+
+__all__ = ["follow"]
