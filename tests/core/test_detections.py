@@ -406,7 +406,7 @@ def test_options_are_checked():
 
 def test_fit_and_predictive_say_what_to_do(pictures):
     wrapped = vote.Wrapper(2, output=Detections())(Detector())
-    with pytest.raises(ValueError, match="loop of your own"):
+    with pytest.raises(ValueError, match="train it in your own loop"):
         workbench.fit(wrapped, (torch.rand(8, 1, 4, 4), torch.rand(8)))
     with pytest.raises(ValueError, match="spread of their corners"):
         wrapped.predictive(pictures)

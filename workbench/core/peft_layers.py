@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -83,8 +84,8 @@ def merge_for_voters(root: Any) -> None:
 
 def refuse_injected(root: nn.Module, record: Any) -> None:
     """Raise if peft has added parameters that `injected_layers.follow` has not given to each voter, so that all would share them."""
-    if not any(method.member_marks for method in record.methods):
-        return
+    if "peft" not in sys.modules or not any(method.member_marks for method in record.methods):
+        return  # most calls, which this would slow down
     for path, layer in root.named_modules():
         of_peft = any(base.__module__.startswith("peft.") for base in type(layer).__mro__)
         if "@" in path or not of_peft or not layer._modules.keys() & {"base_layer", "original_module"}:
