@@ -72,16 +72,16 @@ def score_answers(wrapped: Any, task: Task, lines: list[Line], seed: int) -> tup
     greedy = text.generate(wrapped, questions, **options)
     wrong = torch.tensor([answer != target for answer, target in zip(greedy.texts or (), expected, strict=True)])
     scores = {
-        "log-probability": -written.log_prob,
-        "mean log-probability": -written.mean_log_prob,
-        "mean entropy": written.mean_entropy,
-        "max entropy": written.max_entropy,
+        "log-probability": -greedy.log_prob,
+        "mean log-probability": -greedy.mean_log_prob,
+        "mean entropy": greedy.mean_entropy,
+        "max entropy": greedy.max_entropy,
     }
-    if len(written.member_log_probs) > 1:
-        scores["mean aleatoric"] = written.risk.aleatoric.nanmean(1)
-        scores["mean epistemic"] = written.risk.epistemic.nanmean(1)
-        scores["max epistemic"] = written.risk.epistemic.nan_to_num(0).amax(1)
-        scores["perplexity spread"] = written.perplexity_spread
+    if len(greedy.member_log_probs) > 1:
+        scores["mean aleatoric"] = greedy.risk.aleatoric.nanmean(1)
+        scores["mean epistemic"] = greedy.risk.epistemic.nanmean(1)
+        scores["max epistemic"] = greedy.risk.epistemic.nan_to_num(0).amax(1)
+        scores["perplexity spread"] = greedy.perplexity_spread
     drawn = text.generate(
         wrapped, questions, do_sample=True, top_k=0, num_return_sequences=ANSWERS, seed=seed, **options
     )
