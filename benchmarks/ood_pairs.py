@@ -58,9 +58,9 @@ def run(seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
         density = DENSITIES["auto" if method == WITHOUT else method]()
         outliers = [rows for kind, rows in made.items() if method != WITHOUT or kind not in LIKE_SHIFTS]
         options: dict[str, Any] = {"outliers": outliers} if density.takes_outliers else {}
-        density.fit(*_asked(density, known["train"]), y[::step] if density.uses_labels else None, head=head, **options)
+        density.fit(*_inputs(density, known["train"]), y[::step] if density.uses_labels else None, head=head, **options)
         with torch.no_grad():
-            risks = {name: density.eval()(*_asked(density, rows)) for name, rows in known.items() if name != "train"}
+            risks = {name: density.eval()(*_inputs(density, rows)) for name, rows in known.items() if name != "train"}
         for name in strange:
             auroc = metrics.auroc(risks["usual"], risks[name]).item()
             fpr95 = metrics.fpr95(risks["usual"], risks[name]).item()
@@ -69,7 +69,7 @@ def run(seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
 
 
 def _outliers(x: Tensor) -> dict[str, Tensor]:
-    """By kind what `wrapped.fit` makes for `auto` of batches of 125."""
+    """Return the outliers by kind that `wrapped.fit` generates for `auto` from batches of 125 images."""
     made: dict[str, list[Tensor]] = {}
     for seed, part in enumerate(x.split(125)):
         for kind, pixels in make_outliers(part, len(part), seed):
@@ -87,7 +87,7 @@ def _features(wrapped: Any, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
     )
 
 
-def _asked(density: Density, rows: tuple[list[Tensor], Tensor]) -> tuple[list[Tensor], Tensor]:
+def _inputs(density: Density, rows: tuple[list[Tensor], Tensor]) -> tuple[list[Tensor], Tensor]:
     return (rows[0] if density.needs_features else []), rows[1]
 
 

@@ -1,8 +1,8 @@
-"""Regression on nine UCI sets, the standard 20 splits (protein 5): test NLL and RMSE in original units, beside published numbers.
+"""Regression on nine UCI sets with the standard 20 splits (protein 5): test NLL and RMSE in original units, compared with published numbers.
 
 Standard track: one hidden layer of 50 ReLU units (protein 100), one configuration for all sets. Open track: two layers of 100 SiLU units on
-periodic inputs, one configuration for all sets. All splits of a cell train at once, as voters of one wrapped model; whatever is chosen is
-chosen by training rows that a network has not seen, never by test rows.
+periodic inputs, one configuration for all sets. All splits of a cell train at once, as voters of one wrapped model; all choices are made by
+training rows that a network has not seen, never by test rows.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ SETS = {
     "yacht": 20,
 }
 SMALL = ("boston", "concrete", "energy", "wine-red", "yacht")
-FEW = 5  # splits of the small sets for what trains one split at a time
+FEW = 5  # number of splits of the small sets for methods that train one split at a time
 COVERAGE = 0.9
 MOST_STEPS = 12_000
 LONG = "recommended for 30k steps"
-LONG_ON = {"naval": 2}  # the set that has use for them, and on how many splits
+LONG_ON = {"naval": 2}  # set that gains from more steps, and number of splits
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a method is trained.
+    """Training recipe of a method.
 
     Args:
-        lr, weight_decay: one for each setting; weight decay is for 1,440 rows or fewer, and falls as 1 / rows beyond.
-        folds: the rows are cut into so many.
-        held: how many of the folds are held out in turn; 1 is a plain validation set.
-        repeats: networks for each fold held out and each setting.
-        noise: whether a second output says the noise.
-        dropout: in training.
-        draws: of dropout at prediction.
-        laplace: whether the last layer gets a Laplace posterior afterwards.
-        conformal: share of the training rows that is held out of all this for split conformal intervals.
-        open: whether the network is that of the open track.
-        embedding: of the network `workbench.models.tabular`, which is taken instead where this is said; its bins are those of one split.
-        epochs: at most.
-        steps: at most.
+        lr, weight_decay: one value for each setting; the weight decay is for 1,440 rows or fewer, and falls as 1 / rows beyond.
+        folds: number of folds of the rows.
+        held: number of folds that are held out in turn; 1 is a plain validation set.
+        repeats: networks for each held-out fold and setting.
+        noise: whether a second output predicts the noise.
+        dropout: dropout rate in training.
+        draws: draws of dropout at prediction.
+        laplace: whether the last layer gets a Laplace posterior after training.
+        conformal: share of the training rows that is held out for split conformal intervals.
+        open: whether to use the network of the open track.
+        embedding: embedding of the network `workbench.models.tabular`, which is used if this is given; its bins are those of one split.
+        epochs: maximum number of epochs.
+        steps: maximum number of steps.
     """
 
     lr: tuple[float, ...] = (0.01,)
