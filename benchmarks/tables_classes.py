@@ -86,21 +86,21 @@ METHODS = ("tabular", "one network", BOOSTED, "MLP", "deep ensemble")
 
 
 def run_classes(method: str, seed: int, epochs: int, rows: int) -> dict[str, Any]:
-    """One row: scores on the test rows of Adult.
+    """Return scores on the test rows of Adult.
 
     Args:
-        method: of `METHODS`.
-        seed: of all draws.
-        epochs: of our trainings.
-        rows: training rows at most.
+        method: one of `METHODS`.
+        seed: seed of all draws.
+        epochs: epochs of our trainings.
+        rows: maximum number of training rows.
     """
-    start, whole = time.process_time(), load("adult")
-    drawn = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(seed))[:rows].sort().values
+    start, adult = time.process_time(), load("adult")
+    drawn = torch.randperm(len(adult.train), generator=torch.Generator().manual_seed(seed))[:rows].sort().values
     data = Data.from_arrays(
-        whole.train.x[drawn],
-        whole.train.y[drawn],
-        test=(whole.test.x, whole.test.y),
-        classes=whole.classes,
+        adult.train.x[drawn],
+        adult.train.y[drawn],
+        test=(adult.test.x, adult.test.y),
+        classes=adult.classes,
         name=CLASSES,
     )
     with torch.random.fork_rng(devices=[]):
@@ -118,7 +118,7 @@ def run_classes(method: str, seed: int, epochs: int, rows: int) -> dict[str, Any
 
 
 def scores(probabilities: Tensor, y: Tensor) -> dict[str, float]:
-    """Of probabilities [rows, classes] and class numbers [rows]."""
+    """Return scores of probabilities [rows, classes] for true classes [rows]."""
     return {
         "nll": float(categorical_nll(probabilities, y)),
         "accuracy": float(accuracy(probabilities, y)),
@@ -127,7 +127,7 @@ def scores(probabilities: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def lines(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """A line for each method: means over seeds."""
+    """Return a line for each method, with means over seeds."""
     rows = []
     for method in METHODS:
         here = frame[frame["method"] == method]
@@ -139,7 +139,7 @@ def lines(frame: pd.DataFrame) -> list[dict[str, str]]:
                     "rows": f"{int(here['train'].max()):,}",
                     "seeds": str(len(here)),
                     **{name: f"{here[column].mean():.4f}" for name, column in score.items()},
-                    "seconds of the processor": f"{here['cost'].median():.0f}",
+                    "processor time (s)": f"{here['cost'].median():.0f}",
                 }
             )
     return rows
