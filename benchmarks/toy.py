@@ -256,8 +256,8 @@ def _of_bands(frame: pd.DataFrame) -> str:
 ends of the curve's training rows (15 % on each side, which are then trained on as well), and a Gaussian process (RBF kernel, fitted by
 likelihood on at most {MAX_ROWS} rows). *Coverage*: share of inputs where the band contains the true curve; the target is 80 % or more where
 unseen, and the last column counts the seeds that miss it. *Width / needed width*: the factor by which all bands of a seed could be narrower
-and still cover 90 % of the unseen inputs; the target is at most 2, and below 1 they are too narrow. The curves are unseen at their `ends`, 4 <
-|x| < 6, with data on [-4, 4], or in a `gap`, |x| < pi, with data on both sides. That priors are near zero at the training rows, and the scale
+and still cover 90 % of the unseen inputs; the target is at most 2, and below 1 they are too narrow. Unseen inputs are at the `ends`, 4 < |x| <
+6, with data on [-4, 4], or in a `gap`, |x| < pi, with data on both sides. That priors are near zero at the training rows, and the scale
 {PRIOR:g}, were chosen on 200 rows of the curves with seeds 0 and 1; these results are for seeds 5 to 9.
 
 {table(pd.DataFrame(rows))}"""

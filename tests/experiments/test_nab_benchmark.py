@@ -115,7 +115,7 @@ def test_a_cell_and_its_summary(nab: ModuleType, tmp_path: Path) -> None:
     assert novel.loc[False, "auroc"] == pytest.approx(math.fsum(aurocs) / 8)
     text = nab.summary(frame, tmp_path)
     best = frame.sort_values("first_half", ascending=False, kind="stable").iloc[0]
-    assert text.startswith(f"Chosen on the first half, every second series by name: *{best['risk']}*")
+    assert f"every second series by name: *{best['risk']}*" in text
     assert "| clock |" in text
     assert "| forecaster, vacuitic |" in text
 
