@@ -1,10 +1,10 @@
-"""Sums, copies and look-ups by a small language model: which score of a generated answer tells the wrong ones, in and out of its domain?
+"""Addition, copying and look-ups by a small language model: which scores of a generated answer detect wrong answers, in and out of domain?
 
-A decoder of one layer learns from text to add numbers of one or two digits, without being told what a number is, another to look up a key in
-a table, and one of two layers to copy words. Each is asked what it has not seen of the same kind, and what is outside its domain: longer
-numbers, words and tables, letters that were never trained on, and keys that are not in the table, of which it cannot know that there is no
-answer. Size and epochs of sums and copies are those with which a network gets some held-out questions wrong; look-ups are learned all at once or
-not at all, and the table is so small that all networks learn them. Scores of other trainings had been seen by then.
+A one-layer decoder learns from text alone to add numbers of one or two digits, another one to look up a key in a table, and a two-layer decoder
+to copy words. Each is tested on unseen prompts of the same kind and on prompts from outside its domain: longer numbers, words and tables,
+letters that never occur in training, and keys that are missing from the table, for which it cannot know that there is no answer. For addition
+and copying, size and epochs were set so that a network gets some held-out questions wrong. Look-ups are learned all at once or not at all; the
+table is small enough that every network learns them. These settings were chosen after seeing scores of other trainings.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 ANSWERS, SEEDS = 10, 3
 EPOCHS = {"addition": 30, "copying": 5, "retrieval": 15}
-PROMPTS = 500  # of each kind
+PROMPTS = 500  # per kind
 SHADES = {"plain": "#555555", "sample": "#3E97CF", "vote": "#CC79A7"}
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every seed, task and method; those of sums name no task, as before there were others."""
+    """Return a cell for each seed, task and method; cells of addition have no argument `task`, which keeps the keys of older results valid."""
     return [
         {
             "method": method,
@@ -54,34 +54,34 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         }
         for seed in range(1 if smoke else SEEDS)
         for task in TASKS
-        for method in (reversed(WRAPPERS) if not smoke else ("plain", "vote"))  # what takes longest first
+        for method in (reversed(WRAPPERS) if not smoke else ("plain", "vote"))  # slowest first
     ]
 
 
-def answered(wrapped: Any, task: Task, asked: list[Line], seed: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Which greedy answers are wrong [n], and scores of them, higher for less trust: of the tokens, and of samples.
+def score_answers(wrapped: Any, task: Task, lines: list[Line], seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return which greedy answers are wrong [n], and uncertainty scores of each answer, from its tokens and from sampled answers.
 
     Args:
-        wrapped: the decoder.
-        task: what it was trained on.
-        asked: questions with their answers.
-        seed: of the samples.
+        wrapped: wrapped decoder.
+        task: task that it was trained on.
+        lines: questions with their answers.
+        seed: seed of the sampled answers.
     """
-    questions, results = map(list, zip(*asked, strict=True))
+    questions, expected = map(list, zip(*lines, strict=True))
     options: dict[str, Any] = {"tokenizer": Characters(task.characters), "max_new_tokens": task.longest}
-    written = text.generate(wrapped, questions, **options)
-    wrong = torch.tensor([answer != result for answer, result in zip(written.texts or (), results, strict=True)])
+    greedy = text.generate(wrapped, questions, **options)
+    wrong = torch.tensor([answer != target for answer, target in zip(greedy.texts or (), expected, strict=True)])
     scores = {
-        "log-probability": -written.log_prob,
-        "mean log-probability": -written.mean_log_prob,
-        "mean entropy": written.mean_entropy,
-        "max entropy": written.max_entropy,
+        "log-probability": -greedy.log_prob,
+        "mean log-probability": -greedy.mean_log_prob,
+        "mean entropy": greedy.mean_entropy,
+        "max entropy": greedy.max_entropy,
     }
-    if len(written.member_log_probs) > 1:
-        scores["mean aleatoric"] = written.risk.aleatoric.nanmean(1)
-        scores["mean epistemic"] = written.risk.epistemic.nanmean(1)
-        scores["max epistemic"] = written.risk.epistemic.nan_to_num(0).amax(1)
-        scores["perplexity spread"] = written.perplexity_spread
+    if len(greedy.member_log_probs) > 1:
+        scores["mean aleatoric"] = greedy.risk.aleatoric.nanmean(1)
+        scores["mean epistemic"] = greedy.risk.epistemic.nanmean(1)
+        scores["max epistemic"] = greedy.risk.epistemic.nan_to_num(0).amax(1)
+        scores["perplexity spread"] = greedy.perplexity_spread
     drawn = text.generate(
         wrapped, questions, do_sample=True, top_k=0, num_return_sequences=ANSWERS, seed=seed, **options
     )
@@ -92,17 +92,17 @@ def answered(wrapped: Any, task: Task, asked: list[Line], seed: int) -> tuple[Te
 
 
 def run(method: str, seed: int, epochs: int, prompts: int, task: str = "addition") -> list[dict[str, Any]]:
-    """One row for each score and kind of prompt, and of all kinds together."""
+    """Return one row for each score and kind of prompt, and for all kinds together."""
     wrapped = trained(method, seed, epochs, task)
     kinds = TASKS[task].lines(prompts)[1]
-    found = {kind: answered(wrapped, TASKS[task], asked, seed) for kind, asked in kinds.items()}
-    usual = found["held out"][1]
-    found["all"] = (
-        torch.cat([wrong for wrong, _ in found.values()]),
-        {name: torch.cat([scores[name] for _, scores in found.values()]) for name in usual},
+    by_kind = {kind: score_answers(wrapped, TASKS[task], lines, seed) for kind, lines in kinds.items()}
+    in_domain = by_kind["held out"][1]
+    by_kind["all"] = (
+        torch.cat([wrong for wrong, _ in by_kind.values()]),
+        {name: torch.cat([scores[name] for _, scores in by_kind.values()]) for name in in_domain},
     )
     results = []
-    for kind, (wrong, scores) in found.items():
+    for kind, (wrong, scores) in by_kind.items():
         mixed = 0 < int(wrong.sum()) < len(wrong)
         foreign = kind not in ("held out", "all")
         for name, score in scores.items():
@@ -112,14 +112,14 @@ def run(method: str, seed: int, epochs: int, prompts: int, task: str = "addition
                     "score": name,
                     "accuracy": 1 - wrong.double().mean().item(),
                     "error_auroc": metrics.error_auroc(score, wrong).item() if mixed else float("nan"),
-                    "auroc": metrics.auroc(usual[name], score).item() if foreign else float("nan"),
+                    "auroc": metrics.auroc(in_domain[name], score).item() if foreign else float("nan"),
                 }
             )
     return results
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:
-    """A figure of all tasks, and of each a table of right answers and one of the scores."""
+    """Return a figure of all tasks and, for each task, a table of accuracies and one of AUROCs."""
     if "task" not in frame:
         frame = frame.assign(task="addition")
     frame = frame.fillna({"task": "addition"})
@@ -129,31 +129,32 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
     )
     sections = [_section(frame[frame["task"] == task], task) for task in TASKS if task in set(frame["task"])]
     _picture(frame, pictures / "answers-wrong.png")
-    return f"""{networks} a row. GPT-2 of {WIDTH} channels, a character a token, without dropout, which costs so small a network much of its
-accuracy. `sample` has {DRAWS} noisy passes, `vote` {VOTERS} voters. An answer is right if it is the whole answer, and nothing behind it; greedy.
+    return f"""{networks} per row. The model is a GPT-2 with {WIDTH} channels and one token per character, trained without dropout, which would
+cost so small a network much of its accuracy. `sample` has {DRAWS} noisy passes, `vote` {VOTERS} voters. Answers are decoded greedily, and one
+is right only if it equals the expected text exactly.
 
-*Wrong*: AUROC of the wrong answers among those of a kind, or of all kinds together; none where all are wrong or right. *Foreign*: AUROC of
-prompts of this kind against held-out ones, whatever the answer. Log-probabilities are negated, so that higher means less trust.
-Self-consistency and semantic entropy are of {ANSWERS} answers drawn for each prompt, the same number or text being the same meaning; *discrete*
-counts each answer alike.
+*Wrong*: AUROC for detecting wrong answers among the prompts of that kind, or among all kinds together; empty where all answers are wrong or all
+are right. *Foreign*: AUROC for telling prompts of that kind from held-out ones, whether or not the answer is right. Scores are signed so that
+higher means less trust: log-probability and self-consistency are negated. Self-consistency and semantic entropy use {ANSWERS} sampled answers
+per prompt; two answers mean the same if they are the same number or text. *Discrete* gives each sampled answer the same weight.
 
-![AUROC of wrong answers by each score, of each task](images/answers-wrong.png)
+![AUROC of wrong answers for each score and task](images/answers-wrong.png)
 
-*Dots*: wrong answers among held-out questions. *Crosses*: among all kinds together, most of them outside the domain. Mean, and a line from the
-lowest to the highest network; at .5 a score says nothing, below it trusts wrong answers more than right ones.
+*Dots*: wrong answers among held-out prompts. *Crosses*: wrong answers among all kinds together, most of which are outside the domain. Each mark
+is a mean, with a line from the lowest to the highest network. At .5 a score says nothing; below .5 it trusts wrong answers more than right ones.
 
 {chr(10).join(sections)}"""
 
 
 def _section(frame: pd.DataFrame, task: str) -> str:
-    """What the kinds of a task are, and its tables."""
+    """Describe the kinds of prompts of a task and return its tables."""
     import pandas as pd
 
     kinds = list(dict.fromkeys(frame["prompts_of"]))
-    right, telling = [], []
-    for method, group in sorted(frame.groupby("method"), key=lambda found: list(WRAPPERS).index(found[0])):
+    accuracy_rows, auroc_rows = [], []
+    for method, group in sorted(frame.groupby("method"), key=lambda pair: list(WRAPPERS).index(pair[0])):
         shares = group.groupby("prompts_of")["accuracy"].mean()
-        right.append({"method": str(method), **{kind: f"{shares[kind]:.3f}" for kind in kinds}})
+        accuracy_rows.append({"method": str(method), **{kind: f"{shares[kind]:.3f}" for kind in kinds}})
         for score, some in group.groupby("score", sort=False):
             means = some.groupby("prompts_of")[["error_auroc", "auroc"]].mean()
             row = {"method": str(method), "score": str(score)}
@@ -163,30 +164,36 @@ def _section(frame: pd.DataFrame, task: str) -> str:
                 for kind in kinds
                 if kind not in ("held out", "all")
             }
-            telling.append(row)
-    columns = ["method", "score", *(name for name in telling[0] if any(row[name] for row in telling) and ":" in name)]
-    known = len(TASKS[task].lines(1)[0])
+            auroc_rows.append(row)
+    columns = [
+        "method",
+        "score",
+        *(name for name in auroc_rows[0] if any(row[name] for row in auroc_rows) and ":" in name),
+    ]
+    n_train = len(TASKS[task].lines(1)[0])
     about = {
-        "addition": f"""sums of numbers from 0 to 99, one layer. *Held out*: other sums of such numbers.
-*Unseen block*: both numbers from {BLOCK.start} to {BLOCK.stop - 1}, which never meet in training. *Zero in front*: 07+35.
-*Three digits*: both numbers have three.""",
-        "copying": f"""words of 4 to 6 of {len(KNOWN)} letters, two layers. *Held out*: other such words.
-*Two letters*: words of no more than two different ones. *Unseen letter*: one of {len(UNSEEN)} letters that are never trained on is among them.
-*Longer*: words of 8 to 10.""",
-        "retrieval": f"""tables of the keys {", ".join(KEYS)} in this order, each with a digit, and a key, one layer.
-*Held out*: other such tables. *Other order*: of the keys. *Unseen key*: a letter that is never trained on stands in the place of a key, and is
-asked for. *Longer table*: of two more keys. *Key not there*: the table lacks the key that is asked for, as none in the training does, so that
-all that is written is wrong, but for an empty answer.""",
+        "addition": f"""sums of two numbers from 0 to 99; one layer. *Held out*: other sums of such numbers.
+*Unseen block*: both numbers from {BLOCK.start} to {BLOCK.stop - 1}, which are never added to each other in training. *Zero in front*: the first
+number has a leading zero, as in 07+35. *Three digits*: both numbers have three digits.""",
+        "copying": f"""words of 4 to 6 letters from an alphabet of {len(KNOWN)}; two layers. *Held out*: other such words.
+*Two letters*: words with at most two different letters. *Unseen letter*: one letter is one of {len(UNSEEN)} that never occur in training.
+*Longer*: words of 8 to 10 letters.""",
+        "retrieval": f"""prompts, each a table that gives a digit for each of the keys {", ".join(KEYS)}, in this order, followed by the key
+to look up; one layer. *Held out*: other such tables. *Other order*: the keys stand in another order. *Unseen key*: a letter that never occurs in
+training replaces one of the keys and is looked up. *Longer table*: two more keys. *Key not there*: the key to look up is missing from the table,
+which never happens in training, so that every answer but an empty one is wrong.""",
     }[task]
     return f"""### {task}
 
-{EPOCHS[task]} passes over {known:,} {about}
+Trained in {EPOCHS[task]} passes over {n_train:,} {about}
 
 Share of right answers, by kind of prompt:
 
-{table(pd.DataFrame(right))}
+{table(pd.DataFrame(accuracy_rows))}
 
-{table(pd.DataFrame(telling)[columns])}
+AUROC of each score:
+
+{table(pd.DataFrame(auroc_rows)[columns])}
 """
 
 
@@ -204,12 +211,12 @@ def _picture(frame: pd.DataFrame, path: Path) -> None:
             for kind, marker in (("held out", "o"), ("all", "x")):
                 chosen = (frame["task"] == task) & (frame["method"] == method) & (frame["prompts_of"] == kind)
                 by_score = frame[chosen].groupby("score")["error_auroc"]
-                found = [(scores.index(str(score)), values.dropna()) for score, values in by_score]
-                found = [(row, values) for row, values in found if len(values)]
-                at = [row + 0.24 * (place - (len(methods) - 1) / 2) for row, _ in found]
-                middle = [values.mean() for _, values in found]
+                points = [(scores.index(str(score)), values.dropna()) for score, values in by_score]
+                points = [(row, values) for row, values in points if len(values)]
+                at = [row + 0.24 * (place - (len(methods) - 1) / 2) for row, _ in points]
+                middle = [values.mean() for _, values in points]
                 ax.hlines(
-                    at, [v.min() for _, v in found], [v.max() for _, v in found], color=SHADES[method], linewidth=0.8
+                    at, [v.min() for _, v in points], [v.max() for _, v in points], color=SHADES[method], linewidth=0.8
                 )
                 ax.plot(middle, at, marker, color=SHADES[method], markersize=4, label=method if marker == "o" else None)
         ax.set(title=task, xlim=(0, 1.02), xlabel="AUROC of wrong answers")

@@ -1,4 +1,4 @@
-"""Tasks with known answers for a small language model, and prompts of each kind to ask: in and out of the domain of the training."""
+"""Text tasks with known answers for a small language model, with test prompts from inside and outside the training domain."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from workbench.outputs import Logits
 
 VOTERS, DRAWS = 3, 5
 WIDTH = 64
-BLOCK = range(60, 80)  # numbers that are never added to one another in training
-SHARE = 0.6  # of the other sums are trained on
+BLOCK = range(60, 80)  # numbers that are never added to each other in training
+SHARE = 0.6  # share of the other sums that is trained on
 KNOWN, UNSEEN = "abcdefghijkl", "mnop"  # letters to copy; the unseen ones are never trained on
-KEYS = "abc"  # of every table of the training, in this order
-WORDS, TABLES = 6_000, 2_000  # that are drawn to be trained on
+KEYS = "abc"  # keys of each training table, in this order
+WORDS, TABLES = 6_000, 2_000  # training prompts that are drawn
 SCORES = {"logits": Logits(dim=-1)}
 WRAPPERS: dict[str, Callable[[], Any]] = {
     "plain": lambda: compose(output=SCORES),
@@ -32,10 +32,10 @@ Lines = tuple[list[Line], dict[str, list[Line]]]
 
 
 class Characters:
-    """A tokenizer: each character is a token.
+    """Character-level tokenizer.
 
     Args:
-        characters: all there are.
+        characters: vocabulary.
     """
 
     def __init__(self, characters: str = "0123456789+=") -> None:
@@ -52,21 +52,21 @@ class Characters:
         return [(*self.characters, " ", "")[token] for token in tokens]
 
 
-# ---- questions and answers, to train on and of each kind to ask for
+# ---- questions and answers: for training, and for testing by kind
 def sums(prompts: int) -> Lines:
-    """Sums, "12+7=" and "19".
+    """Return sums, such as "12+7=" and "19": training lines, and test lines by kind.
 
     Args:
-        prompts: how many of each kind, at most.
+        prompts: maximum number of test lines per kind.
     """
     generator = torch.Generator().manual_seed(0)
 
     def mixed(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         return [pairs[int(i)] for i in torch.randperm(len(pairs), generator=generator)]
 
-    every = mixed([(a, b) for a in range(100) for b in range(100)])
-    block = [pair for pair in every if pair[0] in BLOCK and pair[1] in BLOCK]
-    others = [pair for pair in every if not (pair[0] in BLOCK and pair[1] in BLOCK)]
+    pairs = mixed([(a, b) for a in range(100) for b in range(100)])
+    block = [pair for pair in pairs if pair[0] in BLOCK and pair[1] in BLOCK]
+    others = [pair for pair in pairs if not (pair[0] in BLOCK and pair[1] in BLOCK)]
     cut = int(SHARE * len(others))
     single = mixed([(a, b) for a in range(10) for b in range(100)])
     longer = torch.randint(100, 1000, (prompts, 2), generator=generator).tolist()
@@ -80,10 +80,10 @@ def sums(prompts: int) -> Lines:
 
 
 def copies(prompts: int) -> Lines:
-    """Words to be written once more, "gabc=" and "gabc".
+    """Return words to copy, such as "gabc=" and "gabc": training lines, and test lines by kind.
 
     Args:
-        prompts: how many of each kind.
+        prompts: number of test lines per kind.
     """
     draw = _Draws(1)
 
@@ -104,10 +104,10 @@ def copies(prompts: int) -> Lines:
 
 
 def lookups(prompts: int) -> Lines:
-    """Tables of keys and digits, and one of the keys, "a3b0c7?b" and "0".
+    """Return look-ups in tables of keys and digits, such as "a3b0c7?b" and "0": training lines, and test lines by kind.
 
     Args:
-        prompts: how many of each kind.
+        prompts: number of test lines per kind.
     """
     draw = _Draws(2)
 
@@ -127,7 +127,7 @@ def lookups(prompts: int) -> Lines:
         asked = draw.one(KEYS)
         question, _ = line(list(KEYS), asked)
         place = question.index(asked)
-        # no network can know that which has never seen such a question
+        # networks never see such a question in training, and so cannot know that the right answer is empty
         return question[:place] + question[place + 2 :], ""
 
     known = [line(list(KEYS), draw.one(KEYS)) for _ in range(TABLES)]
@@ -142,7 +142,7 @@ def lookups(prompts: int) -> Lines:
 
 
 class _Draws:
-    """Draws from a generator of its own."""
+    """Random draws from a private generator."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -158,18 +158,18 @@ class _Draws:
 
 
 def _others(make: Callable[[], Line], known: list[Line], count: int) -> list[Line]:
-    """Lines that are not known, each once, as far as a hundred draws for each find them."""
-    seen, found = set(known), list[Line]()
+    """Return distinct lines outside the training lines: `count` of them, or as many as 100 * count draws give."""
+    seen, lines = set(known), list[Line]()
     for _ in range(100 * count):
-        if len(found) < count and (line := make()) not in seen:
+        if len(lines) < count and (line := make()) not in seen:
             seen.add(line)
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 # ---- tasks
 def same_number(a: str, b: str) -> bool:
-    """Whether two answers are the same number, or the same text where one of them is none."""
+    """Whether two answers are the same number, or the same text if either is not a number."""
     return int(a) == int(b) if a.isdigit() and b.isdigit() else a == b
 
 
@@ -180,16 +180,16 @@ def same_text(a: str, b: str) -> bool:
 
 @dataclass(frozen=True)
 class Task:
-    """What a network is trained on and asked.
+    """A text task, and the network and training that it needs.
 
     Args:
-        lines: of a number of prompts of each kind, the lines to train on and those to ask for.
-        characters: that there are.
-        longest: tokens of an answer, at most, and its end.
-        positions: tokens of a line, at most.
-        layers: of the network.
-        batch_size, lr: of its training.
-        same: whether two answers mean the same.
+        lines: function from a number of prompts per kind to the training lines and the test lines by kind.
+        characters: vocabulary.
+        longest: maximum number of tokens of an answer, the end token included.
+        positions: maximum number of tokens of a line.
+        layers: number of layers of the network.
+        batch_size, lr: batch size and learning rate of its training.
+        same: function that says whether two answers mean the same.
     """
 
     lines: Callable[[int], Lines]
@@ -210,21 +210,23 @@ TASKS = {
 
 
 def encoded(lines: list[Line], tokenizer: Characters) -> tuple[Tensor, Tensor]:
-    """Tokens [n, t], and of each the next one as target; -100 where that is not part of an answer."""
+    """Return tokens [n, t] and the next token of each as its target [n, t]; -100 where the next token is not part of an answer."""
     longest = max(len(question + answer) for question, answer in lines)
     x, y = torch.full((len(lines), longest), tokenizer.pad_token_id), torch.full((len(lines), longest), -100)
     for row, (question, answer) in enumerate(lines):
         tokens = tokenizer(question + answer)["input_ids"]
-        asked = len(question) - 1
+        start = len(question) - 1
         x[row, : len(tokens)] = torch.tensor(tokens)
-        y[row, asked : len(tokens)] = torch.tensor([*tokens[asked + 1 :], tokenizer.eos_token_id])
+        y[row, start : len(tokens)] = torch.tensor([*tokens[start + 1 :], tokenizer.eos_token_id])
     return x, y
 
 
 def trained(method: str, seed: int, epochs: int, name: str = "addition") -> Any:
-    """A wrapped decoder in evaluation mode, trained on the lines of a task."""
+    """Return a wrapped decoder in evaluation mode, trained on the lines of a task."""
     transformers = require("transformers")
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # padding is behind all that is learned
+    logging.getLogger("transformers").setLevel(
+        logging.ERROR
+    )  # its warning about padding does not apply: padding follows all learned tokens
     task = TASKS[name]
     tokenizer = Characters(task.characters)
     special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -255,7 +257,7 @@ def trained(method: str, seed: int, epochs: int, name: str = "addition") -> Any:
 
 
 def possible(cell: dict[str, Any]) -> str:
-    """Why a cell can't run here: transformers is not installed."""
+    """Return why a cell can't run here (transformers is not installed), or ""."""
     try:
         require("transformers")
     except ModuleNotFoundError as error:

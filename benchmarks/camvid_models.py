@@ -1,4 +1,4 @@
-"""The network of the `camvid` benchmark, the scenes that it sees and how it is trained."""
+"""Network, scenes and training of the `camvid` benchmark."""
 
 from __future__ import annotations
 
@@ -20,22 +20,28 @@ UNKNOWN = ("pedestrian", "bicyclist")
 WIDTHS = (16, 32, 64, 96)  # channels at a quarter, an eighth, a sixteenth and a thirty-second of 240 x 180
 FIRST = 8  # channels at a half
 VOTERS = 4
-LAST = 2  # layers that the voters on a shared trunk have of their own
+LAST = 2  # layers per voter on top of the shared trunk
 CLASSES = Logits(dim=1)
-MEAN, SCALE = 0.42, 0.30  # of the training pixels
+MEAN, SCALE = 0.42, 0.30  # mean and standard deviation of the training pixels
 BATCH, LEARNING_RATE = 8, 0.01
-CROP = 120, 160  # rows and columns of a scene that a step of the training sees
-EVERY = {"train": 1, "validation": 2, "test": 3}  # frames of few drives: neighbours are alike
-Scenes = tuple[Tensor, Tensor, Tensor]  # images [n, 3, 180, 240], known classes or VOID, and where an unknown class is
+CROP = 120, 160  # height and width of a training crop
+STRIDES = {
+    "train": 1,
+    "validation": 2,
+    "test": 3,
+}  # every n-th frame: scenes come from few drives, and neighbours are alike
+Scenes = tuple[
+    Tensor, Tensor, Tensor
+]  # images [n, 3, 180, 240]; known classes or VOID, and whether of an unknown class [n, 180, 240]
 
 
 class UNet(nn.Module):
-    """A small U-Net (Ronneberger et al. 2015), whose skips are added: images [n, 3, h, w] -> class scores [n, classes, h, w].
+    """A small U-Net (Ronneberger et al. 2015) with additive skips: images [n, 3, h, w] -> class scores [n, classes, h, w].
 
-    Its finest skip has a quarter of the resolution of the image, and it computes in bfloat16 while it is trained.
+    Its finest skip has a quarter of the image's resolution. It computes in bfloat16 in training mode.
 
     Args:
-        classes: how many.
+        classes: number of classes.
     """
 
     def __init__(self, classes: int = 9) -> None:
@@ -67,10 +73,10 @@ def _block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 @functools.cache
 def scenes(n: int) -> dict[str, Scenes]:
-    """Training, validation and test scenes at the stored size of 240 x 180.
+    """Return training, validation and test scenes at the stored size of 240 x 180.
 
     Args:
-        n: How many of each are looked at; 0 for all.
+        n: number of scenes per part, before frames are skipped; 0 for all.
 
     Returns:
         All training scenes, every second validation scene and every third test scene.
@@ -78,12 +84,12 @@ def scenes(n: int) -> dict[str, Scenes]:
     rows = data.load("camvid", **({"n_train": n, "n_test": n} if n else {}))
     unknown = torch.tensor([rows.classes.index(name) for name in UNKNOWN])
     kept = [label for label in range(len(rows.classes)) if label not in unknown]
-    number = torch.full((len(rows.classes) + 1,), VOID)  # the last one is that of void
+    number = torch.full((len(rows.classes) + 1,), VOID)  # the last entry stands for void
     number[kept] = torch.arange(len(kept))
     parts = {"train": rows.train, "validation": rows.parts["validation"], "test": rows.test}
     result = {}
     for name, part in parts.items():
-        frames = slice(0, n or None, EVERY[name])
+        frames = slice(0, n or None, STRIDES[name])
         y = part.y[frames]
         result[name] = part.x[frames], number[y.where(y != VOID, -1)], torch.isin(y, unknown)
     return result
@@ -91,19 +97,19 @@ def scenes(n: int) -> dict[str, Scenes]:
 
 @functools.cache
 def trained(kind: str, seed: int, epochs: int, n: int) -> Any:
-    """A wrapped network in evaluation mode, trained on the known classes in crops, half of them mirrored.
+    """Return a wrapped network in evaluation mode, trained on the known classes in crops, half of them mirrored.
 
     Args:
         kind: "plain", "vote last", "vote rank1", "vote whole", "sample" or "sculpt".
-        seed: Of weights, order, crops and mirroring.
-        epochs: Passes over the scenes.
-        n: How many scenes; 0 for all.
+        seed: seed of weights, order, crops and mirroring.
+        epochs: passes over the scenes.
+        n: number of scenes; 0 for all.
     """
     x, y, _ = scenes(n)["train"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         wrapped = _wrapper(kind)(UNet().to(memory_format=torch.channels_last))
-    loader = DataLoader(TensorDataset(x, y), BATCH, shuffle=True, collate_fn=_varied, drop_last=len(x) > BATCH)
+    loader = DataLoader(TensorDataset(x, y), BATCH, shuffle=True, collate_fn=_augmented, drop_last=len(x) > BATCH)
     fit(
         wrapped,
         loader,
@@ -127,8 +133,8 @@ def _wrapper(kind: str) -> Any:
     return sculpt.Wrapper(LogitNormal, output=CLASSES) if kind == "sculpt" else compose()
 
 
-def _varied(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The same crop of all scenes of a batch, half of which are mirrored from left to right, labels as images."""
+def _augmented(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Collate a batch: take the same random crop of all its scenes and mirror each with a chance of one half, labels like images."""
     x, y = (torch.stack(part) for part in zip(*rows, strict=True))
     mirrored = torch.rand(len(x)) < 0.5
     x[mirrored], y[mirrored] = x[mirrored].flip(-1), y[mirrored].flip(-1)

@@ -1,7 +1,8 @@
-"""Does aleatoric risk follow label noise alone, and epistemic risk the amount of data alone (de Jong et al. 2024)?
+"""Does aleatoric risk respond to label noise only, and epistemic risk to the amount of data only (de Jong et al. 2024)?
 
-Two levers: fewer training rows, and a growing share of shuffled labels, those of the test rows included. How evidence divides the risks was
-chosen on digits, red wine, CLINC150 as bags of words and Fashion-MNIST at 7x7; what stands below `HELD_OUT` was looked at once, afterwards.
+Two levers are varied: the number of training rows, and the share of shuffled labels in both training and test rows. How evidence divides the
+risks was chosen on digits, red wine, CLINC150 as bags of words and Fashion-MNIST at 7x7 pixels; the sets in `HELD_OUT` were evaluated once,
+afterwards.
 """
 
 from __future__ import annotations
@@ -27,17 +28,23 @@ SETS = CHOSEN_ON + HELD_OUT
 SIZES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 NOISES = tuple(i / 10 for i in range(11))
 METHODS = ("vote", "vote, evidence", "vote, design alone", "laplace")
-DRAWN = ("digits", "wine-red", "mnist", "fashion-mnist, convolutions", "clinc150, sequences")  # in the picture
-WORDS = 300  # of texts, the most frequent ones of the training rows
-LENGTH = 12  # of texts as sequences; the longer ones lose their end
-INTENTS = 30  # of CLINC150, and as many that are never seen
+DRAWN = (
+    "digits",
+    "wine-red",
+    "mnist",
+    "fashion-mnist, convolutions",
+    "clinc150, sequences",
+)  # sets shown in the figure
+WORDS = 300  # vocabulary of bags of words: the most frequent words of the training rows
+LENGTH = 12  # words of a text as a sequence; longer texts are cut
+INTENTS = 30  # known intents of CLINC150; as many others are unseen
 VOTERS, WIDTH = 5, 64
-AIMS = {"epistemic_ratio": 0.02, "aleatoric_ratio": 0.1, "error": 0.2}
+TARGETS = {"epistemic_ratio": 0.02, "aleatoric_ratio": 0.1, "error": 0.2}
 Rows = tuple[Tensor, Tensor]
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every run and set; networks that take longer come last, with fewer levels of both levers."""
+    """Return a cell for each run and set; slower networks come last, with fewer levels of both levers."""
     if smoke:
         return [{"data": SETS[0], "steps": 10, "rows": 200, "levels": 11, "seed": 0}]
     small = [
@@ -51,21 +58,21 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def run(data: str, steps: int, rows: int, levels: int, seed: int) -> list[dict[str, Any]]:
-    """One row for each lever, level and method."""
+    """Return one row for each lever, level and method."""
     train, test, unseen = _load(data, rows)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(train[1]), generator=generator)
     train = train[0][order], train[1][order]
-    held = _tenth(train[1])  # the same rows validate at all levels of noise: only labels move with it
+    held = _tenth(train[1])  # the validation rows are the same at all levels of noise, so that only labels change
     results = []
-    every = 10 // (levels - 1)
-    for noise in NOISES[::every]:
-        noisy, judged = _shuffled(train, noise, generator), _shuffled(test, noise, generator)
-        for row in _measured(data, noisy, held, judged, unseen, steps, seed):
+    stride = 10 // (levels - 1)
+    for noise in NOISES[::stride]:
+        noisy, noisy_test = _shuffled(train, noise, generator), _shuffled(test, noise, generator)
+        for row in _measured(data, noisy, held, noisy_test, unseen, steps, seed):
             results.append({"lever": "noise", "level": noise, **row})
             if noise == 0:
                 results.append({"lever": "size", "level": 1.0, **row})
-    for size in SIZES[:-1:every]:
+    for size in SIZES[:-1:stride]:
         few = _share(train, size)
         measured = _measured(data, few, _tenth(few[1]), test, unseen, steps, seed)
         results += [{"lever": "size", "level": size, **row} for row in measured]
@@ -73,14 +80,14 @@ def run(data: str, steps: int, rows: int, levels: int, seed: int) -> list[dict[s
 
 
 def _load(name: str, rows: int) -> tuple[Rows, Rows, Tensor | None]:
-    """Training rows, test rows, and inputs of classes that neither has."""
+    """Return training rows, test rows, and inputs of classes that occur in neither (None if the set has no such classes)."""
     name, _, network = name.partition(", ")
     loaded = data.load(name)
     x, y, x_test, y_test = loaded.train.x, loaded.train.y, loaded.test.x, loaded.test.y
-    if name == "wine-red":  # grades of tasters, 3 to 8; the ends are rare
+    if name == "wine-red":  # grades from 3 to 8, whose extremes are rare and merged
         y, y_test = (grades.flatten().long().clamp(4, 7) - 4 for grades in (y, y_test))
         return (x.float(), y), (x_test.float(), y_test), None
-    if name == "concrete":  # quarters of its strength
+    if name == "concrete":  # classes are quartiles of the strength
         quarters = y.flatten().quantile(torch.tensor([0.25, 0.5, 0.75], dtype=y.dtype))
         y, y_test = (torch.bucketize(strength.flatten(), quarters) for strength in (y, y_test))
         return (x.float(), y), (x_test.float(), y_test), None
@@ -105,7 +112,7 @@ def _load(name: str, rows: int) -> tuple[Rows, Rows, Tensor | None]:
 
 
 class _Sequences(nn.Module):
-    """The last state of a GRU: numbers of words [n, words] -> class scores; what is padded stands in front."""
+    """Classifier on the last state of a GRU: word indices [n, words], padded in front -> class scores [n, classes]."""
 
     def __init__(self, words: int, classes: int) -> None:
         super().__init__()
@@ -132,7 +139,7 @@ def _network(name: str, x: Tensor, classes: int) -> nn.Module:
 
 
 def _bags(tokens: Tensor, training: Tensor) -> Tensor:
-    """Which of the most frequent words of the training rows a text has [n, words]; 0 is padding."""
+    """Return which of the most frequent words of the training rows each text contains [n, words]; index 0 is padding."""
     counts = torch.bincount(training.flatten(), minlength=int(tokens.max()) + 1)
     counts[0] = 0
     words = counts.argsort(descending=True, stable=True)[:WORDS]
@@ -144,7 +151,7 @@ def _padded_in_front(tokens: Tensor) -> Tensor:
 
 
 def _share(rows: Rows, size: float) -> Rows:
-    """The first rows of each class."""
+    """Return the first rows of each class, at the given share."""
     x, y = rows
     chosen = [((y == label).nonzero()[:, 0])[: max(1, round(size * int((y == label).sum())))] for label in y.unique()]
     kept = torch.cat(chosen).sort().values
@@ -152,7 +159,7 @@ def _share(rows: Rows, size: float) -> Rows:
 
 
 def _shuffled(rows: Rows, noise: float, generator: torch.Generator) -> Rows:
-    """Labels of which a share has changed places."""
+    """Return rows of which a share of the labels is permuted."""
     x, y = rows
     some = torch.randperm(len(y), generator=generator)[: round(noise * len(y))]
     labels = y.clone()
@@ -161,7 +168,7 @@ def _shuffled(rows: Rows, noise: float, generator: torch.Generator) -> Rows:
 
 
 def _tenth(labels: Tensor) -> Tensor:
-    """Which rows validate: every tenth, sorted by label."""
+    """Return which rows [n] are for validation: every tenth in the order of labels."""
     n = len(labels)
     chosen, count = torch.zeros(n, dtype=torch.bool), max(1, round(n / 10))
     chosen[labels.argsort(stable=True)[((torch.arange(count) + 0.5) * n / count).long()]] = True
@@ -171,31 +178,31 @@ def _tenth(labels: Tensor) -> Tensor:
 def _measured(
     name: str, rows: Rows, held: Tensor, test: Rows, unseen: Tensor | None, steps: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Mean risks and what they tell, for each method, after so many steps of training."""
+    """Train for a number of steps and return, for each method, its accuracy, mean risks and AUROCs."""
     train, held_out = (rows[0][~held], rows[1][~held]), (rows[0][held], rows[1][held])
     size = min(128, max(32, len(train[1]) // 16))
-    epochs = -(-steps * size // len(train[1]))  # as many steps for few rows, which would else be trained less
+    epochs = -(-steps * size // len(train[1]))  # the same number of steps whatever the number of rows
     classes = int(max(rows[1].max(), test[1].max())) + 1
-    every = test[0] if unseen is None else torch.cat([test[0], unseen])
+    inputs = test[0] if unseen is None else torch.cat([test[0], unseen])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = _network(name, torch.cat([rows[0], every]), classes)
+        net = _network(name, torch.cat([rows[0], inputs]), classes)
         voters = vote.Wrapper(VOTERS, evidence="design", output="logits")(net)
         single = None if ", " in name else laplace.Wrapper(output="logits")(net)
         for wrapped in (voters, single) if single is not None else (voters,):
             fit(wrapped, train, validation=held_out, epochs=epochs, batch_size=size, seed=seed, progress=False)
     with torch.no_grad():
         risks: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-        y, risk = voters(every, return_risk=True)
+        y, risk = voters(inputs, return_risk=True)
         risks["vote, evidence"] = y, risk.aleatoric, risk.epistemic, risk.total
         voters.fit(train[0])
-        risk = voters(every, return_risk=True)[1]
+        risk = voters(inputs, return_risk=True)[1]
         risks["vote, design alone"] = y, risk.aleatoric, risk.epistemic, risk.total
-        probs = torch.stack([voter(every).softmax(1) for voter in voters.voters()])
+        probs = torch.stack([voter(inputs).softmax(1) for voter in voters.voters()])
         total, each = (torch.special.entr(p).sum(-1) for p in (probs.mean(0), probs))
         risks["vote"] = y, each.mean(0), total - each.mean(0), total
         if single is not None:
-            y, risk = single(every, return_risk=True)
+            y, risk = single(inputs, return_risk=True)
             risks["laplace"] = y, risk.aleatoric, risk.epistemic, risk.total
     n = len(test[1])
     results = []
@@ -215,7 +222,7 @@ def _measured(
 
 
 def curves(frame: pd.DataFrame, lever: str) -> LeverCurves:
-    """The curves of one set and method over a lever."""
+    """Return the curves of one set and method over a lever."""
     rows = frame[frame["lever"] == lever]
     return LeverCurves(
         *(rows.pivot(index="seed", columns="level", values=name).to_numpy() for name in LeverCurves._fields)
@@ -223,7 +230,7 @@ def curves(frame: pd.DataFrame, lever: str) -> LeverCurves:
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A table for each set, what was reached, and a picture."""
+    """Return a table for each set, which targets were reached, and a figure."""
     runs_of = frame.groupby("data")["seed"].nunique()
     sets = [name for name in SETS if runs_of.get(name, 0) >= 3]  # fewer runs have no score
     frame = frame[frame["data"].isin(sets)]
@@ -240,16 +247,19 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
         parts.append(
             f"**{name}** ({kind}; accuracy {aurocs.loc[(name, 'vote'), 'accuracy']:.3f}):\n\n{_table(name, scores, aurocs)}"
         )
-    return f"""Mean over {frame["seed"].nunique()} runs. {len(SIZES)} sizes and {len(NOISES)} shares of noise, six of each for convolutions
-and sequences. *Error*: the Disentanglement Error of the paper, from 0 to 1; .50 is what two risks have that always move together. *Floor*:
-what a perfect method is expected to have, since a response that is flat but for chance has a correlation by chance. The error's parts:
-*ua, noise* and *ue, size* (correlation of aleatoric risk with the loss of accuracy by label noise, of epistemic risk by fewer rows; 1 is
-perfect), *ua, size* and *ue, noise* (absolute; 0 is perfect). *rA*: range of aleatoric risk over sizes / over noise; *rE*: range of
-epistemic risk over noise / over sizes; 0 is perfect. *Errors*: AUROC of wrong answers by total risk; *unseen*: of rows of classes that
-were left out by epistemic risk; both with all rows and clean labels. The same rows validate at all levels of noise.
+    return f"""Means over {frame["seed"].nunique()} runs, with {len(SIZES)} sizes of the training set and {len(NOISES)} shares of shuffled labels
+(six of each for convolutions and sequences). *Used to choose*: the design of the method was chosen on this set; *held out*: it was not.
+
+*Error*: the Disentanglement Error of the paper, from 0 to 1; two risks that always move together have .50. *Floor*: the error that is expected
+of a perfect method, since even a response that is flat up to noise correlates by chance. The error has four parts, each a correlation of a risk
+with the loss of accuracy along a lever. *ua, noise* is that of aleatoric risk as label noise grows, and *ue, size* that of epistemic risk as
+rows are removed; 1 is perfect. *ua, size* and *ue, noise* are the absolute correlations along the other lever; 0 is perfect. *rA*: range of
+aleatoric risk over sizes divided by its range over noise; *rE*: range of epistemic risk over noise divided by its range over sizes; 0 is
+perfect. *Errors*: AUROC of total risk for detecting wrong answers. *Unseen*: AUROC of epistemic risk for detecting rows of classes that were
+left out of training. Both are measured with all rows and clean labels. The validation rows are the same at all levels of noise.
 
 `vote`: {VOTERS} networks, whose disagreement is epistemic risk. `vote, evidence`: the same networks with `evidence="design"`, shaped by the
-voters on the rows that validate. `vote, design alone`: without such rows. `laplace`: one network.
+voters on the validation rows. `vote, design alone`: the same without validation rows. `laplace`: one network with a Laplace posterior.
 
 {(chr(10) * 2).join(parts)}
 
@@ -274,25 +284,25 @@ def _table(name: str, scores: dict[Any, Disentanglement], aurocs: pd.DataFrame) 
 
 
 def _verdict(sets: list[str], scores: dict[Any, Disentanglement], aurocs: pd.DataFrame) -> str:
-    """Which aims were reached, on how many sets."""
-    words = {"epistemic_ratio": "rE", "aleatoric_ratio": "rA", "error": "error"}
+    """Return which targets were reached, and on how many sets."""
+    labels = {"epistemic_ratio": "rE", "aleatoric_ratio": "rA", "error": "error"}
     columns = {"error_auroc": "AUROC of errors", "unseen_auroc": "AUROC of unseen classes"}
     lines = []
-    for title, some in (("used to choose", CHOSEN_ON), ("held out", HELD_OUT)):
-        judged = [name for name in sets if name in some]
-        for method in METHODS[:3] if judged else ():
+    for title, group in (("used to choose", CHOSEN_ON), ("held out", HELD_OUT)):
+        present = [name for name in sets if name in group]
+        for method in METHODS[:3] if present else ():
             reached = [
-                f"{words[aim]} at most {most}: {_where([n for n in judged if getattr(scores[n, method], aim) <= most], judged)}"
-                for aim, most in AIMS.items()
+                f"{labels[key]} at most {most}: {_where([n for n in present if getattr(scores[n, method], key) <= most], present)}"
+                for key, most in TARGETS.items()
             ]
             for column, label in columns.items() if method != "vote" else ():
-                pairs = {name: [aurocs.loc[(name, one), column] for one in (method, "vote")] for name in judged}
-                known = [name for name, (own, _) in pairs.items() if own == own]
-                fine = [name for name in known if pairs[name][0] >= pairs[name][1] - 0.0005]
-                if known:
-                    reached.append(f"{label} no worse than vote's: {_where(fine, known)}")
+                pairs = {name: [aurocs.loc[(name, one), column] for one in (method, "vote")] for name in present}
+                measured = [name for name, (value, _) in pairs.items() if value == value]
+                no_worse = [name for name in measured if pairs[name][0] >= pairs[name][1] - 0.0005]
+                if measured:
+                    reached.append(f"{label} no worse than vote's: {_where(no_worse, measured)}")
             lines.append(f"- `{method}`, sets {title}: {'; '.join(reached)}.")
-    return "Aims reached:\n\n" + "\n".join(lines)
+    return "Targets reached, and on which of the sets:\n\n" + "\n".join(lines)
 
 
 def _where(reached: list[str], of: list[str]) -> str:

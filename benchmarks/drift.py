@@ -1,10 +1,10 @@
-"""Intervals of forecasts under drift: the oil temperature of two transformers a day ahead, over the year after the training.
+"""Forecast intervals under drift: the oil temperature of two electricity transformers a day ahead, over the year after training.
 
-Forecasts of ETTh1 and ETTh2 (Zhou et al. 2021) for the next 24 hours are made every 6 hours. Models are trained on the first 288 days, or anew
-every quarter of a year on all days before it; the latest tenth of the windows chooses the best epoch. Split conformal prediction takes its
-quantile, for each hour of the horizon, from the 72 days after the first training, and online methods begin there; all are judged on the 365
-days that follow. The sets have 726 days, so that there is one year to judge by and no second. 90 % were asked for. Nothing was chosen by these
-scores: options are as they come, but for the learning rate of the networks, which the windows that choose the epoch choose as well.
+Forecasts of ETTh1 and ETTh2 (Zhou et al. 2021) for the next 24 hours are made every 6 hours. Models are trained once, on the first 288 days, or
+again every quarter of a year on all days before it; the latest tenth of the training windows chooses the best epoch. Split conformal prediction
+takes its quantile, for each hour of the horizon, from the 72 days after the first training, and online methods start there; all are evaluated on
+the 365 days that follow. The sets have 726 days, so that there is only one such year. Intervals aim at a coverage of 90 %. Nothing was chosen by
+these scores: options have their defaults, except the learning rate of the networks, which is chosen by the same windows as the epoch.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 PAST, AHEAD, EVERY = 96, 24, 6  # hours
 TRAINED, HELD_OUT, JUDGED, COVERAGE = 288 * 24, 360 * 24, 365 * 24, 0.9
 QUARTER = JUDGED // 4
-RATES = (0.01, 0.003, 0.001)  # that of `fit` is too large for 672 inputs in some of the trainings
+RATES = (0.01, 0.003, 0.001)  # the default of `fit` is too large for 672 inputs in some trainings
 METHODS = ("split", "aci", "dtaci", "pid", "enbpi", "darts")
 FORECASTERS = ("seasonal naive", "linear", "network", "vote + sculpt")
 
 
 class Change(nn.Module):
-    """Readings [n, 7, hours] -> by how much the last one will differ from its latest value [n, steps].
+    """Readings [n, 7, hours] -> change of the last channel from its latest value [n, steps].
 
-    The latest value is added outside: inside, the risk heads would have it added as well.
+    The latest value is added outside the network; inside, it would be added to the outputs of the risk heads as well.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -53,7 +53,7 @@ class Change(nn.Module):
 
 @functools.cache
 def windows(name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """All windows [n, 7, 96], what the temperature does in the 24 hours after each [n, 24], and the unit of both, in training's deviations."""
+    """Return all windows [n, 7, 96], the temperature in the 24 hours after each [n, 24], and its unit, the training rows' deviation."""
     hours = readings(name)
     unit = hours[:TRAINED].std(0)
     rows = (hours / unit).unfold(0, PAST + AHEAD, 1)
@@ -62,7 +62,7 @@ def windows(name: str) -> tuple[Tensor, Tensor, Tensor]:
 
 @functools.cache
 def forecasts(name: str, forecaster: str, refit: str, epochs: int) -> tuple[Tensor, Tensor | None]:
-    """Predictions [n, 24] of all windows and, of voters, their risk; each is made of readings before its forecast alone."""
+    """Return predictions [n, 24] for all windows and, for voters, their risk; each uses only readings from before its forecast."""
     x, _, _ = windows(name)
     if forecaster == "seasonal naive":
         return x[:, -1, -AHEAD:], None
@@ -75,7 +75,7 @@ def forecasts(name: str, forecaster: str, refit: str, epochs: int) -> tuple[Tens
 
 
 def trained(name: str, forecaster: str, known: int, epochs: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A forecaster that was trained on the first hours: windows -> predictions and risks."""
+    """Return a forecaster trained on the first `known` hours: a function from windows to predictions and risks."""
     x, y, _ = windows(name)
     n = known - PAST - AHEAD
     change = y - x[:, -1, -1:]
@@ -83,7 +83,7 @@ def trained(name: str, forecaster: str, known: int, epochs: int) -> Callable[[Te
         past = _flat(x[:n])
         weights = torch.linalg.solve(past.T @ past + 100 * torch.eye(past.shape[1]), past.T @ change[:n].double())
         return lambda rows: ((_flat(rows) @ weights).float() + rows[:, -1, -1:], torch.empty(0))
-    late, seen = slice(n - n // 10, n), slice(n - n // 10 - AHEAD)  # no target of one is among those of the other
+    late, seen = slice(n - n // 10, n), slice(n - n // 10 - AHEAD)  # the gap keeps their targets apart
     trainings = []
     for lr in RATES:
         torch.manual_seed(0)
@@ -109,6 +109,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
+    """Return a cell for each set, forecaster, schedule of training and method for intervals."""
     names, forecasters = ("ETTh1", "ETTh2")[: 1 if smoke else 2], FORECASTERS[: 1 if smoke else None]
     return [
         {"data": name, "forecaster": forecaster, "refit": refit, "method": method, "epochs": 1 if smoke else 10}
@@ -121,15 +122,16 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def possible(cell: dict[str, Any]) -> str:
-    """darts is no package of ours."""
+    """Return why a cell can't run here (darts is not installed), or ""."""
     lacking = cell["method"] == "darts" and importlib.util.find_spec("darts") is None
     return "the package darts is not installed" if lacking else ""
 
 
 def run(data: str, forecaster: str, refit: str, method: Any, epochs: int) -> dict[str, Any]:
+    """Return error, coverage and width of the intervals over the year after the held-out days."""
     prediction, risk = forecasts(data, forecaster, refit, epochs)
     _, y, unit_of_y = windows(data)
-    # windows of the held-out days and of those to judge by, one in six
+    # every sixth window of the held-out days and of the year that is evaluated
     chosen = slice(TRAINED - PAST, HELD_OUT - PAST + JUDGED, EVERY)
     prediction, y, risk = prediction[chosen], y[chosen], None if risk is None else risk[chosen]
     first = (HELD_OUT - TRAINED) // EVERY
@@ -158,7 +160,7 @@ def run(data: str, forecaster: str, refit: str, method: Any, epochs: int) -> dic
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:
-    """A table for each set."""
+    """Return a table for each set."""
     import pandas as pd
 
     parts = []
@@ -179,9 +181,10 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
         ]
         parts.append(f"### {name}\n\n{table(pd.DataFrame(rows))}")
     return (
-        "Coverage over the year and all 24 hours ahead, of the worst hour ahead, and of the worst 30 days in a row; mean width of the finite "
-        "intervals in degrees Celsius, and the share of infinite ones. Scores of *vote + sculpt* are in units of its risk, but those of darts. "
-        "*enbpi* is the quantile of the latest 1000 hours' scores, without the bagging of its paper, since all get the same forecasts; *darts* "
-        "the `ConformalNaiveModel` of that package on the same forecasts, with the scores of the latest 71 days.\n\n"
-        + "\n\n".join(parts)
+        "Intervals aim at a coverage of 90 %. *Trained*: once, or again every quarter of a year. *RMSE*: in degrees Celsius. *Coverage*: over "
+        "the whole year and all 24 hours ahead; *worst hour*: for the hour ahead with the lowest coverage; *worst 30 days*: for the 30 "
+        "consecutive days with the lowest. *Width*: mean width of the finite intervals in degrees Celsius; *infinite*: share of infinite "
+        "intervals. *Vote + sculpt* scales its conformity scores by its risk, except for darts. *enbpi* takes the quantile of the scores of the "
+        "latest 1000 hours, without the bagging of its paper, since all methods get the same forecasts. *darts* is that package's "
+        "`ConformalNaiveModel` on the same forecasts, with the scores of the latest 71 days.\n\n" + "\n\n".join(parts)
     )

@@ -1,4 +1,4 @@
-"""What the benchmark `drift` compares with: the conformal model of darts, on forecasts that are given."""
+"""Conformal intervals by the package darts on given forecasts, for comparison in the `drift` benchmark."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from workbench.errors import require
 
 
 def intervals(prediction: Tensor, target: Tensor, every: int, coverage: float, scores: int) -> tuple[Tensor, Tensor]:
-    """Intervals by `ConformalNaiveModel`, symmetric, for each step of the horizon.
+    """Return symmetric intervals by darts' `ConformalNaiveModel` for each step of the horizon.
 
     Args:
-        prediction, target: [times, steps], forecasts that were made `every` steps apart.
-        every: at most `steps`.
-        coverage: of the intervals.
-        scores: how many of the latest forecasts' errors count.
+        prediction, target: forecasts made `every` steps apart, and the true values [times, steps].
+        every: steps between forecasts, at most `steps`.
+        coverage: desired coverage of the intervals.
+        scores: number of latest forecasts whose errors are used.
 
     Returns:
-        (lower, upper) [times, steps]; infinite where too few scores had come.
+        (lower, upper) [times, steps]; infinite where there are too few scores yet.
     """
     darts, models = require("darts"), require("darts.models")
     steps = prediction.shape[1]
@@ -34,7 +34,7 @@ def intervals(prediction: Tensor, target: Tensor, every: int, coverage: float, s
     ]
 
     class Fixed(models.GlobalNaiveSeasonal):  # type: ignore[misc, name-defined]
-        """Forecasts that are known already."""
+        """A model that returns the given forecasts."""
 
         def historical_forecasts(self, *args: Any, **kwargs: Any) -> Any:
             return [forecasts]

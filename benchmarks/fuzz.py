@@ -1,7 +1,8 @@
-"""Public functions called with arguments that are good, nearly good or nonsense: how many answer wrongly, end in an error of Python or torch
-that names nothing, or don't end.
+"""Public functions called with valid, nearly valid and nonsensical arguments: how many calls give a wrong answer, fail with an unhelpful error
+of Python or torch, or hang.
 
-The calls are those of `tests/test_fuzz.py`, with other seeds. Answers are compared with plain loops and scipy where `tests/helpers` has them.
+The calls are generated as in `tests/test_fuzz.py`, with other seeds. Answers are compared with the plain loops and scipy functions of
+`tests/helpers`, where there is one.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CALLS = {"metrics": 600, "calibration": 400, "distributions": 400, "wrappers": 300, "plots": 150, "data": 150}
-SEEDS = range(1, 11)  # of 2,000 calls each
-TOO_LONG = 10.0  # seconds of the processor
+SEEDS = range(1, 11)  # each with 2,000 calls
+TOO_LONG = 10.0  # seconds of processor time
 COUNTS = ("ok", "refused", "raw", "wrong")
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every group of functions, with several seeds."""
+    """Return a cell for each group of functions and seed."""
     if smoke:
         return [{"group": "distributions", "seed": 0, "calls": 20}]
     return [{"group": group, "seed": seed, "calls": calls} for seed in SEEDS for group, calls in CALLS.items()]
 
 
 def run(group: str, seed: int, calls: int) -> dict[str, Any]:
-    """How many calls ended how, the longest time of one, and what was wrong."""
+    """Return the number of calls by outcome, the longest time of a call, and the faults."""
     import matplotlib
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
@@ -70,7 +71,7 @@ def run(group: str, seed: int, calls: int) -> dict[str, Any]:
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A table of groups, and the share of raw errors."""
+    """Return a table of the groups, and the share of raw errors."""
     import pandas as pd
 
     columns = ["made", *COUNTS, "too_long"]
@@ -87,8 +88,9 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
         }
     )
     total = frame[columns].sum()
-    said = (
-        f"Of {total['made']:,} calls {total['raw']:,} ({total['raw'] / total['made']:.2%}) ended in a raw error, {total['wrong']:,} gave a "
-        f"wrong answer or changed what they were given, and {total['too_long']:,} took more than {TOO_LONG:.0f} seconds."
+    totals = (
+        f"Of {total['made']:,} calls, {total['raw']:,} ({total['raw'] / total['made']:.2%}) ended in a raw error, {total['wrong']:,} gave a "
+        f"wrong answer or changed its arguments, and {total['too_long']:,} took more than {TOO_LONG:.0f} seconds. *Refused*: ended with a "
+        "clear error of this package, as bad arguments should. *Raw errors*: errors of Python or torch that do not say which argument is bad."
     )
-    return f"{said}\n\n{table(shown)}"
+    return f"{totals}\n\n{table(shown)}"

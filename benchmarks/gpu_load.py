@@ -1,10 +1,10 @@
 """Pack what `gpu.sh` needs on a machine without a network into one small file, and unpack it there.
 
-    python benchmarks/gpu_load.py pack DATA BUILD CHECKOUT_BYTES     DATA, and BUILD/wheels, into BUILD/load.tar.xz
-    python benchmarks/gpu_load.py unpack BUILD [NAME...]             into BUILD/data and BUILD/site; packages NAME are not missed
+    python benchmarks/gpu_load.py pack DATA BUILD CHECKOUT_BYTES     pack DATA and BUILD/wheels into BUILD/load.tar.xz
+    python benchmarks/gpu_load.py unpack BUILD [NAME...]             unpack into BUILD/data and BUILD/site; packages NAME are not needed
 
-Files that are compressed one by one go in uncompressed, since all of them together make a smaller file: each of 60,000 JPEG images has the same
-600 bytes at its start. Nothing but Python's own library is used: this runs before any package is there.
+Compressed files are stored uncompressed, since compressing all of them together gives a smaller file: each of 60,000 JPEG images starts with the
+same 600 bytes. Only Python's standard library is used, because this runs before any package is installed.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-MOST = 60 << 20  # bytes that can be carried at once, the checkout included
+MAX_BYTES = 60 << 20  # limit of a transfer, the checkout included
 DATA = (
     *(f"fashion-mnist/{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1")),
     *(f"fashion-mnist/{part}-ubyte.gz" for part in ("t10k-images-idx3", "t10k-labels-idx1")),
     *("cifar10/train.npz", "cifar10/test.npz", "cifar10/human-train-labels.npz", "cifar10/resnet20.safetensors"),
     "cifar10h/cifar10h-counts.npy",
     *(f"uci-regression/{name}.npz" for name in ("bostonHousing", "concrete", "energy", "power-plant", "yacht")),
-    "uci-regression/wine-quality-red.npz",  # the other sets are the larger half, and nothing on a GPU asks for them
+    "uci-regression/wine-quality-red.npz",  # the other sets are larger, and nothing on a GPU needs them
 )
 
 
 def pack(data: Path, build: Path, checkout: int) -> Path:
-    """Write the file that travels.
+    """Write the archive to transfer.
 
     Args:
-        data: the folder that WORKBENCH_DATA names.
-        build: where the file goes; wheels in its folder wheels go in.
-        checkout: bytes that travel beside it.
+        data: folder that WORKBENCH_DATA names.
+        build: folder of the archive; its folder `wheels` is packed too.
+        checkout: size in bytes of the checkout that is transferred with it.
 
     Raises:
-        SystemExit: data is missing, or it is too much.
+        SystemExit: data is missing, or the archive is too large.
     """
     missing = [name for name in DATA if not (data / name).is_file()]
     if missing:
@@ -52,66 +52,66 @@ def pack(data: Path, build: Path, checkout: int) -> Path:
     unfinished = target.with_suffix(".unfinished")
     with tarfile.open(unfinished, "w:xz", preset=6) as packed:
         for name, path in files:
-            content = _loose(path)
+            content = _uncompressed(path)
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             packed.addfile(entry, io.BytesIO(content))
     size = unfinished.stat().st_size
-    told = f"{size / 2**20:.1f} MiB of {len(files)} files, and {checkout / 2**20:.1f} MiB of the checkout"
-    if size + checkout > MOST:
+    sizes = f"{size / 2**20:.1f} MiB of {len(files)} files, and {checkout / 2**20:.1f} MiB of the checkout"
+    if size + checkout > MAX_BYTES:
         unfinished.unlink()
         sys.exit(
-            f"too much to be carried at once: {told}, where {MOST >> 20} MiB are the most; take something out of DATA"
+            f"too large to transfer at once: {sizes}, with a limit of {MAX_BYTES >> 20} MiB; remove something from DATA"
         )
     unfinished.replace(target)
-    print(f"{target}: {told}")
+    print(f"{target}: {sizes}")
     return target
 
 
-def _loose(path: Path) -> bytes:
-    """A file's content, without compression of its own if it has one."""
+def _uncompressed(path: Path) -> bytes:
+    """Return a file's content; archives are stored again without compression."""
     if path.suffix == ".gz":
         return gzip.compress(gzip.decompress(path.read_bytes()), 0, mtime=0)
     if path.suffix in (".npz", ".whl"):
-        loose = io.BytesIO()
-        with zipfile.ZipFile(path) as given, zipfile.ZipFile(loose, "w", zipfile.ZIP_STORED) as stored:
-            for member in given.infolist():
-                stored.writestr(zipfile.ZipInfo(member.filename), given.read(member))
-        return loose.getvalue()
+        content = io.BytesIO()
+        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as stored:
+            for member in archive.infolist():
+                stored.writestr(zipfile.ZipInfo(member.filename), archive.read(member))
+        return content.getvalue()
     return path.read_bytes()
 
 
 def unpack(build: Path, unused: Sequence[str] = ()) -> None:
-    """Put data where it is found, and packages that the interpreter lacks beside those it has; says what is still missing.
+    """Unpack the data, install the packages that the interpreter lacks into BUILD/site, and print which ones are still missing.
 
     Args:
-        build: holds load.tar.xz, or wheels and data already.
-        unused: names of packages that are asked for, and not needed.
+        build: folder with load.tar.xz, or with wheels and data already unpacked.
+        unused: names of required packages that are not reported as missing.
     """
     load, site = build / "load.tar.xz", build / "site"
     stamp = build / "unpacked.txt"
     known = f"{load.stat().st_size} {load.stat().st_mtime_ns}" if load.is_file() else ""
-    # a second call on the same machine has it already
+    # a second call on the same machine finds it unpacked
     if known and not (stamp.is_file() and stamp.read_text() == known):
         for folder in ("data", "wheels"):
             shutil.rmtree(build / folder, ignore_errors=True)
         with tarfile.open(load) as packed:
             packed.extractall(build, filter="data")
         stamp.write_text(known)
-    # what is there stays, its torch above all: it was chosen for the machine
+    # installed packages stay, torch above all: it was chosen for the machine
     wheels = [wheel for wheel in sorted((build / "wheels").glob("*.whl")) if _lacks(wheel.name.split("-")[0])]
     if wheels and not _installed(site, *wheels):
         for wheel in wheels:
             if not _installed(site, wheel):
                 print(f"{wheel.name} can't be installed")
     needed = {
-        name: own.metadata["Name"]
-        for own in metadata.distributions(path=[str(site)])
-        for requirement in own.requires or ()
+        name: package.metadata["Name"]
+        for package in metadata.distributions(path=[str(site)])
+        for requirement in package.requires or ()
         if (name := _required(requirement)) and name not in unused and _lacks(name, site)
     }
     for name, by in sorted(needed.items()):
-        print(f"{name} is missing, which {by} asks for")
+        print(f"{name} is missing, which {by} requires")
 
 
 def _installed(site: Path, *wheels: Path) -> bool:
@@ -127,7 +127,7 @@ def _lacks(name: str, site: Path | None = None) -> bool:
 
 
 def _required(requirement: str) -> str:
-    """The name of a package that is required here, "" for one that is not."""
+    """Return the name of a requirement that applies here, "" for one that does not."""
     try:
         from packaging.requirements import Requirement
     except ImportError:

@@ -1,7 +1,7 @@
-"""How many of the last layers should sculpt's risk heads have of their own? What one, two and three give, and what they cost.
+"""How many of the last layers should sculpt's risk heads copy? Quality and cost with one, two and three layers.
 
-Noise whose standard deviation is known (`data.toy.cubic`), small UCI sets, and classes of images (Fashion-MNIST). Each seed draws the weights
-of one network, from which all three start, and rows or a split of its own; everything else is `workbench.fit` with its defaults.
+The tasks are a curve with noise of known standard deviation (`data.toy.cubic`), small UCI sets, and classes of images (Fashion-MNIST). For each
+seed all three depths start from the same network and use the same rows or split; everything else is `workbench.fit` with its defaults.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 DEPTHS = (1, 2, 3)  # last layer, last block, three layers
 NAMES = {1: "last layer", 2: "last two", 3: "three (default)"}
 SETS = ("boston", "concrete", "energy", "wine-red", "yacht")
-IMAGES = 4000  # of each part
+IMAGES = 4000  # training images, and test images
 EPOCHS = {"toy": 100, "images": 5}
 UCI_EPOCHS = 100
-BATCH = 64  # rows of a pass whose cost is measured
+BATCH = 64  # batch size at which the cost is measured
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every seed and task; a cell trains all depths, one after another."""
+    """Return a cell for each seed and task; a cell trains all depths, one after another."""
     if smoke:
         return [{"task": "toy", "seed": 0, "epochs": 2}]
     tasks = ("toy", *SETS, "images")
@@ -41,12 +41,12 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def run(task: str, seed: int, epochs: int) -> list[dict[str, Any]]:
-    """One row for each depth.
+    """Return one row for each depth.
 
     Args:
-        task: "toy", "images", or a set of UCI.
-        seed: of weights, order and rows; of a set of UCI the number of the split.
-        epochs: of training.
+        task: "toy", "images", or a UCI set.
+        seed: seed of weights, order and rows; for a UCI set also the number of the split.
+        epochs: epochs of training.
     """
     rows = _rows(task, seed)
     with torch.random.fork_rng(devices=[]):
@@ -78,7 +78,7 @@ def _rows(task: str, seed: int) -> data.Data:
 
 
 def _network(task: str, inputs: int) -> nn.Sequential:
-    """Four layers with weights: three of 50 units and the output, or two convolutions, a layer of 50 units and the output."""
+    """Return a network with four layers: three of 50 units and the output, or two convolutions, one of 50 units and the output."""
     if task != "images":
         return nn.Sequential(
             nn.Linear(inputs, 50),
@@ -97,23 +97,26 @@ def _network(task: str, inputs: int) -> nn.Sequential:
 
 
 def _values(wrapped: Any, rows: data.Data, seed: int) -> dict[str, float]:
-    """Test NLL in original units, and what the risk says of large errors; where the noise is known, of new rows, how far off it is as well."""
+    """Return the test NLL in original units and the AUROC for large errors; if the noise is known, use new rows and add its error."""
     known = rows.train.sigma is not None
     test = data.toy.cubic(n_train=5000, seed=10_000 + seed).train if known else rows.test
-    said = wrapped.predictive(test.x)
-    error = (said.mean - test.y).abs()
-    row = {"nll": float(-said.log_prob(test.y).double().mean()), "errors": _tells(said.stddev, error)}
-    return {**row, "sigma_error": float((said.stddev / test.sigma - 1).abs().median())} if known else row
+    predictive = wrapped.predictive(test.x)
+    error = (predictive.mean - test.y).abs()
+    row = {
+        "nll": float(-predictive.log_prob(test.y).double().mean()),
+        "errors": _large_error_auroc(predictive.stddev, error),
+    }
+    return {**row, "sigma_error": float((predictive.stddev / test.sigma - 1).abs().median())} if known else row
 
 
-def _tells(risk: Tensor, error: Tensor) -> float:
-    """AUROC of errors above the median by the risk."""
+def _large_error_auroc(risk: Tensor, error: Tensor) -> float:
+    """Return the AUROC of the risk for errors above the median."""
     large = error > error.median()
     return float(auroc(risk[~large].flatten(), risk[large].flatten()))
 
 
 def _classes(wrapped: Any, rows: data.Data, seed: int) -> dict[str, float]:
-    """Test NLL of the mean probabilities, and what aleatoric risk says of wrong answers."""
+    """Return the test NLL and the AUROC of aleatoric risk for wrong answers."""
     scores, risk = wrapped(rows.test.x, return_risk=True)
     wrong = scores.argmax(1) != rows.test.y
     return {
@@ -123,7 +126,7 @@ def _classes(wrapped: Any, rows: data.Data, seed: int) -> dict[str, float]:
 
 
 def _cost(wrapped: Any, plain: nn.Module, x: Tensor, depth: int) -> dict[str, float]:
-    """A prediction with its risk in passes of the plain network: by operations, and by time."""
+    """Return the cost of a prediction with its risk relative to a plain pass: by operations, and by time."""
     counts = operations(plain, x, backward=False)
     layers = [path for path, module in plain.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     again = sum(counts[path] for path in layers[-depth:])
@@ -133,39 +136,39 @@ def _cost(wrapped: Any, plain: nn.Module, x: Tensor, depth: int) -> dict[str, fl
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A table: quality of each depth, the paired difference to three layers, and costs."""
+    """Return a table: quality of each depth, the paired difference to three layers, and costs."""
     import pandas as pd
 
     rows = []
-    beyond: dict[int, list[str]] = {depth: [] for depth in DEPTHS[:-1]}
-    for task, of in frame.groupby("task", sort=False):
-        by_seed = of.pivot(index="seed", columns="layers", values="nll")
-        for depth, some in of.groupby("layers"):
-            behind = by_seed[depth] - by_seed[DEPTHS[-1]]
-            if depth in beyond and abs(behind.mean()) > 2 * behind.sem():
-                beyond[depth].append(f"{task} ({'better' if behind.mean() < 0 else 'worse'})")
+    significant: dict[int, list[str]] = {depth: [] for depth in DEPTHS[:-1]}
+    for task, runs in frame.groupby("task", sort=False):
+        by_seed = runs.pivot(index="seed", columns="layers", values="nll")
+        for depth, group in runs.groupby("layers"):
+            difference = by_seed[depth] - by_seed[DEPTHS[-1]]
+            if depth in significant and abs(difference.mean()) > 2 * difference.sem():
+                significant[depth].append(f"{task} ({'better' if difference.mean() < 0 else 'worse'})")
             rows.append(
                 {
                     "task": str(task),
-                    "own layers": NAMES[int(depth)],
-                    "NLL": f"{some['nll'].mean():.3f}",
-                    "above three layers": "" if depth == DEPTHS[-1] else _spread(behind, 3),
-                    "large errors, AUROC": _spread(some["errors"], 3),
-                    "error of the noise (%)": _spread(100 * some["sigma_error"].dropna(), 1),
-                    "operations": f"{some['operations'].mean():.2f}",
-                    "time": f"{some['passes'].median():.2f}",
+                    "layers of the heads": NAMES[int(depth)],
+                    "NLL": f"{group['nll'].mean():.3f}",
+                    "NLL minus that of three": "" if depth == DEPTHS[-1] else _spread(difference, 3),
+                    "large errors, AUROC": _spread(group["errors"], 3),
+                    "error of the noise (%)": _spread(100 * group["sigma_error"].dropna(), 1),
+                    "operations": f"{group['operations'].mean():.2f}",
+                    "time": f"{group['passes'].median():.2f}",
                 }
             )
-    told = "; ".join(f"{NAMES[depth]}: {', '.join(tasks) or 'none'}" for depth, tasks in beyond.items())
-    return f"""Mean and standard error over {frame["seed"].nunique()} seeds. *NLL*: of test rows, in nats and original units. *Above three
-layers*: the difference to the default, with the same weights at the start and the same rows; what lies within two standard errors is noise.
-*Large errors*: chance that a row with an error above the median (images: a wrong answer) has a higher aleatoric risk than another. *Error of
-the noise*: median of |sigma / true sigma - 1|. *Operations* and *time*: of a prediction of {BATCH} rows with its risk, in passes of the plain
-network; of passes as short as these, time is mostly what is done once a call. Networks have four layers with weights.
+    differing = "; ".join(f"{NAMES[depth]}: {', '.join(tasks) or 'none'}" for depth, tasks in significant.items())
+    return f"""Means and standard errors over {frame["seed"].nunique()} seeds; all networks have four layers with weights. *NLL*: of test rows,
+in nats and original units. *NLL minus that of three*: difference to the default of three layers, with the same initial weights and rows;
+differences within two standard errors are noise. *Large errors*: AUROC of aleatoric risk for detecting rows with an error above the median
+(for images, wrong answers). *Error of the noise*: median of |sigma / true sigma - 1|. *Operations* and *time*: cost of a prediction of {BATCH}
+rows with its risk, relative to a pass of the plain network; passes this short take mostly the fixed time of a call.
 
 {table(pd.DataFrame(rows))}
 
-Tasks in which the NLL differs from that of three layers by more than two standard errors: {told}."""
+Tasks in which the NLL differs from that of three layers by more than two standard errors: {differing}."""
 
 
 def _spread(values: pd.Series, digits: int) -> str:

@@ -1,4 +1,4 @@
-"""What the `human` benchmark is made of: images (copies as JPEG), people's answers, networks of others and of our own, features."""
+"""Images (JPEG copies), people's answers, published networks and own ones, and features of the `human` benchmark."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ NETWORKS = {
 }
 LOGITS, WEIGHTS = "cifar10/published-test-logits.npz", "cifar10/resnet20.safetensors"
 ANNOTATORS = ("random_label1", "random_label2", "random_label3")
-MEAN, SCALE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # as the published ResNet-20 was trained with
+MEAN, SCALE = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # pixel statistics that the published ResNet-20 was trained with
 RECIPE = {"lr": 0.05, "weight_decay": 5e-4}
-EPOCHS = 4  # of the tuned trunk, 100 s each on a core with AVX-512 for bfloat16
+EPOCHS = 4  # epochs of the tuned trunk, 100 s each on a core with AVX-512 for bfloat16
 OWN_RECIPE = {"lr": 0.15, "weight_decay": 1.5e-3}
-OWN_EPOCHS = 10  # of networks from scratch
+OWN_EPOCHS = 10  # epochs of networks from scratch
 
 
 class Block(nn.Module):
@@ -69,7 +72,7 @@ class ResNet20(nn.Module):
         self.linear = nn.Linear(64, 10)
 
     def features(self, x: Tensor) -> Tensor:
-        """What enters the last layer [n, 64]."""
+        """Return the inputs of the last layer [n, 64]."""
         h = F.relu(self.bn1(self.conv1(x)))
         return self.layer3(self.layer2(self.layer1(h))).mean((2, 3))
 
@@ -78,7 +81,7 @@ class ResNet20(nn.Module):
 
 
 class Stage(nn.Module):
-    """Two 3x3 convolutions, the first one's output halved by max pooling; both start as copies of what enters."""
+    """Two 3x3 convolutions, with max pooling after the first one; both are initialised to copy their inputs."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -95,10 +98,10 @@ class Stage(nn.Module):
 
 
 class OwnNet(nn.Module):
-    """A network that learns CIFAR-10 in few passes (Jordan 2024, arXiv:2404.00498): patches are whitened, three stages follow.
+    """A network that learns CIFAR-10 in few passes (Jordan 2024, arXiv:2404.00498): a fixed whitening layer and three stages.
 
     Args:
-        x: standardised images [n, 3, 32, 32], whose patches of 2x2 pixels are whitened by the first layer, which is not trained.
+        x: standardised images [n, 3, 32, 32]; the first layer, which is not trained, whitens their patches of 2x2 pixels.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -112,7 +115,7 @@ class OwnNet(nn.Module):
         self.linear = nn.Linear(256, 10, bias=False)
 
     def features(self, x: Tensor) -> Tensor:
-        """What enters the last layer [n, 256]."""
+        """Return the inputs of the last layer [n, 256]."""
         return F.max_pool2d(self.stages(F.gelu(self.whiten(x))), 3).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,12 +124,12 @@ class OwnNet(nn.Module):
 
 @functools.cache
 def answers(n: int) -> dict[str, Tensor]:
-    """What is known of the images without looking at them; n of each part, 0 for all.
+    """Return the labels of the images; n of each part, 0 for all.
 
     Returns:
-        Of training images "clean", the true classes [n], and "people", the share of three people that chose each class [n, 10]; of test
-        images "truth" [m], "counts" of the some 50 people who chose each class [m, 10], and "judged", their rows. "both" is the mean of
-        "clean" and "people".
+        For training images: "clean", the true classes [n]; "people", the share of three people who chose each class [n, 10]; and "both", the
+        mean of "clean" and "people" [n, 10]. For test images: "truth", the true classes [m]; "counts", how many of about 50 people chose each
+        class [m, 10]; and "judged", the indices of the images [m].
     """
     people, train_files, test_files = read("cifar10n-jpeg")
     counts = np.load(io.BytesIO(read("cifar10h-jpeg")[-1]))
@@ -137,30 +140,33 @@ def answers(n: int) -> dict[str, Tensor]:
         for option, files in (("n_train", train_files), ("n_test", test_files))
     )
     chosen = torch.from_numpy(np.stack([people[name] for name in ANNOTATORS], 1).astype(np.int64)[kept])
-    clean, said = torch.from_numpy(people["clean_label"].astype(np.int64)[kept]), F.one_hot(chosen, 10).float().mean(1)
+    clean, shares = (
+        torch.from_numpy(people["clean_label"].astype(np.int64)[kept]),
+        F.one_hot(chosen, 10).float().mean(1),
+    )
     return {
         "judged": torch.from_numpy(judged),
         "clean": clean,
-        "people": said,
-        "both": (F.one_hot(clean, 10) + said) / 2,
+        "people": shares,
+        "both": (F.one_hot(clean, 10) + shares) / 2,
         "truth": torch.from_numpy(test_files["labels"].astype(np.int64)[judged]),
         "counts": torch.from_numpy(counts[judged]).double(),
     }
 
 
 def parts(n: int) -> tuple[slice, slice]:
-    """Training images that heads are trained on, the first half, and those held out from every training, the last tenth."""
+    """Return the training images of the heads, the first half, and those held out from every training, the last tenth."""
     rows = n or 50_000
     return slice(0, rows // 2), slice(rows - rows // 10, rows)
 
 
 def standardised(x: Tensor) -> Tensor:
-    """Pixels [n, 3, 32, 32] in [0, 1] as the networks take them."""
+    """Return pixels [n, 3, 32, 32] in [0, 1] standardised for the networks."""
     return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(SCALE)[:, None, None]
 
 
 def published_logits(n: int) -> Tensor:
-    """Logits [8, m, 10] of NETWORKS for the test images of `answers`, as they were published: without loss."""
+    """Return the published logits [8, m, 10] of NETWORKS for the test images of `answers`, made from lossless images."""
     path = locate(LOGITS)
     assert path is not None, f"set WORKBENCH_DATA to a folder that holds {LOGITS}"
     with np.load(path) as stored:
@@ -170,39 +176,39 @@ def published_logits(n: int) -> Tensor:
 
 
 def features(trunk: str, n: int) -> dict[str, Tensor]:
-    """What enters the last layer of a ResNet-20; kept in the folder in WORKBENCH_BENCH_CACHE, else in the user cache.
+    """Return the last features of a ResNet-20, cached in the folder WORKBENCH_BENCH_CACHE or in the user cache.
 
     Args:
-        trunk: "published", the weights of another's training on lossless images, or "tuned", those trained on here, and means over image
-            and mirror image.
-        n: How many images of each part; 0 for all.
+        trunk: "published", with the published weights, trained on lossless images, or "tuned", trained further here, with features that are
+            means over the image and its mirror image.
+        n: number of images of each part; 0 for all.
 
     Returns:
-        Features of images to train on ("train"), of those held out ("held"), and of test images ("test"), each [rows, 64].
+        Features [rows, 64] of training images ("train"), held-out training images ("held"), and test images ("test").
     """
     path = _folder() / f"human-features-{trunk}-{n}.pt"
     if path.exists():
-        found: dict[str, Tensor] = torch.load(path, weights_only=True)
-        return found
+        cached: dict[str, Tensor] = torch.load(path, weights_only=True)
+        return cached
     net, loaded = network(trunk, n), pictures(IMAGES, n)
     first, last = parts(n)
     images = {"train": loaded.train.x[first], "held": loaded.train.x[last], "test": loaded.test.x}
-    found = {
-        name: torch.cat([_seen(net, part, trunk == "tuned") for part in x.split(500)]) for name, x in images.items()
+    result = {
+        name: torch.cat([_views(net, part, trunk == "tuned") for part in x.split(500)]) for name, x in images.items()
     }
-    _keep(found, path)
-    return found
+    _save(result, path)
+    return result
 
 
 @torch.no_grad()
-def _seen(net: ResNet20, x: Tensor, mirrored: bool) -> Tensor:
-    """Features [n, 64] of images, or their mean with those of the mirror images."""
-    own = net.features(standardised(x))
-    return (own + net.features(standardised(x.flip(-1)))) / 2 if mirrored else own
+def _views(net: ResNet20, x: Tensor, mirrored: bool) -> Tensor:
+    """Return features [n, 64] of images, or their mean with those of the mirror images."""
+    plain = net.features(standardised(x))
+    return (plain + net.features(standardised(x.flip(-1)))) / 2 if mirrored else plain
 
 
 def network(trunk: str, n: int) -> ResNet20:
-    """The published ResNet-20, or the one tuned on JPEG copies towards the mean of the true class and three people's answers."""
+    """Return the published ResNet-20, or the one tuned on JPEG copies, with the mean of the true class and three people's answers as labels."""
     from safetensors.torch import load_file
 
     net = ResNet20()
@@ -219,27 +225,27 @@ def network(trunk: str, n: int) -> ResNet20:
         train(net, standardised(x[rows]), known["both"][rows], 0, 1 if n else EPOCHS, **RECIPE)
         layout: Any = net
         layout.to(memory_format=torch.contiguous_format)
-        _keep(net.state_dict(), path)
+        _save(net.state_dict(), path)
     return net.eval()
 
 
 def own_predictions(labels: str, seed: int, n: int) -> dict[str, Tensor]:
-    """What a network that was trained here from scratch says; kept as `features` are.
+    """Return predictions and features of a network trained here from scratch, cached like `features`.
 
     Args:
-        labels: what of `answers` it is trained towards, on all training images but the held-out ones.
-        seed: of its weights, the order of rows and the augmentation.
-        n: How many images of each part; 0 for all.
+        labels: labels of `answers` that it is trained with, on all training images except the held-out ones.
+        seed: seed of its weights, the order of rows and the augmentation.
+        n: number of images of each part; 0 for all.
 
     Returns:
-        Probabilities [rows, 10], means over image, mirror image and both shifted by a pixel either way, of images held out ("held") and of test
-        images ("test"); what enters the last layer [rows, 256], likewise, of these ("held features", "test features") and of as many training
-        images as are held out ("train features").
+        Probabilities [rows, 10] of training images ("train", as many as are held out), held-out images ("held") and test images ("test"), and
+        last features [rows, 256] ("train features", "held features", "test features"); all are means over the image, its mirror image, and
+        both shifted by one pixel either way.
     """
     path = _folder() / f"human-own-{labels}-{OWN_EPOCHS}-{n}-{seed}.pt"
     if path.exists():
-        kept: dict[str, Tensor] = torch.load(path, weights_only=True)
-        return kept
+        cached: dict[str, Tensor] = torch.load(path, weights_only=True)
+        return cached
     loaded, held = pictures(IMAGES, n), parts(n)[1]
     x = standardised(loaded.train.x)
     with torch.random.fork_rng(devices=[]):
@@ -254,13 +260,13 @@ def own_predictions(labels: str, seed: int, n: int) -> dict[str, Tensor]:
     }.items():
         probs, entering = zip(*(_of_views(net, rows) for rows in part.split(500)), strict=True)
         predictions |= {name: torch.cat(probs), f"{name} features": torch.cat(entering)}
-    _keep(predictions, path)
+    _save(predictions, path)
     return predictions
 
 
 @torch.no_grad()
 def _of_views(net: OwnNet, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean probabilities [n, 10] and features [n, 256] over image, mirror image, and both shifted by a pixel either way."""
+    """Return mean probabilities [n, 10] and features [n, 256] over the image, its mirror image, and both shifted by one pixel either way."""
     padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
     views = [view for shift in (padded[..., :32, :32], x, padded[..., 2:, 2:]) for view in (shift, shift.flip(-1))]
     with torch.autocast("cpu", torch.bfloat16):
@@ -273,7 +279,7 @@ def _folder() -> Path:
     return Path(os.environ.get("WORKBENCH_BENCH_CACHE") or cache_folder() / "benchmarks").expanduser()
 
 
-def _keep(found: dict[str, Tensor], path: Path) -> None:
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:
-        torch.save(found, unfinished)
+        torch.save(tensors, unfinished)

@@ -1,4 +1,4 @@
-"""The networks of the `intents` benchmark and how they are trained: a bag of embeddings and a small transformer on sentences of CLINC150."""
+"""Networks of the `intents` benchmark and their training: a bag of embeddings and a small transformer on sentences of CLINC150."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from workbench import compose, data, fit, laplace, sample, sculpt, snapshot, swa
 from workbench.data.texts import PADDING, UNKNOWN
 from workbench.distributions import LogitNormal
 
-LENGTH = 16  # words of a sentence; the few longer ones lose their end
+LENGTH = 16  # words of a sentence; the few longer ones are cut
 VOTERS, DRAWS, BATCH = 5, 20, 128
-# by the likelihood of the validation sentences, of a plain network with another seed: learning rates of 0.003 to 0.04 and of 0.001 to 0.02,
-# weight decay 0.1 to 1, 8 to 20 epochs, no, a tenth or a fifth of the words unread; the transformer's epochs are what time allows
+# chosen by the validation likelihood of a plain network with another seed, among learning rates of 0.003 to 0.04 (bag) and 0.001 to 0.02
+# (transformer), weight decays of 0.1 to 1, 8 to 20 epochs, and 0, 10 or 20 % of the words unread; time limits the transformer's epochs
 RECIPES: dict[str, dict[str, float]] = {
     "bag": {"epochs": 12, "lr": 0.02, "weight_decay": 0.1},
     "transformer": {"epochs": 6, "lr": 0.01, "weight_decay": 0.1},
 }
-UNREAD = 0.1  # share of the words that are read as unknown in training, so that there are such words at all
+UNREAD = (
+    0.1  # share of training words that are replaced by the unknown word, whose embedding is trained in no other way
+)
 
 WRAPPERS: dict[str, Callable[[], Any]] = {
     "plain": lambda: compose(output="logits"),
@@ -37,12 +39,12 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
 
 
 class Bag(nn.Module):
-    """The mean of word embeddings through one hidden layer: numbers of words [n, words] -> class scores [n, classes].
+    """Mean of word embeddings and one hidden layer: word indices [n, words] -> class scores [n, classes].
 
     Args:
-        words: how many the vocabulary has.
-        classes: how many.
-        width: of embeddings and, twice that, of the hidden layer.
+        words: size of the vocabulary.
+        classes: number of classes.
+        width: size of the embeddings; the hidden layer is twice as wide.
     """
 
     def __init__(self, words: int, classes: int, width: int = 64) -> None:
@@ -55,7 +57,7 @@ class Bag(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A layer of a transformer encoder, whose outputs' mean goes through one hidden layer: as `Bag`."""
+    """One transformer encoder layer, mean of its outputs, and one hidden layer; inputs and arguments as for `Bag`."""
 
     def __init__(self, words: int, classes: int, width: int = 64) -> None:
         super().__init__()
@@ -75,9 +77,9 @@ def _head(width: int, classes: int) -> nn.Sequential:
 
 
 def _mean(h: Tensor, x: Tensor) -> Tensor:
-    """Over the words that are there [n, width]."""
-    there = (x != PADDING)[..., None].to(h.dtype)
-    return (h * there).sum(1) / there.sum(1).clamp_min(1)
+    """Return the mean over words without padding [n, width]."""
+    is_word = (x != PADDING)[..., None].to(h.dtype)
+    return (h * is_word).sum(1) / is_word.sum(1).clamp_min(1)
 
 
 NETWORKS: dict[str, type[nn.Module]] = {"bag": Bag, "transformer": Transformer}
@@ -85,32 +87,32 @@ NETWORKS: dict[str, type[nn.Module]] = {"bag": Bag, "transformer": Transformer}
 
 @functools.cache
 def sentences(n: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Numbers of words and intents of "train", "validation", "test" and, with class -100, "strange": out of scope, of the test part.
+    """Return word indices and intents of "train", "validation", "test" and "strange", the out-of-scope test sentences (class -100).
 
     Args:
-        n: how many of each; 0 for all.
+        n: number of sentences per part; 0 for all.
     """
     loaded = data.load("clinc150")
     parts = {"train": loaded.train, "test": loaded.test}
     parts |= {"validation": loaded.parts["validation"], "strange": loaded.parts["out of scope"]}
-    mixed = torch.Generator().manual_seed(0)
-    found = {}
+    generator = torch.Generator().manual_seed(0)
+    result = {}
     for name, part in parts.items():
-        some = torch.randperm(len(part), generator=mixed)[: n or None] if n else slice(None)
-        found[name] = part.x[some, :LENGTH], part.y[some]
-    return found
+        chosen = torch.randperm(len(part), generator=generator)[: n or None] if n else slice(None)
+        result[name] = part.x[chosen, :LENGTH], part.y[chosen]
+    return result
 
 
 def trained(network: str, wrapper: str, seed: int, epochs: int, n: int, **recipe: float) -> Any:
-    """A wrapped network in evaluation mode, trained on sentences with an intent; those that validate choose the epoch, too.
+    """Return a wrapped network in evaluation mode, trained on sentences with an intent; the validation sentences choose the epoch.
 
     Args:
         network: "bag" or "transformer".
         wrapper: one of `WRAPPERS`.
-        seed: of weights, order and noise.
+        seed: seed of weights, order and noise.
         epochs: passes over the sentences.
-        n: how many sentences; 0 for all.
-        recipe: in the place of the network's own.
+        n: number of sentences; 0 for all.
+        recipe: settings that replace those of `RECIPES`.
     """
     parts = sentences(n)
     classes = int(max(y.max() for _, y in parts.values())) + 1
@@ -136,6 +138,6 @@ def trained(network: str, wrapper: str, seed: int, epochs: int, n: int, **recipe
 
 
 def _unread(x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Some words become unknown ones."""
-    lost = (torch.rand(x.shape, generator=generator) < UNREAD) & (x != PADDING)
-    return x.masked_fill(lost, UNKNOWN), y
+    """Replace random words by the unknown word."""
+    replaced = (torch.rand(x.shape, generator=generator) < UNREAD) & (x != PADDING)
+    return x.masked_fill(replaced, UNKNOWN), y

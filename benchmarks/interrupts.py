@@ -1,10 +1,10 @@
-"""Ctrl-C at random moments of calls, trainings, loads and saves, which must leave all as it was: modes, numbers, hooks, random draws and
-what torch keeps for a thread.
+"""Ctrl-C at random moments of calls, trainings, loads and saves, which must leave the state as it was: modes, weights, hooks, random number
+generators and the thread-local settings of torch.
 
-`python benchmarks/interrupts.py --interrupts 500 --seed 7` makes others than `workbench bench interrupts`. Three kinds: at the k-th line of
-workbench's own code, at the k-th moment at which CPython looks for signals (both the same again with the same seed), and by a real signal after
-a random time. After each, all that an interrupt could leave behind is compared with what was there before, or with what a whole call leaves.
-`tests/test_interrupts.py` runs some hundred of them.
+`python benchmarks/interrupts.py --interrupts 500 --seed 7` runs other interrupts than `workbench bench interrupts`. There are three kinds: at
+the k-th line of workbench's code, at the k-th moment at which CPython checks for signals (both reproducible by the seed), and by a real signal
+after a random time. After each, everything that an interrupt could change is compared with its state before, or with its state after a
+complete call. `tests/test_interrupts.py` runs a few hundred of them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 KINDS = ("line", "call", "signal")
 SEEDS = 4
-TRIED = 108  # interrupts of each cell of the benchmark
-EACH = 4  # interrupts of a case before it is the next one's turn
+INTERRUPTS_PER_CELL = 108
+INTERRUPTS_PER_CASE = 4  # consecutive interrupts of a case before the next case
 
 
 class Interruption:
@@ -43,7 +43,7 @@ class Interruption:
     Args:
         kind: "line" (each line, call and return in files of workbench), or "call" (calls and returns from C, everywhere: the moments at which
             CPython delivers signals).
-        k: which event.
+        k: number of the event, from 1.
     """
 
     def __init__(self, kind: str, k: int | None) -> None:
@@ -85,14 +85,14 @@ class Interruption:
 
 
 def _is_thrown_into(frame: Any, event: str) -> bool:
-    """Whether a generator is being closed or thrown into: no moment for signals, and CPython loses what a profiler raises there."""
+    """Whether a generator is being closed or thrown into: CPython checks for no signals there, and drops what a profiler raises."""
     if event != "call" or not frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_lasti < 0:
         return False
     return frame.f_code.co_code[frame.f_lasti] != dis.opmap["RESUME"]
 
 
 class Signal:
-    """Raises KeyboardInterrupt by a real signal after so many seconds."""
+    """Raises KeyboardInterrupt by a real signal after a number of seconds."""
 
     where = "signal"
 
@@ -120,7 +120,7 @@ class Signal:
 # ---- attacks
 @functools.cache
 def made(row: tuple[str, str, str, type[Net]]) -> Case | None:
-    """The case of a row, None if the rung does not run this wrapper."""
+    """Return the case of a row, None if the rung does not run this wrapper."""
     try:
         return Case(*row)
     except (ValueError, RuntimeError) as error:
@@ -131,6 +131,7 @@ def made(row: tuple[str, str, str, type[Net]]) -> Case | None:
 
 @functools.cache
 def events(row: tuple[str, str, str, type[Net]], kind: str) -> int:
+    """Return the number of events of a kind in a complete run of a case."""
     case = made(row)
     assert case is not None
     return case.count(Interruption(kind, None))
@@ -142,13 +143,13 @@ Attack = tuple[tuple[str, str, str, type[Net]], str, bool, str, list[str]]
 def attacks(
     interrupts: int, seed: int, kinds: tuple[str, ...] = KINDS, chosen: Callable[..., bool] | None = None
 ) -> Iterator[Attack]:
-    """Interrupts at random moments, of one case after another.
+    """Interrupt one case after another at random moments.
 
     Args:
-        interrupts: how many to try.
-        seed: of the order of the cases, and of moments.
-        kinds: of interrupts.
-        chosen: which cases; all by default.
+        interrupts: number of interrupts.
+        seed: seed of the order of the cases and of the moments.
+        kinds: kinds of interrupts.
+        chosen: predicate that selects cases; all by default.
 
     Yields:
         The row of the case, the kind, whether the interrupt came before the end, where, and what was wrong afterwards.
@@ -158,7 +159,7 @@ def attacks(
     while True:
         for row in draw.sample(wanted, len(wanted)):
             case, kind = made(row), draw.choice(kinds)
-            for _ in range(EACH if case is not None else 0):
+            for _ in range(INTERRUPTS_PER_CASE if case is not None else 0):
                 count = events(row, "call" if kind == "signal" else kind)
                 if kind == "signal":
                     interruption: Any = Signal(count * 4e-7 * draw.random() ** 2 * 4)
@@ -175,7 +176,7 @@ def attacks(
 def soak(
     interrupts: int, seed: int, kinds: tuple[str, ...] = KINDS, chosen: Callable[..., bool] | None = None
 ) -> tuple[int, list[str]]:
-    """How many interrupts hit, and what was wrong after which; the arguments are those of `attacks`."""
+    """Return how many interrupts came before the end, and the faults that they left; the arguments are those of `attacks`."""
     hits, wrong = 0, []
     for row, kind, hit, where, faults in attacks(interrupts, seed, kinds, chosen):
         hits += hit
@@ -187,16 +188,18 @@ def soak(
 
 # ---- the benchmark
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every wrapper, with several seeds."""
+    """Return a cell for each wrapper and seed."""
     if smoke:
         return [{"wrapper": "vote", "seed": 0, "interrupts": 8}]
-    return [{"wrapper": name, "seed": seed, "interrupts": TRIED} for seed in range(SEEDS) for name in WRAPPERS]
+    return [
+        {"wrapper": name, "seed": seed, "interrupts": INTERRUPTS_PER_CELL} for seed in range(SEEDS) for name in WRAPPERS
+    ]
 
 
 def run(wrapper: str, seed: int, interrupts: int) -> list[dict[str, Any]]:
-    """One row for each rung and action: the interrupts of each kind that came before the end, and what they left behind."""
+    """Return one row for each rung and action: the interrupts of each kind that came before the end, and what they left behind."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker ignores it
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore the signal
     try:
         for (_, strategy, action, _), kind, hit, where, faults in attacks(
             interrupts, seed, chosen=lambda name, *_: name == wrapper
@@ -213,7 +216,7 @@ def run(wrapper: str, seed: int, interrupts: int) -> list[dict[str, Any]]:
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A table of actions, and how many interrupts left something behind."""
+    """Return a table of actions, and how many interrupts left something behind."""
     import pandas as pd
 
     frame = frame.assign(hits=frame[list(KINDS)].sum(axis=1))
@@ -228,11 +231,13 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
         }
     )
     pairs = len(frame[frame["hits"] > 0].drop_duplicates(["wrapper", "strategy", "action"]))
-    said = (
-        f"{int(frame['left_behind'].sum())} of {int(frame['hits'].sum()):,} interrupts left something behind, in {pairs} "
-        f"combinations of {frame['wrapper'].nunique()} wrappers, rungs of the engine and actions."
+    totals = (
+        f"{int(frame['left_behind'].sum())} of {int(frame['hits'].sum()):,} interrupts left something behind, in {pairs} combinations of a "
+        f"wrapper ({frame['wrapper'].nunique()} in all), a rung of the engine and an action. The columns count the interrupts at a random line "
+        "of workbench's code, at a random call or return at which CPython checks for signals, and by a real signal after a random time. "
+        "*Left something behind*: state that differs from that before the interrupt or after a complete call."
     )
-    return f"{said}\n\n{table(shown)}"
+    return f"{totals}\n\n{table(shown)}"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What `interrupts` interrupts: models, wrappers and actions, and all that an interrupt could leave behind."""
+"""Cases of the benchmark `interrupts`: models, wrappers and actions, and all state that an interrupt could leave behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Y = X.sum(1, keepdim=True).sin()
 
 
 class Net(nn.Module):
-    """A network with dropout, batch statistics and an attribute that forward changes."""
+    """A network with dropout and batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 class Counting(Net):
-    """The same, counting its calls, so that no pass under vmap is possible."""
+    """`Net` with a counter of its calls, which makes passes under vmap impossible."""
 
     calls = 0
 
@@ -47,7 +47,7 @@ class Counting(Net):
 
 
 class Quiet(Net):
-    """The same without dropout, so that the branches can share a trunk in training mode."""
+    """`Net` without dropout, so that branches can share a trunk in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
 STRATEGIES = ("auto", "vmap", "rescue", "replay", "loop")
 
 
-# ---- what is there
+# ---- state
 def surroundings() -> dict[str, Any]:
-    """What torch keeps for a thread."""
+    """Return the thread-local state of torch."""
     functorch: Any = torch._C._functorch
     return {
         "gradients": torch.is_grad_enabled(),
@@ -97,7 +97,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """Everything in a model that an interrupt could change."""
+    """Return everything in a model that an interrupt could change."""
     hooks = (
         "_forward_hooks",
         "_forward_pre_hooks",
@@ -120,7 +120,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def answers(wrapped: Any) -> list[list[float]]:
-    """What it says in evaluation mode, from one and the same noise; nothing is left of asking."""
+    """Return predictions and risks in evaluation mode with a fixed seed, without changing modes or random states."""
     modes = [(module, module.training) for module in wrapped.modules()]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(7)
@@ -144,18 +144,18 @@ def ready(wrapped: Any) -> bool:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [name for name in before if repr(before[name]) != repr(after[name])]  # NaN is like NaN
+    return [name for name in before if repr(before[name]) != repr(after[name])]  # repr, since NaN equals NaN there
 
 
-# ---- what is interrupted
+# ---- cases
 class Case:
-    """One action on a wrapped model, to be interrupted again and again.
+    """One action on a wrapped model, to be interrupted repeatedly.
 
     Args:
-        name: of the wrapper.
-        strategy: of the engine.
-        action: see `ACTIONS`.
-        cls: of the model.
+        name: name of the wrapper.
+        strategy: strategy of the engine.
+        action: one of `ACTIONS`.
+        cls: class of the model.
     """
 
     def __init__(self, name: str, strategy: str, action: str, cls: type[Net] = Net) -> None:
@@ -181,7 +181,7 @@ class Case:
             workbench.save(other, self.path)
         if action == "save":
             workbench.save(self.wrapped, self.path)
-        answers(copy.deepcopy(self.wrapped))  # a rung that does not run this wrapper says so here
+        answers(copy.deepcopy(self.wrapped))  # raises if the rung cannot run this wrapper
 
     def _collect(self) -> None:
         for name, module in (("swag", swag), ("snapshot", snapshot)):
@@ -214,7 +214,7 @@ class Case:
         return workbench.save(wrapped, self.path)
 
     def count(self, interruption: Any) -> int:
-        """The events that an interruption without a moment meets in a run, which leaves the model as it was."""
+        """Return the number of events in a run, counted by an interruption without a moment; the model stays as it is."""
         trial = copy.copy(self)
         trial.wrapped, trial.given = copy.deepcopy(self.wrapped), copy.deepcopy(self.given)
         trial.run()
@@ -223,16 +223,16 @@ class Case:
         return int(interruption.count)
 
     def attack(self, interruption: Any) -> tuple[bool, list[str]]:
-        """Interrupt one run: whether it was, and what was wrong afterwards."""
+        """Interrupt one run; return whether it was interrupted, and what was wrong afterwards."""
         wrapped, given = copy.deepcopy(self.wrapped), copy.deepcopy(self.given)
         trial = copy.copy(self)
         trial.wrapped, trial.given = wrapped, given
         if self.action in ("train", "eval", "loss") and interruption.k_odd:
-            trial.run()  # not always the first call
-        said = answers(wrapped)
+            trial.run()  # so that not only first calls are interrupted
+        answers_before = answers(wrapped)
         twin = copy.copy(trial)
         twin.wrapped, twin.given = copy.deepcopy(wrapped), copy.deepcopy(given)
-        before, around, plain = state_of(wrapped), surroundings(), state_of(given)
+        before, context, plain = state_of(wrapped), surroundings(), state_of(given)
         hit = False
         try:
             with warnings.catch_warnings():
@@ -245,17 +245,17 @@ class Case:
             hit = True
         if not hit:
             return False, []
-        wrong = [f"torch: {name}" for name in differences(around, surroundings())]
+        wrong = [f"torch: {name}" for name in differences(context, surroundings())]
         torch.set_grad_enabled(True)
         after, drawn = state_of(wrapped), torch.get_rng_state().tolist()
-        torch.set_rng_state(torch.tensor(around["random"], dtype=torch.uint8))
+        torch.set_rng_state(torch.tensor(context["random"], dtype=torch.uint8))
         first = answers(wrapped)
         if repr(first) != repr(answers(wrapped)):
             wrong.append("two answers differ")
         if self.action == "fit":
             modes = set(after["training"].values())
             wrong += [] if len(modes) == 1 else ["training flags differ"]
-            # what is there now may be more, such as a standardisation
+            # only earlier entries are compared: an interrupted `fit` may have added some, such as a standardisation
             for name in ("hooks", "forward", "requires_grad", "dtypes"):
                 same = all(after[name].get(key, value) == value for key, value in before[name].items())
                 wrong += [] if same else [name]
@@ -264,28 +264,28 @@ class Case:
             return True, wrong
         changed = differences(before, after)
         if "torch: random" in wrong or (self.action in ("train", "eval", "loss", "load", "closed") and changed):
-            twin.run()  # as before, or as after the whole call
+            twin.run()  # the state may also be that after a complete call
             if drawn == torch.get_rng_state().tolist() and "torch: random" in wrong:
                 wrong.remove("torch: random")
-            torch.set_rng_state(torch.tensor(around["random"], dtype=torch.uint8))
+            torch.set_rng_state(torch.tensor(context["random"], dtype=torch.uint8))
             changed = [
                 name for name in differences(state_of(twin.wrapped), after) if name in changed and name != "objects"
             ]
             fresh = copy.deepcopy(wrapped)
             wrong += [] if repr(answers(fresh)) == repr(first) else ["a copy answers otherwise"]
-        elif repr(said) != repr(first):
-            wrong.append("the answer is another")
+        elif repr(answers_before) != repr(first):
+            wrong.append("the answer has changed")
         wrong += changed
         if self.action not in ("train", "loss"):
             changed = differences(plain, state_of(given))
-            if changed and self.action == "reload":  # as after the whole call, which came to its end
+            if changed and self.action == "reload":  # the state may also be that after a complete call
                 twin.run()
                 changed = differences(state_of(twin.given), state_of(given))
             wrong += [f"given: {name}" for name in changed]
         if self.action == "save":
-            whole = [file.name for file in self.path.parent.iterdir()] == ["model"]
-            workbench.load(self.path, copy.deepcopy(self.given))  # which looks at all checksums
-            wrong += [] if whole else ["a file beside it"]
+            no_other_files = [file.name for file in self.path.parent.iterdir()] == ["model"]
+            workbench.load(self.path, copy.deepcopy(self.given))  # verifies all checksums
+            wrong += [] if no_other_files else ["a leftover file"]
         return True, wrong
 
 
@@ -303,8 +303,8 @@ ACTIONS = {
 
 
 def cases() -> list[tuple[str, str, str, type[Net]]]:
-    """Every wrapper x rung x action that there is."""
-    every = []
+    """Return all possible combinations of wrapper, rung and action, each with the class of its model."""
+    result = []
     for name in WRAPPERS:
         for action in ACTIONS:
             rungs = STRATEGIES if action in ("train", "eval", "loss") else ("auto",)
@@ -314,12 +314,12 @@ def cases() -> list[tuple[str, str, str, type[Net]]]:
                 if action == "closed" and name not in ("neo", "laplace", "swag", "snapshot", "all"):
                     continue
                 if name == "augment" and action in ("load", "reload", "save"):
-                    continue  # a function of the user's own
+                    continue  # its transform is a function, which cannot be saved
                 if (
                     name in ("neo", "laplace", "swag", "snapshot", "augment")
                     and strategy in ("vmap", "rescue")
                     and action != "eval"
                 ):
                     continue
-                every.append((name, strategy, action, {"loop": Counting, "replay": Quiet}.get(strategy, Net)))
-    return every
+                result.append((name, strategy, action, {"loop": Counting, "replay": Quiet}.get(strategy, Net)))
+    return result

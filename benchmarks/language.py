@@ -1,8 +1,8 @@
-"""A small language model of documentation or of code: which risk tells its wrong next characters, and which texts that are not its kind?
+"""A small language model of documentation or of code: which risks detect wrong next characters, and which detect texts of another kind?
 
-A decoder learns from the docstrings of Python's standard library, another from its code without docstrings and comments. Both are asked to go on
-with held-out modules of both kinds and with the pages of this package's documentation, which are prose with code in it. Its size and epochs are
-what a quarter of an hour on one core allows; nothing was chosen by these results.
+One decoder learns from the docstrings of Python's standard library, another from its code without docstrings and comments. Both predict held-out
+modules of both kinds and the pages of this package's documentation, which mix prose and code. Size and epochs are what a quarter of an hour on
+one core allows; nothing was chosen by these results.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SEEDS, EPOCHS, PIECES = 3, 3, 8192
-ASKED = 300  # pieces of each kind
-READ = 16  # characters that are read before the first that counts
+ASKED = 300  # test pieces of each kind
+READ = 16  # characters of context before the first prediction that is scored
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every seed, text to learn from and method."""
+    """Return a cell for each seed, training text and method."""
     return [
         {
             "method": method,
@@ -40,44 +40,46 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
         }
         for seed in range(1 if smoke else SEEDS)
         for learned in (KINDS[:2] if not smoke else KINDS[:1])
-        for method in (reversed(WRAPPERS) if not smoke else ("plain", "vote"))  # what takes longest first
+        for method in (reversed(WRAPPERS) if not smoke else ("plain", "vote"))  # slowest first
     ]
 
 
 @torch.no_grad()
 def predict(wrapped: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Log-probabilities [n, t, characters] of the next characters, and scores [n, t] of them, higher for less trust."""
-    several = bool(wrapped._workbench.methods)
-    probs, risks = [], []
+    """Return log-probabilities [n, t, characters] of the next characters, and uncertainty scores [n, t] of each."""
+    has_risks = bool(wrapped._workbench.methods)
+    batches, risks = [], []
     for part in x.split(50):
-        output, risk = wrapped(part, return_risk=True) if several else (wrapped(part), None)
-        probs.append(output.logits.log_softmax(-1))
+        output, risk = wrapped(part, return_risk=True) if has_risks else (wrapped(part), None)
+        batches.append(output.logits.log_softmax(-1))
         risks.append({} if risk is None else {name: risk[name].logits for name in risk.names()})
-    logs = torch.cat(probs)
-    scores = {name: torch.cat([some[name] for some in risks]) for name in risks[0]}
-    entropy = torch.special.entr(logs.exp()).sum(-1)
-    return logs, {"1 - highest probability": 1 - logs.amax(-1).exp(), "total": entropy, **scores}
+    log_probs = torch.cat(batches)
+    scores = {name: torch.cat([batch[name] for batch in risks]) for name in risks[0]}
+    entropy = torch.special.entr(log_probs.exp()).sum(-1)
+    return log_probs, {"1 - highest probability": 1 - log_probs.amax(-1).exp(), "total": entropy, **scores}
 
 
 def run(method: str, learned: str, seed: int, epochs: int, pieces: int, asked: int) -> list[dict[str, Any]]:
-    """One row for each kind of text that is asked for, and each score."""
+    """Return one row for each kind of test text and score."""
     wrapped = trained(method, learned, seed, epochs, pieces)
     rows, by_text = [], {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for kind in sorted(KINDS, key=lambda kind: kind != learned):  # its own first, which others are compared with
+        for kind in sorted(
+            KINDS, key=lambda kind: kind != learned
+        ):  # the learned kind first: others are compared with it
             x, y = windows(texts(kind)[1], asked, 1)
-            logs, scores = predict(wrapped, x)
-            logs, y = logs[:, READ:].double(), y[:, READ:]
+            log_probs, scores = predict(wrapped, x)
+            log_probs, y = log_probs[:, READ:].double(), y[:, READ:]
             scores = {name: values[:, READ:].double() for name, values in scores.items()}
-            wrong = logs.argmax(-1) != y
-            nll = -logs.gather(-1, y[..., None])[..., 0]
-            same = {
+            wrong = log_probs.argmax(-1) != y
+            nll = -log_probs.gather(-1, y[..., None])[..., 0]
+            common = {
                 "kind": kind,
                 "python": platform.python_version(),
                 "accuracy": 1 - wrong.double().mean().item(),
                 "perplexity": nll.mean().exp().item(),
-                "ece": metrics.ece(logs.exp().flatten(0, 1), y.flatten()).item(),
+                "ece": metrics.ece(log_probs.exp().flatten(0, 1), y.flatten()).item(),
             }
             by_text[kind] = {
                 **{name: values.mean(1) for name, values in scores.items()},
@@ -88,7 +90,7 @@ def run(method: str, learned: str, seed: int, epochs: int, pieces: int, asked: i
                 foreign = kind != learned
                 rows.append(
                     {
-                        **same,
+                        **common,
                         "score": name,
                         "error_auroc": metrics.error_auroc(by_token.flatten(), wrong.flatten()).item()
                         if by_token is not None and mixed
@@ -100,18 +102,20 @@ def run(method: str, learned: str, seed: int, epochs: int, pieces: int, asked: i
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:
-    """Of each text to learn from a table of the predictions and one of the scores."""
+    """Return, for each training text, a table of the predictions and one of the scores."""
     seeds = frame["seed"].nunique()
     versions = ", ".join(sorted(set(map(str, frame["python"]))))
     sections = [_section(frame[frame["learned"] == learned], learned) for learned in dict.fromkeys(frame["learned"])]
     networks = f"{seeds} network{'s' if seeds > 1 else ''}"
-    return f"""Means of {networks} a row, and standard deviations over them. The standard library is that of Python {versions}.
-GPT-2 of {LAYERS} layers and {WIDTH} channels, one of {len(CHARACTERS)} characters a token, {EPOCHS} passes over {PIECES:,} pieces of
-{LENGTH} characters, {BATCH} a step. Every fifth module is held out. `sample` has {DRAWS} noisy passes, `vote` {VOTERS} voters.
+    return f"""Means and standard deviations of {networks} per row. The standard library is that of Python {versions}. The model is a GPT-2 with
+{LAYERS} layers and {WIDTH} channels; each of {len(CHARACTERS)} characters is a token. Training takes {EPOCHS} passes over {PIECES:,} pieces of
+{LENGTH} characters, {BATCH} per step. Every fifth module is held out. `sample` has {DRAWS} noisy passes, `vote` {VOTERS} voters.
 
-*Wrong*: AUROC of the wrong next characters (the most probable one is not that of the text) among {ASKED} pieces of a kind, after the first
-{READ} characters of each. *Foreign*: AUROC of pieces of this kind against held-out ones of the kind that was learned, by the mean over the
-characters of a piece; of the total risk that is the mean entropy of the tokens. *Perplexity* knows the text that is there, as the others do not.
+*Docstrings*, *code*, *pages*: the kind of text that is predicted, held-out parts of {ASKED} pieces each; *pages* are those of this
+documentation. *Right*: share of characters for which the most probable one is that of the text. *Wrong*: AUROC for detecting wrong next
+characters in a kind of text, after the first {READ} characters of each piece. *Foreign*: AUROC for telling pieces of this kind from held-out
+pieces of the learned kind, by the mean score over the characters of a piece; for total risk, this is the mean entropy of the tokens. Unlike
+the other scores, *perplexity* uses the actual text.
 
 {chr(10).join(sections)}"""
 
@@ -121,7 +125,7 @@ def _section(frame: pd.DataFrame, learned: str) -> str:
 
     kinds = list(dict.fromkeys(frame["kind"]))
     groups = sorted(frame.groupby("method"), key=lambda named: list(WRAPPERS).index(str(named[0])))
-    quality, telling = [], []
+    quality, detection = [], []
     for method, group in groups:
         row = {"method": str(method)}
         for kind in kinds:
@@ -134,12 +138,12 @@ def _section(frame: pd.DataFrame, learned: str) -> str:
             row = {"method": str(method), "score": str(score)}
             row |= {f"wrong: {kind}": _number(by_kind[kind]["error_auroc"]) for kind in kinds}
             row |= {f"foreign: {kind}": _number(by_kind[kind]["auroc"]) for kind in kinds if kind != learned}
-            telling.append(row)
+            detection.append(row)
     return f"""### learned from {learned}
 
 {table(pd.DataFrame(quality))}
 
-{table(pd.DataFrame(telling))}
+{table(pd.DataFrame(detection))}
 """
 
 

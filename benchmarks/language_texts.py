@@ -1,4 +1,4 @@
-"""The texts of the `language` benchmark, which every machine has, and the small decoders that learn to go on with them."""
+"""Texts of the `language` benchmark, which are on every machine, and the small decoders that are trained on them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from torch import Tensor
 from workbench import fit
 from workbench.errors import require
 
-LENGTH = 64  # characters that a network reads
+LENGTH = 64  # characters per piece
 WIDTH, LAYERS, BATCH, LR = 64, 2, 32, 0.003
-HELD_OUT = 5  # every fifth module is for asking
+HELD_OUT = 5  # every fifth module is held out
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
 KINDS = ("docstrings", "code", "pages")  # networks learn the first two
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 def texts(kind: str) -> tuple[str, str]:
-    """What there is to learn from, and what is held out; of characters that are no ASCII nothing is left.
+    """Return the text to train on and the held-out text, without characters outside `CHARACTERS`.
 
     Args:
-        kind: "docstrings" or "code" of the modules of Python's standard library that are one file, or "pages" of this package's documentation,
-            which nothing learns from, without the page of benchmarks, which holds the results.
+        kind: "docstrings" or "code" of the single-file modules of Python's standard library, or "pages" of this package's documentation, which
+            are all held out and leave out the page of benchmarks, since it contains the results.
     """
     if kind == "pages":
         pages = sorted(path for path in DOCS.rglob("*.md") if path.name != "benchmarks.md")
@@ -46,7 +46,7 @@ def texts(kind: str) -> tuple[str, str]:
 
 @functools.cache
 def _parts(path: Path) -> tuple[str, str]:
-    """The docstrings of a module, and its code without docstrings and comments."""
+    """Return the docstrings of a module, and its code without docstrings and comments."""
     tree, docstrings = ast.parse(path.read_text(encoding="utf-8")), []
     for node in _documented(tree):
         docstrings.append(inspect.cleandoc(ast.get_docstring(node, clean=False) or ""))
@@ -64,29 +64,29 @@ def _known(text: str) -> str:
 
 
 def windows(text: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Pieces of a text that do not overlap, some of them drawn: characters [n, LENGTH] and of each the next one.
+    """Draw non-overlapping pieces of a text: characters [n, LENGTH] and the next character of each [n, LENGTH].
 
     Args:
-        text: of known characters.
-        count: how many, at most.
-        seed: of the draw.
+        text: text of known characters.
+        count: maximum number of pieces.
+        seed: seed of the draw.
     """
     numbers = {character: number for number, character in enumerate(CHARACTERS)}
     n = (len(text) - 1) // LENGTH
-    every = torch.tensor([numbers[character] for character in text[: n * LENGTH + 1]])
+    tokens = torch.tensor([numbers[character] for character in text[: n * LENGTH + 1]])
     drawn = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:count]
-    return every[:-1].view(n, LENGTH)[drawn], every[1:].view(n, LENGTH)[drawn]
+    return tokens[:-1].view(n, LENGTH)[drawn], tokens[1:].view(n, LENGTH)[drawn]
 
 
 def trained(method: str, kind: str, seed: int, epochs: int, count: int) -> Any:
-    """A wrapped decoder in evaluation mode.
+    """Return a trained wrapped decoder in evaluation mode.
 
     Args:
         method: one of the wrappers of `answers`.
-        kind: what it learns from.
-        seed: of weights, order and noise; the pieces are the same for all.
+        kind: kind of text to train on.
+        seed: seed of weights, order and noise; all seeds share the same pieces.
         epochs: passes over the pieces.
-        count: of pieces.
+        count: number of pieces.
     """
     transformers = require("transformers")
     config = transformers.GPT2Config(

@@ -1,9 +1,8 @@
-"""Anomalies in series: risks of the 58 series of the Numenta Anomaly Benchmark (NAB, Lavin & Ahmad 2015), as each value comes.
+"""Online anomaly detection on the 58 series of the Numenta Anomaly Benchmark (NAB, Lavin & Ahmad 2015).
 
-A risk is made of the values before and its own; the first 15 % of a series (750 values at most) do not count. Forecasters are trained on
-values that have come, and again when those are 4 and 16 times as many. What a risk is worth an alarm for is decided after it: by its anomaly
-likelihood or not, and silent or not while a higher alarm is recent. Of the series by name every second chose between all these, and whatever
-numbers are in them.
+The risk of a value is computed from that value and those before it; the first 15 % of a series (750 values at most) are not scored. Forecasters
+are trained on past values, and again when there are 4 and 16 times as many. A risk becomes an alarm by itself or through its anomaly likelihood,
+and with or without a rest after a higher recent alarm. All these options and their constants were chosen on every second series by name.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROFILES = ("standard", "low_fp", "low_fn")
-LAGS, MOST = 24, 3000  # values that a forecaster looks at, and of its training at most
-AGAIN = 4  # it is trained again at so many times the values
+LAGS, MAX_TRAINING = 24, 3000  # inputs of a forecaster, and maximum number of values that it is trained on
+GROWTH = 4  # a forecaster is trained again after growth of the series by this factor
 LIKELIHOODS = {"risk": 0, "likelihood": 1, "likelihood of 10": 10}
 DETECTORS = (
     "clock",
@@ -55,7 +54,7 @@ PUBLISHED = {  # standard, low_fp and low_fn of github.com/numenta/NAB, version 
 
 
 class Series(NamedTuple):
-    """Values [time] of one series, the positions of its windows of anomalies, and from which value on it counts."""
+    """Values [time] of one series, the first and last positions of its anomaly windows, and the position from which it is scored."""
 
     name: str
     values: Tensor
@@ -64,7 +63,7 @@ class Series(NamedTuple):
 
 
 class Forecaster(nn.Module):
-    """The last values [n, 24] -> the next one [n, 1], from their differences to the latest."""
+    """The last values [n, 24] -> the next one [n, 1], by a network on their differences to the latest value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,26 +75,26 @@ class Forecaster(nn.Module):
 
 @functools.cache
 def corpus() -> tuple[Series, ...]:
-    """All series, in the order of their names."""
+    """Return all series, sorted by name."""
     (content,) = read("nab")
-    whole = json.loads(content)
-    found = []
-    for name in sorted(whole["series"]):
-        times, values = zip(*list(csv.reader(io.StringIO(whole["series"][name])))[1:], strict=True)
+    contents = json.loads(content)
+    result = []
+    for name in sorted(contents["series"]):
+        times, values = zip(*list(csv.reader(io.StringIO(contents["series"][name])))[1:], strict=True)
         windows = []
-        for begin, end in whole["windows"][f"{name}.csv"]:
+        for begin, end in contents["windows"][f"{name}.csv"]:
             inside = [at for at, time in enumerate(times) if begin.partition(".")[0] <= time <= end.partition(".")[0]]
             windows.append((inside[0], inside[-1]))
         start = int(0.15 * min(len(values), 5000))
-        found.append(Series(name, torch.tensor([*map(float, values)], dtype=torch.float64), windows, start))
-    return tuple(found)
+        result.append(Series(name, torch.tensor([*map(float, values)], dtype=torch.float64), windows, start))
+    return tuple(result)
 
 
-# ---- risks: of values [time] that count from `start` on, by name
+# ---- detectors: values [time], scored from `start` on -> risks [time] by name
 
 
 def clock(values: Tensor, start: int) -> dict[str, Tensor]:
-    """An alarm now and then, whatever the values are."""
+    """Return alarms at fixed intervals, independent of the values."""
     return {"clock": (torch.arange(len(values)) % max(start // 2, 1) == 0).double()}
 
 
@@ -108,12 +107,12 @@ def change(values: Tensor, start: int) -> dict[str, Tensor]:
 
 
 def relative_entropy(values: Tensor, start: int, bins: int = 5, window: int = 52) -> dict[str, Tensor]:
-    """Windows whose histogram is like none before (Wang et al. 2011), as the benchmark has it: it knows the range of all values."""
+    """Flag windows whose histogram is unlike all earlier ones (Wang et al. 2011); as in the benchmark, it knows the range of all values."""
     risk, low, high = torch.zeros_like(values), values.min(), values.max()
     if high == low:
         return {"relative entropy": risk}
-    limit = 13.276704135987625  # of chi squared with 4 degrees of freedom, passed by 1 %
-    # the histogram's edges are whole numbers, so that all but the last bin begin at theirs
+    limit = 13.276704135987625  # 99 % quantile of chi squared with 4 degrees of freedom
+    # the edges are whole numbers of bin widths, and all bins but the last include their lower edge
     places = ((values - low) / ((high - low) / bins)).ceil().clamp_max(bins - 1).long()
     shares = nn.functional.one_hot(places, bins).double().unfold(0, window, 1).mean(2)
     known = shares[:1]
@@ -125,17 +124,17 @@ def relative_entropy(values: Tensor, start: int, bins: int = 5, window: int = 52
 
 
 def forecaster(values: Tensor, start: int, epochs: int = 20) -> dict[str, Tensor]:
-    """Five voters with a noise of their own, and neo on what they look at."""
+    """Return the surprise and the epistemic risk of five voters with a noise each, and neo's vacuitic risk of their features."""
     names = ("surprise", "epistemic", "vacuitic")
     risks = {name: torch.zeros_like(values) for name in names}
     begin = start
     while begin < len(values):
-        end = min(AGAIN * begin, len(values))
-        past = values[max(0, begin - MOST) : begin]
+        end = min(GROWTH * begin, len(values))
+        past = values[max(0, begin - MAX_TRAINING) : begin]
         unit = past.std()
         if unit > 0:
             x = ((values - past.mean()) / unit).float().unfold(0, LAGS + 1, 1)
-            known, now = x[max(0, begin - MOST) : begin - LAGS], x[begin - LAGS : end - LAGS]
+            known, now = x[max(0, begin - MAX_TRAINING) : begin - LAGS], x[begin - LAGS : end - LAGS]
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 model = compose(vote.Wrapper(5), sculpt.Wrapper(), neo.Wrapper(density="gaussian"))(Forecaster())
@@ -169,42 +168,49 @@ RISKS: dict[str, Callable[..., dict[str, Tensor]]] = {
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every detector."""
+    """Return a cell for each detector."""
     names = ("clock", "change", "forecaster") if smoke else DETECTORS
     trained = {"forecaster": {"epochs": 1 if smoke else 20}}
     return [{"detector": name, "series": 8 if smoke else 58, **trained.get(name, {})} for name in names]
 
 
 def run(detector: str, series: int, epochs: int = 0) -> list[dict[str, Any]]:
-    """One row for each of its risks and each way to an alarm."""
+    """Return one row for each risk of the detector and each way to derive alarms from it."""
     chosen = [corpus()[at * len(corpus()) // series] for at in range(series)]
     options = {"epochs": epochs} if detector == "forecaster" else {}
     risks: dict[str, list[Tensor]] = {}
-    for of in chosen:
-        for name, risk in RISKS[detector](of.values, of.start, **options).items():
+    for one in chosen:
+        for name, risk in RISKS[detector](one.values, one.start, **options).items():
             risks.setdefault(name, []).append(risk)
     return [
-        {"risk": name, "by": by, "rest": rest, **judged(after(found, chosen, short, rest), chosen)}
-        for name, found in risks.items()
+        {"risk": name, "by": by, "rest": rest, **judged(alarm_scores(values, chosen, short, rest), chosen)}
+        for name, values in risks.items()
         for by, short in LIKELIHOODS.items()
         for rest in (False, True)
     ]
 
 
-def after(risks: list[Tensor], series: list[Series], short: int, rest: bool) -> list[Tensor]:
-    """What is compared with a threshold: the risk or its likelihood, all or the first alarms of a third of what does not count."""
-    told = []
-    for risk, of in zip(risks, series, strict=True):
+def alarm_scores(risks: list[Tensor], series: list[Series], short: int, rest: bool) -> list[Tensor]:
+    """Return the scores that are compared with a threshold.
+
+    Args:
+        risks: risk [time] of each series.
+        series: the series.
+        short: number of risks that an anomaly likelihood averages; 0 for the risk itself.
+        rest: whether only first alarms count, with rests of a third of the values that are not scored.
+    """
+    scores = []
+    for risk, one in zip(risks, series, strict=True):
         if short:
-            quiet = of.start if not risk[: of.start].any() else 0  # a forecaster is silent until it is trained
-            risk = torch.cat([risk[:quiet], anomaly_likelihood(risk[quiet:], short, start=max(of.start // 4, 2))])
-        told.append(first_alarms(risk, max(of.start // 3, 1)) if rest else risk)
-    return told
+            silent = one.start if not risk[: one.start].any() else 0  # a forecaster has no risks until it is trained
+            risk = torch.cat([risk[:silent], anomaly_likelihood(risk[silent:], short, start=max(one.start // 4, 2))])
+        scores.append(first_alarms(risk, max(one.start // 3, 1)) if rest else risk)
+    return scores
 
 
 def judged(risks: list[Tensor], series: list[Series]) -> dict[str, float]:
-    """Scores of all series and of both halves, and how well the risks rank the values of each series."""
-    windows = [of.windows for of in series]
+    """Return the NAB scores of all series and of both halves, and how well the risks rank the values within each series."""
+    windows = [one.windows for one in series]
 
     def score(which: slice, profile: Any = "standard", threshold: float | None = None) -> metrics.NABScore:
         return metrics.nab_score(risks[which], windows[which], profile, threshold)
@@ -212,15 +218,15 @@ def judged(risks: list[Tensor], series: list[Series]) -> dict[str, float]:
     choosing, held = slice(0, None, 2), slice(1, None, 2)
     first = score(choosing)
     aurocs, auprs, shares = [], [], []
-    for risk, of in zip(risks, series, strict=True):
-        strange = torch.zeros(len(risk), dtype=torch.bool)
-        for begin, end in of.windows:
-            strange[begin : end + 1] = True
-        risk, strange = risk[of.start :].nan_to_num(posinf=1e300, neginf=-1e300), strange[of.start :]
-        if strange.any():
-            aurocs.append(float(metrics.auroc(risk[~strange], risk[strange])))
-            auprs.append(float(metrics.aupr(risk[~strange], risk[strange])))
-            shares.append(float(strange.double().mean()))
+    for risk, one in zip(risks, series, strict=True):
+        anomalous = torch.zeros(len(risk), dtype=torch.bool)
+        for begin, end in one.windows:
+            anomalous[begin : end + 1] = True
+        risk, anomalous = risk[one.start :].nan_to_num(posinf=1e300, neginf=-1e300), anomalous[one.start :]
+        if anomalous.any():
+            aurocs.append(float(metrics.auroc(risk[~anomalous], risk[anomalous])))
+            auprs.append(float(metrics.aupr(risk[~anomalous], risk[anomalous])))
+            shares.append(float(anomalous.double().mean()))
     return {
         **{profile: _points(score(slice(None), profile)) for profile in PROFILES},
         "first_half": _points(first),
@@ -232,24 +238,24 @@ def judged(risks: list[Tensor], series: list[Series]) -> dict[str, float]:
     }
 
 
-def _points(found: metrics.NABScore) -> float:
-    return float(found.score) + 0.0  # silence has -0
+def _points(score: metrics.NABScore) -> float:
+    return float(score.score) + 0.0  # turns -0, the score of no alarms, into 0
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:
-    """What was chosen, the best way of each risk, and what is published."""
+    """Return the detector that was chosen, tables of all risks and ways to alarms, and published scores."""
     import pandas as pd
 
     frame = frame.sort_values("first_half", ascending=False, kind="stable")
     best = frame.iloc[0]
-    # each risk by the way that did best on the first half
+    # each risk with the way to alarms that did best on the first half
     rows = [
         {
             "risk": row["risk"],
             "alarms by": row["by"] + (", with rests" if row["rest"] else ""),
             "first half": f"{row['first_half']:.1f}",
             "second half": f"{row['second_half']:.1f}",
-            "its threshold from the first": f"{row['second_half_by_first']:.1f}",
+            "second half, threshold of the first": f"{row['second_half_by_first']:.1f}",
             "all": f"{row['standard']:.1f}",
             "low FP": f"{row['low_fp']:.1f}",
             "low FN": f"{row['low_fn']:.1f}",
@@ -257,8 +263,8 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
         for _, row in frame.drop_duplicates("risk").iterrows()
     ]
     points = []
-    for name, of in frame[~frame["rest"].astype(bool)].groupby("risk", sort=False):
-        by = {row["by"]: row for _, row in of.iterrows()}
+    for name, group in frame[~frame["rest"].astype(bool)].groupby("risk", sort=False):
+        by = {row["by"]: row for _, row in group.iterrows()}
         points.append(
             {
                 "risk": str(name),
@@ -276,48 +282,50 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
         }
         for _, row in chosen.sort_index().iterrows()
     ]
-    same = frame[(frame["risk"] == "relative entropy") & (frame["by"] == "risk") & ~frame["rest"].astype(bool)].iloc[0]
-    others = [
+    ours = frame[(frame["risk"] == "relative entropy") & (frame["by"] == "risk") & ~frame["rest"].astype(bool)].iloc[0]
+    published = [
         {"published": name, "standard": standard, "low FP": low_fp, "low FN": low_fn}
         for name, (standard, low_fp, low_fn) in PUBLISHED.items()
     ]
     way = best["by"] + (", with rests" if best["rest"] else "")
-    return f"""Chosen on the first half, every second series by name: *{best["risk"]}*, alarms by *{way}*: {best["standard"]:.1f} of 100 on all
-series (standard profile), {best["second_half"]:.1f} on the other half, {best["second_half_by_first"]:.1f} there with the threshold of the first.
-A risk is made of the values so far; the first 15 % of a series (750 values at most) do not count. The first half chose its numbers, too: of some
-dozens of forms that were tried, novelty's root of the time and unit, and a third of those 15 % for the rests.
+    return f"""Scores are those of NAB, up to 100. The detector was chosen on the *first half*, every second series by name: *{best["risk"]}*,
+with alarms by *{way}*. It scores {best["standard"]:.1f} on all series (standard profile), {best["second_half"]:.1f} on the other half, and
+{best["second_half_by_first"]:.1f} there with the threshold of the first half. Risks are computed from past values; the first 15 % of a series
+(750 values at most) are not scored. The first half also chose the constants, among a few dozen variants: the square root of time and the unit
+in novelty, and rests as long as a third of those 15 %.
 
-Each risk by the way that did best on the first half. Columns but one take the threshold that is best for their own series, as the
-benchmark does.
+Each risk, with the way to alarms that did best on the first half. As in NAB, each column uses the threshold that is best on its own series,
+except *second half, threshold of the first*. *All*, *low FP* and *low FN* are for all series: the standard profile, and those that penalise
+false positives or missed anomalies more.
 
 {table(pd.DataFrame(rows))}
 
-*Novelty of w*: distance of the latest w values to the nearest w before (`experiments.novelty`), which needs no model. *Forecaster*: of the next
-value from {LAGS} before, by five voters with a noise of their own; *surprise* is the negative log density of what came, *vacuitic* neo's
-Gaussian of what the network looks at. *Change*: from one value to the next. *Clock*: an alarm at fixed times, without a look at the values.
-*Likelihood*: `experiments.anomaly_likelihood` of one risk or of 10 together; *rests*: `experiments.first_alarms`.
+*Novelty of w*: distance of the latest w values to the nearest w earlier ones (`experiments.novelty`), without a model. *Forecaster*: five voters
+with a noise each predict the next value from the last {LAGS}; *surprise* is the negative log density of the actual value, *vacuitic* neo's
+Gaussian on the network's features. *Change*: absolute difference of consecutive values. *Clock*: alarms at fixed times, whatever the values.
+*Likelihood*: `experiments.anomaly_likelihood` of single risks or of 10 together. *Rests*: `experiments.first_alarms`.
 
-What the ways from a risk to alarms make of the chosen one:
+Ways to derive alarms from the chosen risk:
 
 {table(pd.DataFrame(ways))}
 
-Published ([numenta/NAB](https://github.com/numenta/NAB)); of these HTM, CAD OSE, ARTime and relative entropy are told the least and the largest
-value of each whole series beforehand, novelty is not. *Relative entropy* above is written anew after theirs, and told the same: as a risk and
-without rests it has {same["standard"]:.1f}, {same["low_fp"]:.1f} and {same["low_fn"]:.1f}.
+Published scores ([numenta/NAB](https://github.com/numenta/NAB)) for the three profiles. HTM, CAD OSE, ARTime and relative entropy know the
+smallest and largest value of each whole series beforehand; novelty does not. *Relative entropy* above is our implementation of theirs, with
+the same knowledge: as a risk without rests, it scores {ours["standard"]:.1f}, {ours["low_fp"]:.1f} and {ours["low_fn"]:.1f}.
 
-{table(pd.DataFrame(others))}
+{table(pd.DataFrame(published))}
 
-**What such scores are worth.** Little. An alarm is right anywhere in a window, and windows are a tenth of a series with anomalies; a false one
-costs .11 where a window is worth up to 2; one threshold is chosen for all series with their labels at hand. So the *clock* comes as far as it
-does without a look at any value. Many of these anomalies are one value that was never met before, which one line finds (Wu & Keogh 2021,
-"Current time series anomaly detection benchmarks are flawed", arXiv:2009.13807). The halves differ by several points: detectors that are two
-points apart can't be told from each other. While this was written the scores of the second half were seen as well; nothing but the first half
-was let choose.
+**What such scores are worth.** Little. An alarm is right anywhere in a window, and windows cover a tenth of a series with anomalies; a false
+alarm costs .11, while a window is worth up to 2; and one threshold for all series is chosen with the labels in view. That is why the *clock*
+scores as high as it does without looking at any value. Many of these anomalies are a single value that never occurred before, which one line
+of code finds (Wu & Keogh 2021, "Current time series anomaly detection benchmarks are flawed", arXiv:2009.13807). The two halves differ by
+several points, so detectors that are two points apart cannot be told from each other. The scores of the second half were seen during
+development, but all choices were made by the first half.
 
-Values in windows against others, without a threshold, mean over the series that have windows ({100 * frame["share"].mean():.0f} % of their
-values; AUPR by chance is about that, AUROC .500):
+How well risks separate values in anomaly windows from others, without a threshold: means over the series with windows, which hold
+{100 * frame["share"].mean():.0f} % of their values. By chance, AUPR is about that share and AUROC is .500.
 
 {table(pd.DataFrame(points))}
 
-Windows are long and most of what they hold is usual, so that a risk that tells single values is near chance here, and one that is smeared over
-ten is better here and worse by the benchmark's score: neither says which detector to take."""
+Windows are long and most of their values are normal. A risk that flags single values is therefore near chance here; one that is averaged over
+ten values is better here and worse by NAB's score. Neither number says which detector to use."""

@@ -1,4 +1,4 @@
-"""The networks of the `ood` benchmark and how they are trained: LeNet-5 and a small ResNet on images of clothes."""
+"""Networks of the `ood` benchmark and their training: LeNet-5 and a small ResNet on images of clothes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from workbench.atomic import replacing
 from workbench.core.wrapped import Wrapped
 from workbench.data.files import cache_folder
 
-# of three that were tried on the ResNet, one run each, the one with the best NLL on the validation rows: 0.150 (25 epochs,
-# seed 0; test 0.182); weight decay 1e-3 gave 0.158 (30 epochs, seed 1; test 0.180), with erased squares as well 0.159
-# (30 epochs, seed 0; test 0.184): differences that another seed may undo
+# for the ResNet, the best of three recipes by NLL on the validation rows, with one run each: 0.150 (25 epochs, seed 0; test 0.182). A weight
+# decay of 1e-3 gave 0.158 (30 epochs, seed 1; test 0.180), and with random erasing in addition 0.159 (30 epochs, seed 0; test 0.184). These
+# differences are within what a change of the seed may cause
 RECIPES: dict[str, dict[str, float]] = {
     "lenet5": {"lr": 0.05, "weight_decay": 5e-4},
     "resnet8": {"lr": 0.2, "weight_decay": 5e-4},
 }
 BATCH = 128
-VOTERS = {"lenet5": (5, 2), "resnet8": (5, 1)}  # how many, and the last layers that they have of their own
-VALIDATION = 2500  # training rows that no weight sees: they choose the temperature
-MEAN, SCALE = 0.2860, 0.3530  # of the training pixels
+VOTERS = {"lenet5": (5, 2), "resnet8": (5, 1)}  # number of voters, and of their separate last layers
+VALIDATION = 2500  # training rows that are held out to fit the temperature
+MEAN, SCALE = 0.2860, 0.3530  # mean and standard deviation of the training pixels
 
 
 class LeNet5(nn.Sequential):
@@ -43,7 +43,7 @@ class LeNet5(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with batch normalisation beside a shortcut (He et al. 2016)."""
+    """Two 3x3 convolutions with batch normalisation, and a shortcut (He et al. 2016)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 class ResNet8(nn.Sequential):
-    """Three residual blocks of `width`, 2 and 4 `width` channels behind a stem of stride 2; 308k parameters at 32 of grey images."""
+    """Residual blocks of `width`, 2 and 4 times `width` channels after a stem of stride 2; 308k parameters for width 32 and grey images."""
 
     def __init__(self, width: int = 32, channels: int = 1, classes: int = 10) -> None:
         super().__init__()
@@ -74,12 +74,12 @@ class ResNet8(nn.Sequential):
 
 
 def build(model: str) -> nn.Module:
-    """The network of a name, freshly initialised."""
+    """Return a freshly initialised network by name."""
     return {"lenet5": LeNet5, "resnet8": ResNet8}[model]()
 
 
 def augmented(x: Tensor, generator: torch.Generator, pad: int = 2) -> Tensor:
-    """Random crops after padding, and half of the images mirrored: one index per row, no loop over images."""
+    """Return random crops after padding, half of them mirrored, by indexing without a loop over images."""
     n, channels, height, width = x.shape
     padded = F.pad(x, (pad,) * 4, value=-MEAN / SCALE)
     top, left = torch.randint(2 * pad + 1, (2, n, 1), generator=generator)
@@ -95,13 +95,13 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int, lr: floa
     """Train in place by cross entropy: SGD with Nesterov momentum 0.9, one cycle, crops and flips, bfloat16 autocast.
 
     Args:
-        net: Fresh, on the CPU, where it ends in evaluation mode; it is trained on a GPU if there is one.
-        x: Standardised images [n, 1, height, width].
-        y: Class numbers [n].
-        seed: Of the order of rows and of the augmentation.
-        epochs: Passes over the rows.
-        lr: Peak learning rate.
-        weight_decay: Of weights, and of voters' biases, with one dimension more; other biases and batch norms have none.
+        net: initialised network on the CPU, where it ends in evaluation mode; it is trained on a GPU if there is one.
+        x: standardised images [n, channels, height, width].
+        y: classes [n], or their shares [n, classes].
+        seed: seed of the order of rows and of the augmentation.
+        epochs: passes over the rows.
+        lr: peak learning rate.
+        weight_decay: weight decay of weights, and of voters' biases, which have one more dimension; other biases and batch norms have none.
     """
     generator = torch.Generator().manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -124,7 +124,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int, lr: floa
                 loss = _loss(net, batch.to(device), y[rows].to(device))
             optimizer.zero_grad()
             loss.backward()
-            # the results were made with decay of voters' biases, which wrappers warn of since
+            # the committed results have weight decay on voters' biases, which wrappers warn about now
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "this SGD spares some parameters", WorkbenchWarning)
                 optimizer.step()
@@ -133,7 +133,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int, lr: floa
 
 
 def _loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy; of voters, the mean of all on every row."""
+    """Return the cross entropy; for voters, the mean over all voters on every row."""
 
     def criterion(scores: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(scores.float(), y)
@@ -147,15 +147,15 @@ def _lay_out(net: Any, layout: torch.memory_format) -> None:
 
 @functools.cache
 def images(name: str, n: int) -> data.Data:
-    """A set of images by name, read once a process; n rows of each part, 0 for all."""
+    """Return a set of images by name, read once per process; n rows of each part, 0 for all."""
     return data.load(name, **({"n_train": n, "n_test": n} if n else {}))
 
 
 def rows_of(n: int) -> tuple[data.Data, Tensor, Tensor]:
-    """Fashion-MNIST, with the numbers of the rows that are trained on and of those that choose the temperature.
+    """Return Fashion-MNIST, with the indices of the training rows and of those held out for the temperature.
 
     Args:
-        n: How many rows of each part; 0 for all.
+        n: number of rows of each part; 0 for all.
     """
     clothes = images("fashion-mnist", n)
     order = torch.randperm(len(clothes.train), generator=torch.Generator().manual_seed(1234))
@@ -164,19 +164,19 @@ def rows_of(n: int) -> tuple[data.Data, Tensor, Tensor]:
 
 
 def standardised(x: Tensor) -> Tensor:
-    """Pixels [0, 1] in units of the training pixels."""
+    """Return pixels in [0, 1] standardised by the training pixels."""
     return (x - MEAN) / SCALE
 
 
 def trained(model: str, seed: int, epochs: int, n: int = 0, voting: bool = False) -> nn.Module:
-    """A trained network; it is kept in the folder in WORKBENCH_BENCH_CACHE, else in the user cache, for other cells.
+    """Return a trained network, cached for other cells in the folder WORKBENCH_BENCH_CACHE or in the user cache.
 
     Args:
         model: "lenet5" or "resnet8".
-        seed: Of weights, order and augmentation.
-        epochs: Passes over the rows.
-        n: How many rows to train on; 0 for all.
-        voting: Whether the last layers are VOTERS' number of voters, on a shared trunk, trained by the same recipe.
+        seed: seed of weights, order and augmentation.
+        epochs: passes over the rows.
+        n: number of training rows; 0 for all.
+        voting: whether the network has voters on a shared trunk as given by VOTERS, trained by the same recipe.
     """
     recipe = "-".join(f"{value:g}" for value in RECIPES[model].values())
     folder = Path(os.environ.get("WORKBENCH_BENCH_CACHE") or cache_folder() / "benchmarks").expanduser()
@@ -201,13 +201,13 @@ def trained(model: str, seed: int, epochs: int, n: int = 0, voting: bool = False
 
 
 def corrupted(x: Tensor, kind: str, severity: int) -> Tensor:
-    """Images as a bad camera would give them.
+    """Return corrupted images.
 
     Args:
-        x: Pixels [n, 1, height, width] in [0, 1].
-        kind: "noise" (Gaussian, standard deviation 0.1 a step of severity), "blur" (Gaussian, 0.6 pixels a step) or
-            "contrast" (a share of 0.6, 0.36, ... of it is left).
-        severity: 1 and more.
+        x: pixels [n, 1, height, width] in [0, 1].
+        kind: "noise" (Gaussian, with a standard deviation of 0.1 per step of severity), "blur" (Gaussian, 0.6 pixels per step) or
+            "contrast" (reduced to a share of 0.6, 0.36, ...).
+        severity: at least 1.
 
     Returns:
         Pixels like x; the noise is the same at every call.

@@ -1,4 +1,4 @@
-"""The networks and images of the `ood_pairs` benchmark: CIFAR-10 (copies as JPEG) without two classes, and what is unlike it."""
+"""Networks and images of the `ood_pairs` benchmark: CIFAR-10 (JPEG copies) without two classes, and out-of-distribution images."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from workbench.data.files import cache_folder
 
 # by seed: cat and truck; dog and automobile; deer and airplane; bird and frog; horse and ship
 UNSEEN = {0: (3, 9), 1: (5, 1), 2: (4, 0), 8: (2, 6), 9: (7, 8)}
-DESIGN = (8, 9)  # the seeds that the automatic combination was designed on
+DESIGN = (8, 9)  # seeds of the networks that `auto` was designed on
 SHIFTS = tuple((kind, severity) for kind in ("noise", "blur", "contrast", "jpeg") for severity in range(1, 6))
 FAR = ("mnist", "fashion-mnist", "camvid")
 
 
 @functools.cache
 def pictures(name: str, n: int) -> data.Data:
-    """A set of images by name, read once a process."""
+    """Return a set of images by name, read once per process; n rows of each part, 0 for all."""
     return data.load(name, n_train=n, n_test=n) if n else data.load(name)
 
 
 def seen(seed: int, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Images [n, 3, 32, 32] in [0, 1] and classes 0 to 7 to train on, the same to test on, and test images of the classes left out."""
+    """Return training images [n, 3, 32, 32] in [0, 1] and classes 0 to 7, the same for testing, and test images of the classes left out."""
     loaded = pictures("cifar10-jpeg", n)
     numbers = torch.full((10,), -1)
     kept = [c for c in range(10) if c not in UNSEEN[seed]]
@@ -40,7 +40,7 @@ def seen(seed: int, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def far(name: str, n: int) -> Tensor:
-    """Test images of another set as [n, 3, 32, 32] in [0, 1]: digits and clothes in a black frame, squares of scenes made smaller."""
+    """Return test images of another set as [n, 3, 32, 32] in [0, 1]: digits and clothes in a black frame, or downscaled squares of scenes."""
     x = pictures(name, 0 if name == "camvid" else n).test.x.float()[:2000]
     if name != "camvid":
         return F.pad(x.reshape(-1, 1, 28, 28), (2, 2, 2, 2)).expand(-1, 3, -1, -1)
@@ -50,12 +50,12 @@ def far(name: str, n: int) -> Tensor:
 
 
 def shifted(x: Tensor, kind: str, severity: int) -> Tensor:
-    """Images as a bad camera would give them.
+    """Return corrupted images.
 
     Args:
-        x: Pixels [n, 3, height, width] in [0, 1].
-        kind: "noise" (Gaussian, standard deviation 0.04 a step of severity), "blur" (Gaussian, 0.4 pixels a step), "contrast" (a share of 0.75,
-            0.75^2, ... of it is left) or "jpeg" (quality 30, 22, 16, 12 and 8).
+        x: pixels [n, 3, height, width] in [0, 1].
+        kind: "noise" (Gaussian, with a standard deviation of 0.04 per step of severity), "blur" (Gaussian, 0.4 pixels per step), "contrast"
+            (reduced to a share of 0.75, 0.75^2, ...) or "jpeg" (quality 30, 22, 16, 12 and 8).
         severity: 1 to 5.
     """
     if kind == "noise":
@@ -90,7 +90,7 @@ def _recoded(image: Tensor, quality: int) -> Tensor:
 
 
 def trained(seed: int, epochs: int, n: int) -> nn.Module:
-    """A ResNet of eight classes; it is kept in the folder in WORKBENCH_BENCH_CACHE, else in the user cache."""
+    """Return a trained ResNet for eight classes, cached in the folder WORKBENCH_BENCH_CACHE or in the user cache."""
     folder = Path(os.environ.get("WORKBENCH_BENCH_CACHE") or cache_folder() / "benchmarks").expanduser()
     path = folder / f"ood-pairs-{epochs}-{n}-{seed}.pt"
     with torch.random.fork_rng(devices=[]):

@@ -1,7 +1,7 @@
-"""Tables whose rows at both ends of one column are left out of the training: do bands hold them, without a prior, with one, and at what price?
+"""Extrapolation on tables: do 90 % bands cover rows at both ends of a column that are left out of training, with and without a prior?
 
-The column is the one whose ranks correlate most with those of the target; the lowest and highest 15 % of its values are never trained on.
-Of the rows between, a fifth tells the price.
+The column is the one whose ranks correlate most with those of the target; the lowest and highest 15 % of its values are never trained on. A
+fifth of the rows between is held out to measure what the prior costs there.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("concrete", "energy", "kin8nm")
-MOST_ROWS = 1000
-SHARE = 0.15  # at each end
+MAX_ROWS = 1000
+SHARE = 0.15  # share of the values left out at each end
 VOTERS, PRIOR = 10, 300.0
 WITHOUT, WITH, CHOSEN = "without a prior", f"prior={PRIOR:g}", "chosen prior"
 NINETY = 1.6448536269514722  # 95 % quantile of the standard normal distribution
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every table, method and seed."""
+    """Return a cell for each table, method and seed."""
     return [
         {"data": name, "method": method, "epochs": 2 if smoke else 100, "seed": seed}
         for seed in range(1 if smoke else 2)
@@ -40,13 +40,13 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def run(data: str, method: str, epochs: int, seed: int) -> dict[str, float]:
-    """Scores of voters with a noise of their own, on rows at the ends and between.
+    """Return scores of voters with a noise each, on rows at the ends and between them.
 
     Args:
         data: name of the table.
-        method: whose voters.
-        epochs: of every training.
-        seed: of rows, start values and trainings.
+        method: how the scale of the prior is chosen: `WITHOUT`, `WITH` or `CHOSEN`.
+        epochs: epochs of each training.
+        seed: seed of rows, initial weights and trainings.
     """
     start, (x, y) = time.process_time(), _rows(data, seed)
     ends = ends_of(x, y)
@@ -76,40 +76,40 @@ def run(data: str, method: str, epochs: int, seed: int) -> dict[str, float]:
 
 
 def wrapper(scale: float | None) -> Any:
-    """Voters with a noise of their own."""
+    """Return a wrapper for voters with a noise each."""
     return compose(vote.Wrapper(VOTERS, prior=scale), sculpt.Wrapper())
 
 
 def _rows(name: str, seed: int) -> tuple[Tensor, Tensor]:
     rows = load(name).train
-    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:MOST_ROWS]
+    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:MAX_ROWS]
     return rows.x[chosen].float(), rows.y[chosen].float()
 
 
 def ends_of(x: Tensor, y: Tensor) -> Tensor:
-    """Which rows [n] lie at the ends of the most telling column."""
+    """Return which rows [n] lie at the ends of the column that correlates most with the target by rank."""
     ranks = torch.cat([x, y], 1).double().argsort(0).argsort(0).double()
-    telling = torch.corrcoef(ranks.mT)[:-1, -1].abs().nan_to_num()
-    for column in telling.argsort(descending=True):
+    correlations = torch.corrcoef(ranks.mT)[:-1, -1].abs().nan_to_num()
+    for column in correlations.argsort(descending=True):
         values = x[:, column].double()
         ends = (values < values.quantile(SHARE)) | (values > values.quantile(1 - SHARE))
-        # a column of few numbers may have no ends
+        # a column with few distinct values may have no rows beyond its quantiles
         if float(ends.double().mean()) > SHARE / 2:
             return ends
     raise ValueError("no column has rows at its ends")
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A line for each table and method."""
+    """Return a table with a line for each table and method."""
     import pandas as pd
 
     shown = {
-        "held_ends": ("% held, ends", 100, 0),
-        "times_needed": ("width / needed", 1, 2),
-        "held_between": ("% held, between", 100, 0),
-        "rmse_between": ("RMSE, between", 1, 3),
-        "scale": ("scale", 1, 0),
-        "cost": ("seconds of the processor", 1, 0),
+        "held_ends": ("coverage at the ends (%)", 100, 0),
+        "times_needed": ("width / needed width at the ends", 1, 2),
+        "held_between": ("coverage between (%)", 100, 0),
+        "rmse_between": ("RMSE between", 1, 3),
+        "scale": ("prior scale", 1, 0),
+        "cost": ("processor time (s)", 1, 0),
     }
     rows = []
     for (name, method), group in frame.groupby(["data", "method"], sort=False):
@@ -117,9 +117,10 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
         for column, (label, factor, digits) in shown.items():
             row[label] = f"{factor * group[column].mean():.{digits}f}"
         rows.append(row)
-    return f"""Bands of 90 % by total risk of {VOTERS} voters with a noise of their own, on networks of two layers of 50 units, `fit` as it
-comes, {MOST_ROWS:,} rows at most. *Held*: rows whose target is in its band, at the ends that were left out and between them. *Width /
-needed*: how many times narrower all bands could be and hold 90 % at the ends. *Chosen prior*: the scale of `training.prior_scale`, by
-ends of the rows that are trained on.
+    return f"""Bands that aim at 90 %, by the total risk of {VOTERS} voters with a noise each, on networks with two layers of 50 units, trained
+by `fit` with its defaults on {MAX_ROWS:,} rows at most; means over seeds. *Coverage*: share of rows whose target is in its band, *at the ends*
+that were left out and *between* them. *Width / needed width*: the factor by which all bands could be narrower and still cover 90 % at the
+ends; below 1 they are too narrow. *Chosen prior*: the scale is chosen by `training.prior_scale`, from the ends of the training rows. *Prior
+scale*: 0 is no prior.
 
 {table(pd.DataFrame(rows))}"""

@@ -1,10 +1,10 @@
-"""Vacuitic risk of models of sequences: a recurrent network on power loads by the hour, a transformer on sentences of documentation.
+"""Vacuitic risk of sequence models: a recurrent network on hourly power loads, and a transformer on sentences of documentation.
 
-The network forecasts the oil temperature of a transformer (ETTh1, Zhou et al. 2021) a day ahead, from seven readings over four days;
-strange are the readings of another transformer (ETTh2), and its own with a stuck, a noisy or a reversed sensor. The sentences are of
-the docstrings of five installed libraries, and the model tells which library; strange are sentences of other libraries, lines of
-program code, and known sentences with their words in another order. Sentences are padded, so that padding must not count. Nothing was
-chosen by these scores: neo is as it comes.
+The recurrent network forecasts the oil temperature of an electricity transformer (ETTh1, Zhou et al. 2021) a day ahead, from seven sensors over
+four days. Its out-of-distribution inputs are readings of another such transformer (ETTh2), and its own readings with a stuck or a noisy
+sensor, or reversed in time. The sentences come from the docstrings of five installed libraries, and the transformer model predicts the
+library. Its out-of-distribution inputs are sentences of other libraries, lines of program code, and known sentences with shuffled words.
+Sentences are padded, so padding must not affect the risk. Nothing was chosen by these scores: neo has its defaults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ETT = {
     "ETTh1": "f1141f82f9d46968f05afa77ba16abfc4f790fe07583f9de06bb685b29a5411f",
     "ETTh2": "41040ff6a385d9208bd0b6ca58c062859e92c380d1778d93e11dd093768b579a",
 }
-TRAIN, TEST = slice(0, 8640), slice(11520, 14400)  # hours, as the set's authors cut it (Zhou et al. 2021)
+TRAIN, TEST = slice(0, 8640), slice(11520, 14400)  # hours, split as by the authors (Zhou et al. 2021)
 KNOWN = ("numpy", "scipy", "torch", "pandas", "sklearn")
 UNKNOWN = ("nbformat", "jinja2", "papermill")
 WORDS, LENGTH = 4000, 40
@@ -63,7 +63,7 @@ class Forecast(nn.Module):
 
 
 class Sentences(nn.Module):
-    """A transformer encoder: word numbers [n, words], 0 is padding -> class scores [n, classes]."""
+    """A transformer encoder: word indices [n, words], 0 is padding -> class scores [n, classes]."""
 
     def __init__(self, classes: int, width: int = 64) -> None:
         super().__init__()
@@ -81,20 +81,20 @@ class Sentences(nn.Module):
 
 @functools.cache
 def readings(name: str) -> Tensor:
-    """All hours of a transformer, float32 [hours, 7]."""
+    """Return all hourly readings of an electricity transformer, float32 [hours, 7]."""
     import pandas as pd
 
     path = Path(os.environ.get("WORKBENCH_DATA", ".")) / "ett" / f"{name}.csv.gz"
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != ETT[name]:
         raise FileNotFoundError(
-            f"{name}.csv.gz, as described by its sha256 in {Path(__file__).name}, is not in the folder ett of WORKBENCH_DATA: get {name}.csv "
-            "from github.com/zhouhaoyi/ETDataset (ETT-small) and gzip it"
+            f"the folder ett of WORKBENCH_DATA has no {name}.csv.gz with the sha256 given in {Path(__file__).name}: get {name}.csv from "
+            "github.com/zhouhaoyi/ETDataset (ETT-small) and gzip it"
         )
     return torch.tensor(pd.read_csv(path).drop(columns="date").to_numpy(), dtype=torch.float32)
 
 
 def windows(name: str, hours_of: slice, every: int = 1) -> tuple[Tensor, Tensor]:
-    """Windows [n, hours, 7] of a part, in units of ETTh1's training hours, and the last sensor a day later [n, 1]."""
+    """Return windows [n, hours, 7] of a part, standardised by ETTh1's training hours, and the last sensor a day later [n, 1]."""
     known = readings("ETTh1")[TRAIN]
     hours = (readings(name) - known.mean(0)) / known.std(0)
     starts = torch.arange(max(hours_of.start - HOURS, 0), hours_of.stop - HOURS - AHEAD, every)
@@ -103,7 +103,7 @@ def windows(name: str, hours_of: slice, every: int = 1) -> tuple[Tensor, Tensor]
 
 
 def strange_windows(x: Tensor) -> dict[str, Tensor]:
-    """What the network ought to find strange, of test windows."""
+    """Return out-of-distribution inputs made from test windows, by name."""
     generator = torch.Generator().manual_seed(0)
     noisy, stuck, back = x.clone(), x.clone(), x.flip(1)
     noisy[:, :, 1] += torch.randn(x.shape[:2], generator=generator)
@@ -118,7 +118,7 @@ def strange_windows(x: Tensor) -> dict[str, Tensor]:
 
 @functools.cache
 def sentences(package: str) -> tuple[str, ...]:
-    """Sentences of all docstrings of an installed package, each once, sorted."""
+    """Return the distinct sentences of all docstrings of an installed package, sorted."""
     texts: set[str] = set()
     module = importlib.import_module(package)
     sources = [module]
@@ -126,7 +126,7 @@ def sentences(package: str) -> tuple[str, ...]:
         if not info.name.rpartition(".")[2].startswith("_") and "test" not in info.name and "conftest" not in info.name:
             try:
                 sources.append(importlib.import_module(info.name))
-            except Exception:  # an optional part that needs what is not installed
+            except Exception:  # an optional module whose dependencies are not installed
                 continue
     for source in sources:
         members = [
@@ -146,12 +146,16 @@ def words(text: str) -> list[str]:
 
 @functools.cache
 def texts(most: int) -> dict[str, Any]:
-    """Numbered sentences: train and test (x, y), and the strange ones."""
+    """Return sentences as word indices: "train" and "test" (x, y), and "strange", the out-of-distribution ones by name.
+
+    Args:
+        most: maximum number of sentences per library.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def some(package: str, n: int) -> list[list[str]]:
-        every = sentences(package)
-        return [words(every[int(i)]) for i in torch.randperm(len(every), generator=generator)[:n]]
+        found = sentences(package)
+        return [words(found[int(i)]) for i in torch.randperm(len(found), generator=generator)[:n]]
 
     rows = [(text, label) for label, package in enumerate(KNOWN) for text in some(package, most)]
     order = torch.randperm(len(rows), generator=generator).tolist()
@@ -186,7 +190,7 @@ def texts(most: int) -> dict[str, Any]:
 def trained(
     model: str, seed: int, epochs: int, rows: int
 ) -> tuple[nn.Module, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """A trained network, its training inputs, test inputs and targets, and strange inputs."""
+    """Return a trained network, its training inputs, test inputs and targets, and out-of-distribution inputs by name."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net: nn.Module = Forecast() if model == "gru" else Sentences(len(KNOWN))
@@ -203,7 +207,7 @@ def trained(
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every network, seed and method."""
+    """Return a cell for each network, seed and method."""
     return [
         {
             "model": model,
@@ -219,69 +223,70 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
-    """One row for each kind of strange input."""
+    """Return one row for each kind of out-of-distribution input."""
     net, x, test, y, strange = trained(model, seed, epochs, rows)
     if method in DENSITIES:
         wrapped: Any = neo.Wrapper(density=method, output="logits" if model == "transformer" else "values")(net).eval()
         wrapped.fit(x)
 
-        def ask(batch: Tensor) -> tuple[Tensor, Tensor]:
+        def predict(batch: Tensor) -> tuple[Tensor, Tensor]:
             return wrapped(batch, return_risk=True)
     else:
 
-        def ask(batch: Tensor) -> tuple[Tensor, Tensor]:
+        def predict(batch: Tensor) -> tuple[Tensor, Tensor]:
             scores = net(batch)
             return scores, 1 - scores.softmax(1).amax(1)
 
-    answer, usual = _in_parts(ask, test)
+    answer, risk_in = _in_parts(predict, test)
     quality = (
         {"rmse": metrics.rmse(answer, y)} if model == "gru" else {"accuracy": metrics.accuracy(answer.softmax(1), y)}
     )
-    cost = cost_in_passes(net, ask, x[:BATCH], 3 if rows else 25)
+    cost = cost_in_passes(net, predict, x[:BATCH], 3 if rows else 25)
     results = []
-    for name, odd in strange.items():
-        risk = _in_parts(ask, odd)[1]
-        scores = {"auroc": metrics.auroc(usual, risk).item(), "fpr95": metrics.fpr95(usual, risk).item()}
+    for name, inputs in strange.items():
+        risk = _in_parts(predict, inputs)[1]
+        scores = {"auroc": metrics.auroc(risk_in, risk).item(), "fpr95": metrics.fpr95(risk_in, risk).item()}
         results.append({**{key: value.item() for key, value in quality.items()}, "cost": cost, "out": name, **scores})
     return results
 
 
 @torch.no_grad()
-def _in_parts(ask: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    answers, risks = zip(*(ask(batch) for batch in x.split(500)), strict=True)
+def _in_parts(predict: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    answers, risks = zip(*(predict(batch) for batch in x.split(500)), strict=True)
     return torch.cat(answers), torch.cat(risks)
 
 
 @torch.no_grad()
-def cost_in_passes(net: nn.Module, ask: Any, x: Tensor, repeats: int) -> float:
-    """Processor time in passes of the plain network: median over pairs that follow one another."""
+def cost_in_passes(net: nn.Module, predict: Any, x: Tensor, repeats: int) -> float:
+    """Return processor time relative to a pass of the plain network: median over consecutive pairs."""
     ratios = []
     for _ in range(repeats):
         start = time.process_time()
         net(x)
         middle = time.process_time()
-        ask(x)
+        predict(x)
         ratios.append((time.process_time() - middle) / (middle - start))
     return statistics.median(ratios)
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:
-    """A table for each network: AUROC for each kind of strange input."""
+    """Return a table for each network: AUROC for each kind of out-of-distribution input."""
     import pandas as pd
 
     parts = []
     for model, score, label in (("gru", "rmse", "RMSE"), ("transformer", "accuracy", "accuracy")):
-        of = frame[frame["model"] == model]
-        if of.empty:
+        results = frame[frame["model"] == model]
+        if results.empty:
             continue
         rows = []
-        for method, group in of.groupby("method", sort=False):
+        for method, group in results.groupby("method", sort=False):
             row = {"method": str(method)}
-            for out, some in group.groupby("out", sort=False):
-                row[str(out)] = f"{some['auroc'].mean():.3f} ± {some['auroc'].std(ddof=0):.3f}"
+            for out, runs in group.groupby("out", sort=False):
+                row[str(out)] = f"{runs['auroc'].mean():.3f} ± {runs['auroc'].std(ddof=0):.3f}"
             rows.append({**row, "cost": f"{group['cost'].mean():.2f}"})
-        parts.append(f"### {model}: {label} {of[score].mean():.3f} on test rows\n\n{table(pd.DataFrame(rows))}")
+        parts.append(f"### {model}: {label} {results[score].mean():.3f} on test rows\n\n{table(pd.DataFrame(rows))}")
     return (
-        "AUROC of strange inputs against test inputs, mean and standard deviation over three networks; *cost*: processor time of prediction "
-        f"and score in passes of the plain network, {BATCH} rows at a time.\n\n" + "\n\n".join(parts)
+        "AUROC for detecting each kind of out-of-distribution input among test inputs, by neo with each density (*max_softmax*, *energy* and "
+        "*max_logit* use the class scores only): mean and standard deviation over three networks. *Cost*: processor time of prediction and "
+        f"score relative to a pass of the plain network, with batches of {BATCH} rows.\n\n" + "\n\n".join(parts)
     )

@@ -1,4 +1,4 @@
-"""Risk control under bad cameras, for the benchmark `shift`: masks of road scenes, and several labels of pairs of pictures."""
+"""Risk control under image corruptions, for the benchmark `shift`: masks of road scenes, and several labels of pairs of images."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from workbench.calibration import adapt_batch_norm, control_risk, learn_then_tes
 LEVEL, CONFIDENCE = 0.1, 0.9
 MODERATE = tuple((kind, severity) for kind, severity in SHIFTS if severity <= 3)
 CAMERAS = ("none", 0), *MODERATE
-SPLITS = 100  # of the images into those held out and those judged
+SPLITS = 100  # random splits into held-out and evaluated images
 THRESHOLDS = torch.linspace(0, 1, 201)
 MASKS = ("plain", "vote last", "sample", "sculpt")
 LABELS = ("plain", "vote", "sample", "laplace")
-Losses = dict[tuple[str, int], tuple[Tensor, Tensor]]  # by camera: losses and sizes, both [images, thresholds]
+Losses = dict[
+    tuple[str, int], tuple[Tensor, Tensor]
+]  # losses and sizes, both [images, thresholds], by kind and severity of the shift
 
 
 def masks(method: str, epochs: int, rows: int) -> list[dict[str, Any]]:
-    """`control_risk` of CamVid: the mask of a class is {p >= 1 - threshold}, the loss of a scene the share of its pixels that theirs misses."""
+    """Apply `control_risk` to CamVid: a class has the mask {p >= 1 - threshold}; the loss is the share of pixels missed by their mask."""
     net = segmenter(method, 0, epochs, rows)
     parts = scenes(rows)
     x, y = (torch.cat([parts[name][i] for name in ("validation", "test")]) for i in (0, 1))
@@ -36,24 +38,24 @@ def masks(method: str, epochs: int, rows: int) -> list[dict[str, Any]]:
         missed, sizes = [], []
         for image, classes in zip(images.split(16), y.split(16), strict=True):
             p = model(image).softmax(1)
-            counts = classes != VOID
-            of_truth = p.gather(1, classes.where(counts, 0)[:, None])[:, 0]
-            for each, known, all_classes in zip(of_truth, counts, p, strict=True):
-                missed.append(_below(each[known]))
-                sizes.append(len(all_classes) * (1 - _below(all_classes[:, known].flatten())))
+            labelled = classes != VOID
+            true_p = p.gather(1, classes.where(labelled, 0)[:, None])[:, 0]
+            for scene_true_p, known, scene_p in zip(true_p, labelled, p, strict=True):
+                missed.append(_below(scene_true_p[known]))
+                sizes.append(len(scene_p) * (1 - _below(scene_p[:, known].flatten())))
         return torch.stack(missed), torch.stack(sizes)
 
     return _judged(net, x, losses, _controlled)
 
 
 def _below(p: Tensor) -> Tensor:
-    """The share of probabilities below 1 - threshold, for every threshold."""
-    wanted = (1 - THRESHOLDS).to(p)
-    return torch.searchsorted(p.sort().values, wanted).double() / len(p)
+    """Return the share of probabilities below 1 - threshold, for every threshold."""
+    limits = (1 - THRESHOLDS).to(p)
+    return torch.searchsorted(p.sort().values, limits).double() / len(p)
 
 
 def labels(method: str, epochs: int, rows: int) -> list[dict[str, Any]]:
-    """`learn_then_test` of pairs of pictures, each with several of eight labels: the loss is the share of false ones among those given."""
+    """Apply `learn_then_test` to pairs of images with one or two of eight labels: the loss is the share of false labels among the predicted."""
     trunk: Any = nn.Sequential(*trained(0, epochs, rows))[:-1]
     x, y, x_test, y_test, _ = seen(0, rows)
     x, y = pairs(x[:20_000], y[:20_000])
@@ -86,7 +88,7 @@ def _heads() -> dict[str, Callable[[nn.Module], Any]]:
 
 
 def pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two pictures side by side, and which of eight classes are seen, float [n, 8]."""
+    """Return pairs of images side by side, and which of the eight classes they show, float [n, 8]."""
     half = len(x) // 2
     seen_classes = F.one_hot(y[:half], 8) | F.one_hot(y[half : 2 * half], 8)
     return torch.cat([x[:half], x[half : 2 * half]], 3), seen_classes.float()
@@ -98,13 +100,13 @@ def _features(model: Any, images: Tensor) -> Tensor:
 
 
 def _controlled(losses: Tensor) -> int:
-    """The place of the threshold whose expected loss is bounded."""
+    """Return the index of the threshold that bounds the expected loss."""
     return int((control_risk(losses, THRESHOLDS, LEVEL) == THRESHOLDS).nonzero())
 
 
 def _tested(losses: Tensor) -> int:
-    """The place of the last of the thresholds that are good with confidence, from the top of the probabilities downwards."""
-    # at place 0 nothing is given
+    """Return the index of the last threshold, from high probabilities downwards, whose loss is bounded with confidence."""
+    # at index 0 no labels are predicted
     return max(len(learn_then_test(losses, THRESHOLDS, LEVEL, CONFIDENCE)) - 1, 0)
 
 
@@ -115,7 +117,7 @@ def _judged(
     threshold: Callable[[Tensor], int],
     prepared: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> list[dict[str, Any]]:
-    """One row for each way to calibrate and camera: the mean loss of images that were not held out, over random halves."""
+    """Return one row for each way to calibrate and shift: the mean loss of images that are not held out, over random halves."""
     by_model: dict[str, Losses] = {"as trained": {}, "adapted": {}}
     with torch.no_grad():
         for camera in CAMERAS:
@@ -137,7 +139,7 @@ def _judged(
             for order in orders:
                 held, judged = order.chunk(2)
                 parts = [known["none", 0][0][held]]
-                # an image counts as often as another, whatever it looks like
+                # each held-out image enters once as it is and once under one of the other shifts: both kinds have the same weight
                 parts += [known[other][0][held[i :: len(others)]] for i, other in enumerate(cameras)]
                 at = threshold(torch.cat(parts))
                 risks.append(new[judged, at].mean())

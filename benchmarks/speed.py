@@ -1,8 +1,8 @@
-"""What a wrapper costs: time and memory of a forward pass and of a training step, beside one plain pass, a loop over copies of the model, a
-batched version by hand, and the floor that operations and bytes set.
+"""The cost of wrappers: time and memory of forward passes and training steps, compared with a plain pass, a loop over copies of the model, a
+batched version by hand, and a lower bound from operations and bytes.
 
-Times are of one process and taken in turn: processor time on a CPU, time between two events on a GPU. A ratio is the median over at least 9
-rounds of the ratio within a round.
+Times are measured in one process, in turn: processor time on a CPU, time between two events on a GPU. A ratio is the median, over at least 9
+rounds, of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 N, BATCHES = (1, 5, 16, 64), (1, 64, 1024)
-ONE = ("sculpt", "sculpt 1", "neo")  # which know no number of models
-WHOLE = ("vote", "vote rank1", "sample")  # of which the loop over copies is the measure
-LOW = ("sculpt 1", "vote last", "vote", "sample")  # measured under autocast, too
-# millions of operations of one row, and milliseconds of a pass of one row: what a cell takes is guessed from them
+ONE = ("sculpt", "sculpt 1", "neo")  # wrappers without a number of voters or samples
+WHOLE = ("vote", "vote rank1", "sample")  # wrappers that are compared with the loop over copies
+LOW = ("sculpt 1", "vote last", "vote", "sample")  # also measured under autocast
+# millions of operations, and milliseconds, of a pass of one row: the duration of a cell is estimated from them
 COST = {
     "tiny": (0.0001, 0.015),
     "small": (0.006, 0.03),
@@ -49,19 +49,23 @@ COST_LARGE = {
     "vit": (35_128.0, 4.0),
     "gpt2-1024": (212_678.0, 4.0),
 }
-ROWS = {"resnet50": 64, "vit": 32, "gpt2-1024": 8}  # which keep a GPU busy and leave five voters room in its memory
-RATE = {"cpu": 50e3, "cuda": 30e6}  # millions of operations a second, about
-RATE_LOW = 150e6  # on a GPU in bfloat16
-COMPILING = 30.0  # seconds
+ROWS = {
+    "resnet50": 64,
+    "vit": 32,
+    "gpt2-1024": 8,
+}  # large enough to keep a GPU busy, with room for five voters in its memory
+RATE = {"cpu": 50e3, "cuda": 30e6}  # approximate millions of operations per second
+RATE_LOW = 150e6  # the same on a GPU in bfloat16
+COMPILING = 30.0  # seconds of a compilation
 BESIDE = ("plain", "loop", "hand", "func")
-BUDGET = 2.5  # seconds that a cell may take, by that guess
-BUDGET_TARGET = {"cpu": 10.0, "cuda": 30.0}  # and one of a target
+BUDGET = 2.5  # maximum estimated seconds of a cell
+BUDGET_TARGET = {"cpu": 10.0, "cuda": 30.0}  # the same for a cell that a target concerns
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """All of them, those of the targets first; a cell that would take too long is left out.
+    """Return all cells, those of targets first; cells that would take too long are left out.
 
-    A GPU is lent for minutes: its own targets come first there, then other packages and what is compiled, and all else at the end.
+    GPUs may be available for minutes only: there, the targets of GPUs come first, then other packages, compiled models, and everything else.
     """
     if smoke:
         return [
@@ -85,10 +89,10 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def _by_aim(device: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Cells of models with wrappers that a target concerns, and others."""
-    every = list(_grid(device))
-    aimed = [cell for cell in every if _aimed(cell) and seconds(cell, compiling=0) <= BUDGET_TARGET[device]]
-    return aimed, [cell for cell in every if not _aimed(cell) and seconds(cell, compiling=0) <= BUDGET]
+    """Return the cells that a target concerns, and the others."""
+    grid = list(_grid(device))
+    aimed = [cell for cell in grid if _aimed(cell) and seconds(cell, compiling=0) <= BUDGET_TARGET[device]]
+    return aimed, [cell for cell in grid if not _aimed(cell) and seconds(cell, compiling=0) <= BUDGET]
 
 
 def _cell(model: str, wrapper: str, n: int, batch: int, phase: str, **how: str) -> dict[str, Any]:
@@ -106,12 +110,12 @@ def _grid(device: str) -> Iterator[dict[str, Any]]:
     yield _cell("unet", "vote last", 4, 1, "forward", on=device)
     for wrapper in ("sculpt", "sample", "neo"):
         yield _cell("tiny", wrapper, 1, 1, "predict", on=device)
-    # beside one plain pass over the rows that it learns from; few rows are the hardest
+    # compared with one plain pass over the rows that neo is fitted on; few rows are the hardest case
     for model in ("cnn", "resnet18"):
         for batch in BATCHES[1:]:
             yield _cell(model, "neo", 1, batch, "fit", on=device)
-    some = tuple(MODELS)[1:] if device == "cuda" else ("cnn", "transformer", "gpt2")
-    for model in some:
+    low_precision = tuple(MODELS)[1:] if device == "cuda" else ("cnn", "transformer", "gpt2")
+    for model in low_precision:
         for wrapper in LOW:
             n = 1 if wrapper in ONE else 16
             for phase in ("forward", "step") if wrapper != "sample" else ("forward",):
@@ -133,7 +137,7 @@ def _grid(device: str) -> Iterator[dict[str, Any]]:
 
 
 def _compiled(device: str) -> Iterator[dict[str, Any]]:
-    if device == "cpu":  # a minute goes into two of them
+    if device == "cpu":  # only two, because compiling them takes a minute
         yield _cell("mlp", "vote", 16, 1, "forward", on=device, how="compiled")
         yield _cell("cnn", "vote last", 16, 64, "forward", on=device, how="compiled")
         return
@@ -164,28 +168,28 @@ def _numbers(wrapper: str) -> tuple[int, ...]:
 
 
 def _phases(wrapper: str, n: int, batch: int) -> tuple[str, ...]:
-    """Forward and step, but for what would be the same as another cell, and for what one of two tells."""
+    """Return the phases to measure, without those that would repeat another cell."""
     if wrapper == "vote dealt":
         return ("step",) if batch > 1 else ()
-    if n == 1 and wrapper not in (*ONE, "vote") and batch > 1:  # nothing but the overhead
+    if n == 1 and wrapper not in (*ONE, "vote") and batch > 1:  # only measures the overhead
         return ()
-    if wrapper == "sample last" or (wrapper == "sample" and n > 1):  # one draw a call in training mode
+    if wrapper == "sample last" or (wrapper == "sample" and n > 1):  # training mode takes one draw per call
         return ("forward",)
     return ("forward",) if n == 64 else ("forward", "step")
 
 
 def _aimed(cell: dict[str, Any], at: str = "") -> bool:
-    """Whether a target whose name begins so concerns a cell."""
+    """Whether a cell is concerned by a target whose case starts with `at`."""
     return any(target.holds(cell) for target in TARGETS if target.case.startswith(at))
 
 
 def seconds(cell: dict[str, Any], loop: bool | None = None, compiling: float = COMPILING) -> float:
-    """What a cell takes, about.
+    """Return the estimated seconds of a cell.
 
     Args:
-        cell: its arguments.
-        loop: whether the loop over copies is measured; None: as `run` decides.
-        compiling: seconds that go into what is compiled, where something is.
+        cell: arguments of the cell.
+        loop: whether the loop over copies is measured; None for the choice of `run`.
+        compiling: seconds of a compilation, if the cell has one.
     """
     on_gpu = cell["on"] == "cuda"
     operations, least = (COST | COST_LARGE if on_gpu else COST_LARGE | COST)[cell["model"]]
@@ -200,14 +204,14 @@ def seconds(cell: dict[str, Any], loop: bool | None = None, compiling: float = C
 
 
 def with_loop(cell: dict[str, Any]) -> bool:
-    """Whether the loop over copies is measured: always beside methods that run all layers n times, else where it is quick."""
+    """Whether the loop over copies is measured: always for methods that run all layers n times, otherwise if it is quick."""
     if cell["wrapper"] in (*ONE, "vote dealt"):
         return False
     return cell["wrapper"] in WHOLE or seconds(cell, loop=True, compiling=0) <= BUDGET
 
 
 def possible(cell: dict[str, Any]) -> str:
-    """Why a cell can't run here, "" if it can."""
+    """Return why a cell can't run here, "" if it can."""
     if cell["on"] == "cuda" and not torch.cuda.is_available():
         return "there is no CUDA device"
     if "peer" in cell:
@@ -218,9 +222,9 @@ def possible(cell: dict[str, Any]) -> str:
 
 
 def run(**cell: Any) -> dict[str, Any]:
-    """One row."""
+    """Measure a cell and return its row of results."""
     hardware = torch.cuda.get_device_name() if cell["on"] == "cuda" else processor()
-    # convolutions of a GPU in float32, as its matrix products are, and not in tf32: the floor's rate is the best of both
+    # without TF32, which matrix products do not use by default either: the rate of the floor is the best of both
     full = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), full:
         torch.manual_seed(0)
@@ -254,7 +258,7 @@ def _row(**cell: Any) -> dict[str, Any]:
         row |= case.utilisation(row["wrapped_ms"] / 1e3, row["loop_ms"] / 1e3)
     if "func" in case.refused:
         row["func_refused"] = case.refused["func"]
-    # what a CUDA graph needs was taken when it was recorded
+    # a CUDA graph allocates its memory when it is recorded
     counted = () if cell["how"] == "compiled" and device == "cuda" else ("wrapped", "plain", "loop")
     for name in counted:
         if name in case.passes:
@@ -263,5 +267,5 @@ def _row(**cell: Any) -> dict[str, Any]:
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """Targets, ratios by model and wrapper, and pictures, for each device."""
+    """Return targets, ratios by model and wrapper, and figures, for each device."""
     return speed_page.page(frame, images)

@@ -1,4 +1,4 @@
-"""The passes that a cell times: the wrapped model, one plain pass, a loop over deep copies, a batched version by hand."""
+"""Passes that a cell of the speed benchmark measures: the wrapped model, a plain pass, a loop over deep copies, a batched version by hand."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from workbench import compose, neo, sample, sculpt, vote
 from workbench.outputs import Logits
 
 CRITERION = nn.MSELoss()
-P = 0.1  # of dropout, sample's default
-FITTED = 256  # rows that neo learns from
+P = 0.1  # dropout rate, the default of sample
+FITTED = 256  # rows that neo is fitted on
 
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "sculpt": lambda n, **how: sculpt.Wrapper(**how),
@@ -39,17 +39,17 @@ RUNGS = ("vmap", "rescue", "replay", "loop")
 
 @dataclass
 class CellPasses:
-    """The passes of a cell, and what is known of them.
+    """The passes of a cell and their properties.
 
     Args:
-        passes: "wrapped", "plain", and, where there are such, "loop", "hand", "func" and "strategy NAME" for each rung that "tune" can choose.
-        floor: seconds below which no implementation can be.
-        bound: what sets the floor, "operations" or "bytes".
+        passes: "wrapped" and "plain", and as applicable "loop", "hand", "func" and "strategy NAME" for each rung that "tune" can choose.
+        floor: lower bound of the seconds of any implementation.
+        bound: what determines the floor, "operations" or "bytes".
         work: floating-point operations of all copies one after another.
-        rate: the most of them that the device does in a second.
-        refused: why a pass is not possible for this model, by its name.
-        engine: the wrapped object that can explain how it ran.
-        served: the block in which it is frozen, if it is.
+        rate: maximum floating-point operations per second of the device.
+        refused: reasons why passes are not possible for this model, by name.
+        engine: wrapped object that can explain how it ran.
+        served: context in which it is frozen, if it is.
     """
 
     passes: dict[str, Pass] = field(default_factory=dict)
@@ -62,16 +62,16 @@ class CellPasses:
     served: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def rung(self) -> str:
-        """What the last kind of call ran on."""
+        """Return the rung of the last kind of call."""
         return str(self.engine.explain().rows[-1][2])
 
     def guard(self) -> Pass | None:
-        """What finds out in each call whether a graph may answer it; None where none did."""
+        """Return the check whether a graph may answer a call; None if no graph did."""
         runtime = self.engine.__dict__["_engine"]
         return (lambda: runtime.recorded.hold(runtime.frozen)) if runtime.recorded.replays else None
 
     def add(self, name: str, run: Pass) -> None:
-        """A pass that is not possible for every model."""
+        """Add a pass, or the reason why it is not possible for this model."""
         try:
             run()
             self.passes[name] = run
@@ -79,7 +79,7 @@ class CellPasses:
             self.refused[name] = str(error).splitlines()[0][:120]
 
     def utilisation(self, wrapped: float, loop: float) -> dict[str, float]:
-        """Millions of millions of operations a second, from the seconds of a pass, and our share of the loop's."""
+        """Return TFLOP/s from the seconds of a pass, and ours as a share of the loop's."""
         rates = {"wrapped": self.work / wrapped, "loop": self.work / loop, "best": self.rate}
         return {**{f"tflops_{name}": rate / 1e12 for name, rate in rates.items()}, "utilisation": loop / wrapped}
 
@@ -87,10 +87,10 @@ class CellPasses:
 def case_of(
     model: str, wrapper: str, n: int, batch: int, phase: str, on: str, dtype: str, how: str, loop: bool
 ) -> CellPasses:
-    """Everything that a cell measures; see `speed.cells` for the arguments.
+    """Return everything that a cell measures; see `speed.cells` for the other arguments.
 
     Args:
-        loop: whether the loop over copies is worth its time.
+        loop: whether to measure the loop over copies.
     """
     large = on == "cuda"
     x, y = (tensor.to(on) for tensor in batch_of(model, batch, large))
@@ -134,13 +134,13 @@ def _autocast(device: str) -> Callable[[], Any]:
 
 
 def _compiler(device: str) -> Callable[[Any], Any]:
-    """Forget what earlier cells compiled, and compile; on a GPU into CUDA graphs."""
+    """Reset the compiler and return a function that compiles, on a GPU into CUDA graphs."""
     torch.compiler.reset()
     return lambda function: torch.compile(function, mode="reduce-overhead" if device == "cuda" else None)
 
 
 def wrap(plain: nn.Module, wrapper: str, n: int, model: str, large: bool, strategy: str) -> Any:
-    """The wrapped model, fitted where it must be, in the mode of the plain one."""
+    """Return the wrapped model, fitted if necessary, in the mode of the plain one."""
     meaning = {"output": Logits(dim=1)} if model in MAPS else {}
     wrapped = WRAPPERS[wrapper](n, strategy=strategy, **meaning)(plain, at="head" if wrapper == "sample last" else None)
     if wrapper == "neo":
@@ -162,19 +162,19 @@ def _wrapped_pass(
 
         return _step(compiled(loss), wrapped.parameters(), x, y)
 
-    def ask(x: Tensor) -> Any:
+    def predict(x: Tensor) -> Any:
         if wrapper != "sample last":
             return wrapped(x) if phase == "predict" else wrapped(x, return_risk=True)
         h = wrapped.body(wrapped.entry(x))
         return wrapped.head(h) if phase == "predict" else wrapped.head(h, return_risk=True)
 
-    return _quiet(compiled(ask), x, low)
+    return _without_gradients(compiled(predict), x, low)
 
 
-def _quiet(ask: Callable[[Tensor], Any], x: Tensor, low: Any) -> Pass:
+def _without_gradients(predict: Callable[[Tensor], Any], x: Tensor, low: Any) -> Pass:
     def run() -> Any:
         with torch.no_grad(), low():
-            return ask(x)
+            return predict(x)
 
     return run
 
@@ -182,7 +182,7 @@ def _quiet(ask: Callable[[Tensor], Any], x: Tensor, low: Any) -> Pass:
 def _step(
     loss: Callable[[Tensor, Tensor], Tensor], parameters: Iterable[nn.Parameter | Tensor], x: Tensor, y: Tensor
 ) -> Pass:
-    """A training step; gradients are set free at its end, so that all of its memory is its own."""
+    """Return a training step that frees its gradients at its end, so that its memory is measured in full."""
     optimizer = torch.optim.Adam(parameters)
 
     def run() -> None:
@@ -194,11 +194,11 @@ def _step(
 
 
 def _alone(model: nn.Module, x: Tensor, low: Any, compiled: Callable[[Any], Any]) -> Pass:
-    return _quiet(compiled(model), x, low)
+    return _without_gradients(compiled(model), x, low)
 
 
 def _steps(models: list[Any], x: Tensor, y: Tensor, low: Any, compiled: Callable[[Any], Any] | None = None) -> Pass:
-    """A step of each of some models, one after another, each with its optimizer."""
+    """Return a training step of several models, one after another, each with its own optimizer."""
 
     def one(model: nn.Module) -> Pass:
         def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def _members(plain: nn.Module, wrapper: str, n: int) -> list[nn.Module]:
 
 
 def noisy(plain: nn.Module, last: bool) -> nn.Module:
-    """A copy with dropout on what enters each layer but the first, or only the last one, by hooks."""
+    """Return a copy with dropout, by hooks, on the inputs of each layer but the first, or only of the last one."""
     noised = copy.deepcopy(plain)
     kinds = (nn.Embedding, nn.Linear, nn.Conv2d, nn.LSTM, nn.MultiheadAttention)
     layers = [noised.head] if last else [m for m in noised.modules() if isinstance(m, kinds)][1:]
@@ -236,18 +236,18 @@ def noisy(plain: nn.Module, last: bool) -> nn.Module:
 
 
 def _passes(models: list[nn.Module], x: Tensor, low: Any) -> Pass:
-    """All models one after another, their mean and their spread."""
+    """Return a pass of all models, one after another, with the mean and spread of their outputs."""
 
     def run() -> Any:
         with torch.no_grad(), low():
-            every = torch.stack([model(x) for model in models])
-            return every.mean(0), every.std(0, correction=0)
+            outputs = torch.stack([model(x) for model in models])
+            return outputs.mean(0), outputs.std(0, correction=0)
 
     return run
 
 
 def _by_hand(plain: nn.Module, n: int, x: Tensor, y: Tensor | None, low: Any) -> Pass:
-    """Stacked weights, and one batched product a layer."""
+    """Return a pass with stacked weights and one batched product per layer."""
     layers = [module for module in plain.modules() if isinstance(module, nn.Linear)]
     stacked = nn.ParameterList()
     for layer in layers:
@@ -255,33 +255,33 @@ def _by_hand(plain: nn.Module, n: int, x: Tensor, y: Tensor | None, low: Any) ->
         stacked.append(layer.bias.detach().repeat(n, 1, 1))
     weights, biases = list(stacked)[::2], list(stacked)[1::2]
 
-    def every(x: Tensor) -> Tensor:
+    def outputs(x: Tensor) -> Tensor:
         h = x.expand(n, *x.shape)
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             h = torch.baddbmm(bias, h.relu() if i else h, weight)
         return h
 
-    return _of_all(every, stacked, n, x, y, low)
+    return _batched_pass(outputs, stacked, n, x, y, low)
 
 
 def _by_func(
     plain: nn.Module, n: int, x: Tensor, y: Tensor | None, low: Any, compiled: Callable[[Any], Any] | None = None
 ) -> Pass:
-    """One vmap over the copies, whose parameters and buffers are stacked, as the tutorial of torch.func has it."""
+    """Return a pass with one vmap over copies with stacked parameters and buffers, as in the tutorial of torch.func."""
     parameters, buffers = torch.func.stack_module_state([copy.deepcopy(plain) for _ in range(n)])
     shell = copy.deepcopy(plain).to("meta")
     for part in shell.modules():
-        # there is no dropout in it; the fused kernels of evaluation would be called one by one
+        # training mode avoids the fused kernels of evaluation, which vmap would call one by one; there is no dropout
         if isinstance(part, Encoder):
             part.train()
     one = torch.func.vmap(
         lambda weights, buffers, x: torch.func.functional_call(shell, (weights, buffers), (x,)), in_dims=(0, 0, None)
     )
-    return _of_all(lambda x: one(parameters, buffers, x), parameters.values(), n, x, y, low, compiled)
+    return _batched_pass(lambda x: one(parameters, buffers, x), parameters.values(), n, x, y, low, compiled)
 
 
-def _of_all(
-    every: Callable[[Tensor], Tensor],
+def _batched_pass(
+    outputs: Callable[[Tensor], Tensor],
     parameters: Iterable[nn.Parameter | Tensor],
     n: int,
     x: Tensor,
@@ -289,29 +289,29 @@ def _of_all(
     low: Any,
     compiled: Callable[[Any], Any] | None = None,
 ) -> Pass:
-    """Mean and spread of the answers [n, rows, ...] of all copies, or with a target a step of all at once."""
+    """Return a pass for the mean and spread of the outputs [n, rows, ...] of all copies, or with a target a training step of all at once."""
     compiled = compiled or (lambda function: function)
 
-    def ask(x: Tensor) -> tuple[Tensor, Tensor]:
-        answers = every(x)
+    def predict(x: Tensor) -> tuple[Tensor, Tensor]:
+        answers = outputs(x)
         return answers.mean(0), answers.std(0, correction=0)
 
     if y is None:
-        return _quiet(compiled(ask), x, low)
+        return _without_gradients(compiled(predict), x, low)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         with low():
-            return CRITERION(every(x), y.expand(n, *y.shape))
+            return CRITERION(outputs(x), y.expand(n, *y.shape))
 
     return _step(compiled(loss), parameters, x, y)
 
 
 # ---- floor
 def floor(plain: nn.Module, wrapper: str, n: int, x: Tensor, phase: str, device: str, dtype: str) -> tuple[float, str]:
-    """Seconds that the operations need at the best rate there is, or the parameters at that of copies; and which is more.
+    """Return the seconds of the operations at the best rate, or of the parameters at the best rate of copies, and which of these is larger.
 
-    What branches can share is counted once: the layers before those that vote or have risk heads, and the first layer, which noise does not
-    reach. A forward pass reads every parameter once; a step of Adam reads and writes it and both of its moments.
+    Work that branches can share is counted once: the layers before voters or risk heads, and the first layer, which has no noise on its inputs.
+    A forward pass reads every parameter once; a step of Adam reads and writes it and both of its moments.
     """
     step = phase == "step"
     counts = operations(plain, x, step)
@@ -322,21 +322,21 @@ def floor(plain: nn.Module, wrapper: str, n: int, x: Tensor, phase: str, device:
     ]
     sizes = {path: sum(p.numel() for p in plain.get_submodule(path).parameters()) for path in ("", *layers)}
 
-    def total(of: dict[str, int], kind: str) -> float:
-        last = of.get(layers[-1], 0)
+    def total(amounts: dict[str, int], kind: str) -> float:
+        last = amounts.get(layers[-1], 0)
         if kind in ("vote", "vote rank1"):
-            return n * of[""]
+            return n * amounts[""]
         if kind == "sculpt":
-            return of[""] + sum(of.get(path, 0) for path in layers[-3:])
+            return amounts[""] + sum(amounts.get(path, 0) for path in layers[-3:])
         if kind == "sculpt 1":
-            return of[""] + last
+            return amounts[""] + last
         if kind == "sample" and not step:
-            return n * of[""] - (n - 1) * of.get("entry", 0)
+            return n * amounts[""] - (n - 1) * amounts.get("entry", 0)
         if kind in ("vote last", "sample last") and not (kind == "sample last" and step):
-            return of[""] + (n - 1) * last
+            return amounts[""] + (n - 1) * last
         if kind == "vote of sculpt last":
-            return of[""] + (2 * n - 1) * last
-        return of[""]
+            return amounts[""] + (2 * n - 1) * last
+        return amounts[""]
 
     shared = {"sample": "plain", "sample last": "plain", "vote rank1": "plain", "vote dealt": "vote"}
     kind = torch.float32 if dtype == "float32" else torch.bfloat16

@@ -1,4 +1,4 @@
-"""Measure passes: time, memory, and the floor that operations and bytes set."""
+"""Measure passes: time, memory, and a lower bound of the time from operations and bytes."""
 
 from __future__ import annotations
 
@@ -12,52 +12,54 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-# Not torch.utils.benchmark: its Timer samples one statement after another and by the wall clock. A ratio of 1.05 is told here only because
-# what it compares is sampled in turn, by the time of this process or of the GPU, and divided round by round.
+# Not torch.utils.benchmark: its Timer measures one statement after another, in wall-clock time. To resolve a ratio of 1.05, passes are sampled
+# in turn, in processor time of this process or in GPU time, and divided within each round.
 Pass = Callable[[], object]
-SHORTEST = 2e-3  # seconds of one sample
-ROUNDS = (9, 25)  # at least; and at most, while they take less than ENOUGH together
+SHORTEST = 2e-3  # minimum seconds of one sample
+ROUNDS = (9, 25)  # minimum number of rounds, and maximum while they take less than ENOUGH seconds together
 ENOUGH = 0.3
-OFTEN = 80  # calls, of which small models record a graph
+WARM_UP_CALLS = 80  # enough for small models to record a graph
 
 
 # ---- time
 def timed(passes: Mapping[str, Pass], device: str) -> dict[str, list[float]]:
-    """Seconds of each pass, sampled in turn, so that all see the same machine.
+    """Return the seconds of each pass, sampled in turn, so that all are measured under the same conditions.
 
     Args:
-        passes: by name; each is called as often as one sample needs to last 2 ms.
-        device: "cpu", where time is that of the processor in this process; "cuda", where it is between two events on the GPU.
+        passes: passes by name; each is called as often as needed for a sample of 2 ms.
+        device: "cpu" for processor time of this process; "cuda" for the time between two events on the GPU.
 
     Returns:
-        For each name one number a round.
+        For each name, one number per round.
     """
     clock = _cuda if device == "cuda" else _cpu
     repeats = {}
     for name, run in passes.items():
-        clock(run, 4 if device == "cuda" else 2)  # decides, allocates, compiles, and on a GPU records its graphs
-        _settle(run)
+        clock(
+            run, 4 if device == "cuda" else 2
+        )  # first calls choose a rung, allocate, compile, and on a GPU record graphs
+        _warm_up(run)
         repeats[name] = max(1, int(SHORTEST / max(clock(run, 1), 1e-7)) + 1)
     samples: dict[str, list[float]] = {name: [] for name in passes}
     names = list(passes)
     start = time.perf_counter()
     with _uncollected():
-        while _goes_on(len(samples[names[0]]), time.perf_counter() - start):
-            names = [*names[1:], names[0]]  # none is always the first
+        while _needs_more(len(samples[names[0]]), time.perf_counter() - start):
+            names = [*names[1:], names[0]]  # rotates, so that no pass is always first
             for name in names:
                 samples[name].append(clock(passes[name], repeats[name]) / repeats[name])
     return samples
 
 
-def _settle(run: Pass) -> None:
-    """Call what is quick as often as it takes until its calls are known by heart."""
+def _warm_up(run: Pass) -> None:
+    """Call a quick pass until its graph is recorded."""
     start, calls = time.perf_counter(), 0
-    while calls < OFTEN and time.perf_counter() - start < ENOUGH:
+    while calls < WARM_UP_CALLS and time.perf_counter() - start < ENOUGH:
         run()
         calls += 1
 
 
-def _goes_on(rounds: int, seconds: float) -> bool:
+def _needs_more(rounds: int, seconds: float) -> bool:
     return rounds < ROUNDS[0] or (rounds < ROUNDS[1] and seconds < ENOUGH)
 
 
@@ -81,7 +83,7 @@ def _cuda(run: Pass, repeats: int) -> float:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection in the middle of a sample, but one before."""
+    """Collect garbage once, and disable collection during the block."""
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -93,7 +95,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def middle(values: list[float]) -> tuple[float, float, float]:
-    """Median and quartiles.
+    """Return median and quartiles.
 
     Example:
         >>> middle([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -105,7 +107,7 @@ def middle(values: list[float]) -> tuple[float, float, float]:
 
 # ---- memory
 def peak(run: Pass, device: str) -> float:
-    """The most memory that tensors take in a pass, above what was alive before, in MiB."""
+    """Return the peak memory of tensors in a pass, in excess of that before it, in MiB."""
     if device == "cuda":
         gc.collect()
         torch.cuda.synchronize()
@@ -117,7 +119,7 @@ def peak(run: Pass, device: str) -> float:
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with _uncollected(), torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
         run()
-    # each allocation and each release, in order; the public tables only have sums
+    # all allocations and releases in order; the public tables have sums only
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -127,30 +129,30 @@ def peak(run: Pass, device: str) -> float:
 
 
 def size(tensors: Iterable[Tensor]) -> int:
-    """Bytes of memory behind tensors, each storage counted once."""
+    """Return the bytes of the storages of tensors, each counted once."""
     storages: dict[int, int] = {}
     for tensor in tensors:
         while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             tensor = torch._C._functorch.get_unwrapped(tensor)
         storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-    # not of tensors in the making of a graph
+    # tensors in a graph that is being traced have symbolic sizes
     return sum(count for count in storages.values() if isinstance(count, int))
 
 
 def alive() -> int:
-    """Bytes of all tensors that live in this process."""
+    """Return the bytes of all tensors in this process."""
     gc.collect()
     return size(value for value in gc.get_objects() if issubclass(type(value), Tensor))
 
 
 # ---- floor
 def operations(model: nn.Module, x: Tensor, backward: bool) -> dict[str, int]:
-    """Floating-point operations of a pass, all of them under "" and those of each module under its name; nothing is computed.
+    """Count the floating-point operations of a pass on the meta device: all under "", and those of each module under its name.
 
     Args:
-        model: it stays as it is.
-        x: input, of which shape and dtype count.
-        backward: whether the backward pass is counted, too.
+        model: the model, which is not changed.
+        x: input, of which only shape and dtype matter.
+        backward: whether to count the backward pass as well.
     """
     from torch.func import functional_call
     from torch.utils.flop_counter import FlopCounterMode
@@ -171,7 +173,7 @@ def operations(model: nn.Module, x: Tensor, backward: bool) -> dict[str, int]:
 
 @functools.cache
 def operations_a_second(device: str, dtype: torch.dtype) -> float:
-    """Of the best of some matrix products and convolutions, which on a CPU come from different libraries."""
+    """Return the best rate of several matrix products and convolutions, which on a CPU come from different libraries."""
     rates = []
     with torch.no_grad():
         for n in (2048, 4096, 8192) if device == "cuda" else (256, 512, 1024):
@@ -181,13 +183,13 @@ def operations_a_second(device: str, dtype: torch.dtype) -> float:
             x = torch.ones(256 if device == "cuda" else 4, channels, size, size, device=device, dtype=dtype)
             w = torch.ones(channels, channels, 3, 3, device=device, dtype=dtype)
             seconds = min(timed({"conv": lambda x=x, w=w: torch.conv2d(x, w, padding=1)}, device)["conv"])
-            # without what would be multiplied with the padding
+            # products with the padding are not counted
             rates.append(2 * len(x) * channels**2 * (3 * size - 2) ** 2 / seconds)
     return max(rates)
 
 
 def bytes_a_second(device: str, size: int) -> float:
-    """Of the best of some copies of about this many bytes, each read and written."""
+    """Return the best rate of several copies of about this many bytes, counting bytes read and written."""
     return _bytes_a_second(device, 1 << max(20, min(28, int(size).bit_length())))
 
 

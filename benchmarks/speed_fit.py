@@ -1,5 +1,5 @@
-"""Whole trainings: `workbench.fit` with and without graphs of its steps, beside loops, and of MLPs torch.func and stacked weights by hand; and
-how long these take until their test NLL is that of `fit`."""
+"""Whole trainings by `workbench.fit`, with and without graphs of its steps, compared with loops and, for MLPs, torch.func and stacked weights;
+and the time until these reach the test NLL of `fit`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workbench.training.checks import LR
 from workbench.training.defaults import one_cycle
 
 ROWS, BATCH, EPOCHS, ROUNDS = 2048, 64, 32, 3  # 1024 steps
-NEAR = 0.01  # nats within which two test NLLs are the same
+NEAR = 0.01  # nats within which two test NLLs count as the same
 Predict = Callable[[Tensor], Tensor]
 
 
@@ -41,14 +41,14 @@ def _mlp(*sizes: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained.
+    """A training to measure.
 
     Args:
-        model: sizes of the layers of an MLP, or the name of one of `speed_models.MODELS`.
-        n: voters.
-        heads: the wrapper of the risk heads.
-        method: another wrapper around one network, instead of voters.
-        batch, epochs, rows, rounds: of these trainings.
+        model: sizes of the layers of an MLP, or a name in `speed_models.MODELS`.
+        n: number of voters.
+        heads: wrapper of the risk heads.
+        method: another wrapper, of one network, instead of voters.
+        batch, epochs, rows, rounds: batch size, epochs, training rows, and rounds of measurement.
     """
 
     model: tuple[int, ...] | str
@@ -65,7 +65,7 @@ class Training:
         return self.epochs * self.rows // self.batch
 
     def network(self) -> nn.Module:
-        """One of them, with two outputs where there are risk heads: mean, and standard deviation before softplus."""
+        """Return one plain network, with two outputs in place of risk heads: mean, and standard deviation before softplus."""
         if isinstance(self.model, str):
             return build(self.model).train()
         return _mlp(*self.model[:-1], self.model[-1] if self.heads is None else 2)
@@ -78,7 +78,7 @@ class Training:
 
 
 SMALL = (8, 50, 50, 1)
-LARGE: dict[str, Any] = {"batch": 16, "epochs": 10, "rows": 512, "rounds": 2}  # of models whose steps take long
+LARGE: dict[str, Any] = {"batch": 16, "epochs": 10, "rows": 512, "rounds": 2}  # for models with slow steps
 TRAININGS: dict[str, Training] = {
     "vote, 5 x 1-16-1": Training((1, 16, 1), 5),
     "vote, 16 x 1-16-1": Training((1, 16, 1), 16),
@@ -98,7 +98,7 @@ TRAININGS: dict[str, Training] = {
 
 
 def _data(training: Training) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Inputs and targets for training, inputs and targets of new rows, and the truth there; NaN for larger models."""
+    """Return inputs and targets for training, inputs and targets of new rows, and their noise-free truth (NaN for larger models)."""
     if isinstance(training.model, str):
         x, y = batch_of(training.model, training.rows)
         return x, y, x[:16], y[:16], torch.full_like(y[:16], math.nan)
@@ -111,7 +111,7 @@ def _data(training: Training) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _ours(training: Training, x: Tensor, y: Tensor, strategy: str | None = None) -> Any:
-    """The wrapped model, trained by `fit`."""
+    """Return the wrapped model, trained by `fit`."""
     wrapped = training.wrapped()
     options: dict[str, Any] = {"epochs": training.epochs, "batch_size": training.batch, "validation": 0}
     fit(wrapped, (x, y), strategy=strategy, standardize=False, progress=False, **options)
@@ -119,7 +119,7 @@ def _ours(training: Training, x: Tensor, y: Tensor, strategy: str | None = None)
 
 
 def _by_hand(training: Training) -> dict[str, Callable[..., Predict]]:
-    """By name, what trains networks by hand, given rows, and perhaps `Reach`, and gives the answers of all [n, rows, outputs]."""
+    """Return trainings by hand, by name: functions of rows and an optional `Reach` to a function for the outputs [n, rows, outputs]."""
 
     def fresh() -> list[nn.Module]:
         networks = [training.network() for _ in range(training.n)]
@@ -140,7 +140,7 @@ def _by_hand(training: Training) -> dict[str, Callable[..., Predict]]:
 
 
 class Making:
-    """While graphs of steps are made, how long that takes; what comes after it, their first runs, is not in it."""
+    """Measures the time of recording graphs of training steps, without that of their first runs."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -157,9 +157,9 @@ class Making:
 
 
 def trained(training: str, on: str) -> dict[str, Any]:
-    """Seconds of each way to train, taken in turn, their ratios to the ways by hand, and the error on new rows that each ends with.
+    """Return the seconds of each way to train, measured in turn, the ratios of `fit` to the others, and the final errors on new rows.
 
-    "making_s" are those of `fit` that its graphs take to be made; "vote" is `fit` of the same voters without risk heads.
+    "making_s" is the time in `fit` for recording graphs; "vote" is `fit` of the same voters without risk heads.
     """
     case = TRAININGS[training]
     x, y, new, _, truth = _data(case)
@@ -174,8 +174,8 @@ def trained(training: str, on: str) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     errors: dict[str, list[float]] = {name: [] for name in ways}
     making: list[float] = []
-    importlib.import_module("torch._dynamo")  # as the first optimizer of a process does, which takes a second
-    # the first one is to get warm, which does not count beside long steps
+    importlib.import_module("torch._dynamo")  # otherwise the first optimizer of the process imports it, in a second
+    # the first round is a warm-up, which long steps do not need
     for round_ in range(-1 if case.rounds == ROUNDS else 0, case.rounds):
         for name, run in ways.items():
             graphs = Making()
@@ -200,10 +200,10 @@ def trained(training: str, on: str) -> dict[str, Any]:
 
 
 class Reach:
-    """The clock of a training that ends as soon as its test NLL is near that of another; what it takes to look does not count.
+    """Clock of a training that ends as soon as its test NLL is near a goal; the time of evaluating it is not counted.
 
     Args:
-        nll: of the other.
+        nll: NLL to reach.
         x, y: test rows.
     """
 
@@ -216,7 +216,7 @@ class Reach:
         return self.nll <= self._goal
 
     def after_epoch(self, members: Predict) -> bool:
-        """Whether training may end."""
+        """Evaluate the NLL and return whether training may end."""
         start = time.process_time_ns()
         self.seconds = (start - self._start) / 1e9
         with torch.no_grad():
@@ -226,15 +226,15 @@ class Reach:
 
 
 def nll_of(answers: Tensor, y: Tensor) -> float:
-    """Negative log likelihood of the even mixture of networks [n, rows, 2] that say mean and (before softplus) standard deviation."""
-    said = torch.distributions.Normal(answers[..., :1], F.softplus(answers[..., 1:]))
-    return float(math.log(len(answers)) - said.log_prob(y).logsumexp(0).mean())
+    """Return the NLL of the uniform mixture of networks with outputs [n, rows, 2]: mean, and standard deviation before softplus."""
+    members = torch.distributions.Normal(answers[..., :1], F.softplus(answers[..., 1:]))
+    return float(math.log(len(answers)) - members.log_prob(y).logsumexp(0).mean())
 
 
 def raced(race: str, on: str) -> dict[str, Any]:
-    """Seconds that each way by hand takes until its test NLL is near that which `fit` ends with, taken in turn.
+    """Return the seconds of each training by hand until its test NLL is near the final one of `fit`, measured in turn.
 
-    Networks have risk heads. A way that does not get there counts with all of its time, and `reached` says how often it did.
+    Networks have risk heads. A training that never gets there counts with its whole time; "reached" counts the rounds that do.
     """
     case = TRAININGS[race]
     x, y, new, targets, _ = _data(case)
@@ -242,7 +242,7 @@ def raced(race: str, on: str) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in ("fit", *ways)}
     nlls: dict[str, list[float]] = {name: [] for name in seconds}
     reached = dict.fromkeys(ways, 0)
-    for round_ in range(-1, ROUNDS):  # the first one is to get warm
+    for round_ in range(-1, ROUNDS):  # the first round is a warm-up
         start = time.process_time_ns()
         wrapped = _ours(case, x, y)
         took = (time.process_time_ns() - start) / 1e9
@@ -270,7 +270,7 @@ def raced(race: str, on: str) -> dict[str, Any]:
 
 
 def _loss(answer: Tensor, targets: Tensor) -> Tensor:
-    """The loss of one voter; with a column more than targets, a mean and a standard deviation are trained as `fit` trains them."""
+    """Return the loss of one voter; outputs with a second column are mean and standard deviation, with the same loss as in `fit`."""
     if answer.shape[-1] == targets.shape[-1]:
         return F.mse_loss(answer, targets)
     mean, std = answer[..., :1], F.softplus(answer[..., 1:])
@@ -280,7 +280,7 @@ def _loss(answer: Tensor, targets: Tensor) -> Tensor:
 def _batches(
     training: Training, x: Tensor, y: Tensor, members: Predict, reach: Reach | None, *optimizers: torch.optim.Optimizer
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches in a random order, with the learning rates that `fit` has: linear warm-up, then a cosine to zero."""
+    """Yield batches in random order, and set the learning rate as `fit` does: linear warm-up, then a cosine to zero."""
     step = 0
     for _ in range(training.epochs):
         for rows in torch.randperm(len(x)).split(training.batch):
@@ -295,7 +295,7 @@ def _batches(
 def _loop(
     training: Training, models: list[nn.Module], fused: bool, x: Tensor, y: Tensor, reach: Reach | None = None
 ) -> Predict:
-    """Each model with an optimizer of its own."""
+    """Train each model with its own optimizer."""
     optimizers = [torch.optim.Adam(each.parameters(), fused=fused or None) for each in models]
 
     def members(x: Tensor) -> Tensor:
@@ -310,7 +310,7 @@ def _loop(
 
 
 def _func(training: Training, models: list[nn.Module], x: Tensor, y: Tensor, reach: Reach | None = None) -> Predict:
-    """One vmap over the models' gradients, and one optimizer of all, as the tutorial of torch.func has it."""
+    """Train with one vmap over the models' gradients and one optimizer, as in the tutorial of torch.func."""
     parameters, _ = torch.func.stack_module_state(models)
     model = copy.deepcopy(models[0]).to("meta")
 
@@ -332,7 +332,7 @@ def _func(training: Training, models: list[nn.Module], x: Tensor, y: Tensor, rea
 
 
 def _stacked(training: Training, models: list[nn.Module], x: Tensor, y: Tensor, reach: Reach | None = None) -> Predict:
-    """Batched matrix products of weights that are stacked by hand."""
+    """Train with batched matrix products of stacked weights."""
     linears = [[layer for layer in model.modules() if isinstance(layer, nn.Linear)] for model in models]
     layers = [
         (
@@ -354,33 +354,40 @@ def _stacked(training: Training, models: list[nn.Module], x: Tensor, y: Tensor, 
 
 
 def _tabm(training: Training, x: Tensor, y: Tensor, reach: Reach | None = None) -> Predict:
-    """As many members as there are voters, which share their weights but for factors of a row and a column, and biases and the last layer.
+    """Train TabM's members (Gorishniy et al., ICLR 2025), as many as voters, with separate rank-one factors, biases and last layers.
 
-    As TabM has them (Gorishniy et al., ICLR 2025): those in front of the first layer start as random signs, all others as ones.
+    The factors on the inputs of the first layer start as random signs, all others as ones.
     """
     n, layers = training.n, [layer for layer in training.network().modules() if isinstance(layer, nn.Linear)]
     parameters: list[Tensor] = []
 
-    def own(tensor: Tensor) -> Tensor:
+    def trainable(tensor: Tensor) -> Tensor:
         parameters.append(tensor.detach().clone().requires_grad_())
         return parameters[-1]
 
-    shared: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # before, weight, behind, bias
+    shared: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # input factors, weight, output factors, bias
     for i, layer in enumerate(layers[:-1]):
         before = torch.ones(n, 1, layer.in_features)
         before = before if i else before.bernoulli_(0.5) * 2 - 1
         bias = layer.bias.expand(n, 1, -1)
-        shared.append((own(before), own(layer.weight), own(torch.ones(n, 1, layer.out_features)), own(bias)))
+        shared.append(
+            (
+                trainable(before),
+                trainable(layer.weight),
+                trainable(torch.ones(n, 1, layer.out_features)),
+                trainable(bias),
+            )
+        )
     heads = [nn.Linear(layers[-1].in_features, layers[-1].out_features) for _ in range(n)]
     weights, biases = (
-        own(torch.stack([head.weight.T for head in heads])),
-        own(torch.stack([head.bias[None] for head in heads])),
+        trainable(torch.stack([head.weight.T for head in heads])),
+        trainable(torch.stack([head.bias[None] for head in heads])),
     )
 
     def members(x: Tensor) -> Tensor:
         h = x.expand(n, *x.shape)
-        for before, weight, behind, bias in shared:
-            h = (F.linear(h * before, weight) * behind + bias).relu()
+        for before, weight, after, bias in shared:
+            h = (F.linear(h * before, weight) * after + bias).relu()
         return torch.baddbmm(biases, h, weights)
 
     _train_together(training, members, parameters, x, y, reach)
@@ -390,7 +397,7 @@ def _tabm(training: Training, x: Tensor, y: Tensor, reach: Reach | None = None) 
 def _train_together(
     training: Training, members: Predict, parameters: list[Tensor], x: Tensor, y: Tensor, reach: Reach | None
 ) -> None:
-    """One optimizer for all members [n, rows, outputs], each with a loss of its own."""
+    """Train members with outputs [n, rows, outputs] with one optimizer, each with its own loss."""
     optimizer = torch.optim.Adam(parameters, fused=True)
     for inputs, targets in _batches(training, x, y, members, reach, optimizer):
         optimizer.zero_grad()
@@ -399,7 +406,7 @@ def _train_together(
 
 
 def _laplace_torch(training: Training, models: list[nn.Module], x: Tensor, y: Tensor) -> Predict:
-    """The loop, and then the posterior of the last layer by laplace-torch, with the prior of the largest marginal likelihood."""
+    """Train by the loop, then fit the posterior of the last layer by laplace-torch, with the prior of the largest marginal likelihood."""
     from laplace import Laplace
 
     _loop(training, models, True, x, y)

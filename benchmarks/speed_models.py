@@ -1,4 +1,4 @@
-"""The models whose passes are timed: plain modules with random weights, of `entry` (the first layer), `body`, and `head` (the last layer)."""
+"""Models of the speed benchmark: plain modules with random weights, made of `entry` (the first layer), `body`, and `head` (the last layer)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WORDS = 1000  # of the language models on the CPU
+WORDS = 1000  # vocabulary of the language models on the CPU
 OUTPUTS = 10
 MAP_CLASSES = 19
 
 
 def build(name: str, large: bool = False) -> nn.Sequential:
-    """A model with weights that a seed decides.
+    """Return a model with reproducible random weights.
 
     Args:
         name: one of `MODELS`, `MAPS`, `SERVED` or `BUSY`.
-        large: ResNet-18, the GPT-2 shape and `BUSY` at the widths that they have in papers, for GPUs; the others know one size.
+        large: whether ResNet-18, the GPT-2 shape and `BUSY` have the widths of the papers, for GPUs; the others have one size.
 
     Returns:
-        entry, body and head, in training mode, on torch's default device.
+        `entry`, `body` and `head`, in training mode, on torch's default device.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -32,10 +32,10 @@ def build(name: str, large: bool = False) -> nn.Sequential:
 
 
 def batch_of(name: str, rows: int, large: bool = False) -> tuple[Tensor, Tensor]:
-    """Random inputs and targets.
+    """Return random inputs and targets.
 
     Returns:
-        Input [rows, ...], float32 or tokens int64, and target float32 of the shape of the output.
+        Input [rows, ...] (float32, or int64 tokens) and target (float32, shaped like the output).
     """
     draw = torch.Generator().manual_seed(1)
     outputs = OUTPUTS
@@ -89,7 +89,7 @@ def _cnn(large: bool) -> Parts:
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them (He et al. 2016)."""
+    """Two convolutions and a shortcut (He et al. 2016)."""
 
     def __init__(self, a: int, b: int, stride: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Residual(nn.Module):
 
 
 def _resnet18(large: bool) -> Parts:
-    """For small images: no pooling at the start; width 16, or 64 as in the paper."""
+    """A variant for small images, without pooling at the start; width 16, or 64 as in the paper."""
     w = 64 if large else 16
     widths = [(w, w, 1), (w, 2 * w, 2), (2 * w, 4 * w, 2), (4 * w, 8 * w, 2)]
     blocks = [block for a, b, s in widths for block in (Residual(a, b, s), Residual(b, b, 1))]
@@ -114,7 +114,7 @@ def _resnet18(large: bool) -> Parts:
 
 
 class Encoder(nn.Module):
-    """torch's own transformer encoder, and the mean over the sequence."""
+    """torch's transformer encoder, and the mean over the sequence."""
 
     def __init__(self, d: int, layers: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def _lstm(large: bool) -> Parts:
 
 
 class Tokens(nn.Module):
-    """Embeddings of tokens and of their places."""
+    """Embeddings of tokens and positions."""
 
     def __init__(self, words: int, steps: int, d: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Tokens(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention, causal unless said otherwise, and a two-layer network, each behind a norm (Radford et al. 2019)."""
+    """Attention, causal by default, and a two-layer network, each after a layer norm (Radford et al. 2019)."""
 
     def __init__(self, d: int, heads: int, causal: bool = True) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The features of the last token, from which the next one is told."""
+    """The features of the last token, from which the next one is predicted."""
 
     def __init__(self, d: int, heads: int, blocks: int) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ MODELS: dict[str, Callable[[bool], Parts]] = {
 
 
 class UNetBody(nn.Module):
-    """Two steps down and up again beside the map that comes in, whose resolution it keeps (Ronneberger et al. 2015)."""
+    """A U-Net with two levels below the input's resolution, which its output has again (Ronneberger et al. 2015)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -237,17 +237,19 @@ class UNetBody(nn.Module):
 
 
 def _unet(large: bool) -> Parts:
-    """Class scores of each pixel, which the last layer gives at the resolution of the image."""
+    """Class scores of each pixel, at the resolution of the image."""
     return nn.Conv2d(3, 16, 3, padding=1, bias=False), UNetBody(16), nn.Conv2d(16, MAP_CLASSES, 1)
 
 
-MAPS: dict[str, Callable[[bool], Parts]] = {"unet": _unet}  # of class scores, measured for the target on maps alone
-SERVED: dict[str, Callable[[bool], Parts]] = {"small": _small}  # measured inside of `frozen` alone
+MAPS: dict[str, Callable[[bool], Parts]] = {
+    "unet": _unet
+}  # models with maps of class scores, measured only for the target on maps
+SERVED: dict[str, Callable[[bool], Parts]] = {"small": _small}  # measured only inside `frozen`
 
 
-# ---- which keep a GPU busy
+# ---- models that keep a GPU busy
 class Bottleneck(nn.Module):
-    """Convolutions of 1x1, 3x3 and 1x1 with four times as many channels at the end, and a way around them (He et al. 2016)."""
+    """Convolutions of 1x1, 3x3 and 1x1, the last one with four times as many channels, and a shortcut (He et al. 2016)."""
 
     def __init__(self, a: int, b: int, stride: int) -> None:
         super().__init__()
@@ -277,7 +279,7 @@ def _resnet50(large: bool) -> Parts:
 
 
 class Patches(nn.Module):
-    """A class token and the patches of an image, each with its place; the features of the first (Dosovitskiy et al. 2021)."""
+    """A class token and the patches of an image, with position embeddings -> features of the class token (Dosovitskiy et al. 2021)."""
 
     def __init__(self, patches: int, d: int, heads: int, blocks: int) -> None:
         super().__init__()

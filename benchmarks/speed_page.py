@@ -1,4 +1,4 @@
-"""The page of the speed benchmark, from its results alone."""
+"""Page section of the speed benchmark, made from its results alone."""
 
 from __future__ import annotations
 
@@ -37,29 +37,31 @@ BY_HAND = {
 }
 MARKS = "osD^vPX"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#444444", "#56B4E9", "#E69F00")
-INTRODUCTION = """*Plain pass*: the given model alone. *Loop*: as many deep copies as there are voters, one after another, their mean and
-standard deviation; for `sample`, as many passes of one copy with dropout by hooks. *By hand*: stacked weights and `torch.baddbmm`, for the
-two MLPs; on GPUs `torch.func.vmap` over stacked copies, too. *Floor*: the operations that cannot be shared at the best rate of matrix
-products and convolutions, or the parameters at that of copies, whichever takes longer. *Step*: loss, backward pass and Adam; each voter on
-every row, but for dealt rows. *Memory*: the most that tensors take in a pass above what was alive before. A ratio is the median of at least
-9 rounds of the ratio within a round; all else is a median, too. The file of results has the quartiles. On GPUs float32 is no tf32.
+INTRODUCTION = """Each wrapper is compared with the following. *Plain pass*: a pass of the given model alone. *Loop*: passes of as many deep
+copies as there are voters, one after another, and their mean and standard deviation; for `sample`, as many passes of one copy with dropout by
+hooks. *By hand*: stacked weights and `torch.baddbmm`, for the two MLPs; on GPUs also `torch.func.vmap` over stacked copies. *Floor*: a lower
+bound of the time, from the operations that cannot be shared at the best measured rate of matrix products and convolutions, or from reading the
+parameters at the best rate of copies, whichever takes longer. *Training step*: loss, backward pass and Adam; each voter is trained on every
+row, except with dealt rows. *Memory*: peak of the memory of tensors in a pass, above that before it. Ratios are medians of the ratio within a
+round, over at least 9 rounds; all other numbers are medians, too. The file of results has the quartiles. On GPUs, float32 does not use TF32.
+*n*: number of voters or samples.
 
-Models: MLP 1-16-1 (tiny), MLP 8-256-256-1, CNN of three convolutions with batch norm, ResNet-18 (width 16; 64 on GPUs), transformer encoder
-(width 64, 3 layers, 32 steps), LSTM (64-128, 32 steps), GPT-2's shape (width 128, 4 blocks, 32 tokens; on GPUs the smallest GPT-2 with 128
-tokens); for those inside of `frozen()` an MLP 8-50-50-1 (small); for one target a U-Net (width 16, three resolutions) whose maps of 19 classes
-have 512 x 512 pixels; on GPUs, in bfloat16, ResNet-50 and ViT-B/16 at 224 x 224 pixels and the smallest GPT-2 with 1024 tokens. The last
-block, which `at=` names for `sample`, is the last layer.
+Models: MLP 1-16-1 (tiny); MLP 8-256-256-1 (mlp); CNN of three convolutions with batch norm; ResNet-18 (width 16; 64 on GPUs); transformer
+encoder (width 64, 3 layers, 32 steps); LSTM (64-128, 32 steps); a model with the architecture of GPT-2 (width 128, 4 blocks, 32 tokens; on
+GPUs the smallest GPT-2 with 128 tokens). In addition, inside `frozen()` an MLP 8-50-50-1 (small); for one target a U-Net (width 16, three
+resolutions) with outputs of 19 classes for 512 x 512 pixels; on GPUs, in bfloat16, ResNet-50 and ViT-B/16 at 224 x 224 pixels and the smallest
+GPT-2 with 1024 tokens. For `sample`, the last block, chosen by `at=`, is the last layer.
 
-Left out of n = 1, 5, 16, 64 and batches of 1, 64, 1024: one sample, and one voter on the last layer, at batches above 1; steps of 64
-voters; 1 and 64 voters of `vote of sculpt` and of rank-one factors, and samples in the last block; steps of `sample` with several samples,
-since it draws once in training mode; and whatever a guess from operations lets take longer than 2.5 s (10 s where a target is about it, 30
-s on GPUs), which is most of ResNet-18 and GPT-2 with all layers of several voters. The loop is left out beside wrappers of the last layer
-where it would take that long."""
+Not all combinations of n = 1, 5, 16, 64 and batches of 1, 64, 1024 are measured. Left out are: one sample, and one voter on the last layer, at
+batches above 1; training steps of 64 voters; 1 and 64 voters of `vote of sculpt` and of rank-one factors, and 1 and 64 samples in the last
+block; training steps of `sample` with several samples, since it draws once in training mode; and everything that is estimated from its
+operations to take longer than 2.5 s (10 s if a target concerns it, 30 s on GPUs), which is most of ResNet-18 and GPT-2 with several voters on
+all layers. The loop is not measured for wrappers of the last layer if it would take that long."""
 Rows = list[dict[str, str]]
 
 
 def page(frame: pd.DataFrame, images: Path) -> str:
-    """Markdown, and pictures beside it; a heading for each piece of hardware."""
+    """Write the figures and return Markdown with a heading for each kind of hardware."""
     sections = [INTRODUCTION]
     kinds: list[str] = []
     for (kind, hardware), rows in frame.groupby(["on", "hardware"], sort=False):
@@ -68,13 +70,13 @@ def page(frame: pd.DataFrame, images: Path) -> str:
         sections += [f"### {hardware}", *_sections(rows.reset_index(drop=True), images, stem)]
     if "cuda" not in kinds:
         aims = (f"- {target.case}: {target.aim()}" for target in TARGETS if target.case.startswith("GPU"))
-        sections.append("Aimed at on GPUs, and not measured, since there was none:\n\n" + "\n".join(aims))
+        sections.append("Targets on GPUs, not measured because none was available:\n\n" + "\n".join(aims))
     return "\n\n".join(section for section in sections if section)
 
 
 def _sections(frame: pd.DataFrame, images: Path, stem: str) -> list[str]:
     wrapped = frame[frame["wrapper"].notna()] if "wrapper" in frame else frame.iloc[:0]
-    if len(wrapped):  # peers have neither, so that they came as floats
+    if len(wrapped):  # rows of other packages have neither, which makes these columns floats
         wrapped = wrapped.astype({"n": int, "batch": int})
     sections = []
     if not wrapped.empty:
@@ -106,7 +108,7 @@ def _table(title: str, rows: Rows) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits: 0.985, 1.04, 12.3, 112."""
+    """Return a number with three significant digits: 0.985, 1.04, 12.3, 112."""
     return (
         ""
         if value != value
@@ -139,82 +141,87 @@ def _targets(wrapped: pd.DataFrame) -> str:
         )
         if not enough and target.case in REASONS:
             why.append(f"- {target.case}: {REASONS[target.case]}")
-    reasons = "\n\nMissed, and why:\n\n" + "\n".join(why) if why else ""
-    return _table("What was aimed at, in every cell that it concerns:", rows) + reasons
+    reasons = "\n\nWhy targets are missed:\n\n" + "\n".join(why) if why else ""
+    return _table("Targets, with the worst and the median value of all cells that they concern:", rows) + reasons
 
 
 def _ratios(usual: pd.DataFrame, batch: int) -> str:
-    """Forward and step by wrapper and model."""
-    some = usual[usual["batch"] == batch]
+    """Return a table of the ratios of forward passes and training steps, by wrapper and model."""
+    cells = usual[usual["batch"] == batch]
     rows = []
     for wrapper in WRAPPERS:
-        of = some[some["wrapper"] == wrapper]
-        for n in sorted(of["n"].unique()):
+        group = cells[cells["wrapper"] == wrapper]
+        for n in sorted(group["n"].unique()):
             row = {"wrapper": _named(wrapper, n)}
             for model in MODELS:
-                pair = [_one(of, model, n, phase, "plain") for phase in ("forward", "step")]
+                pair = [_one(group, model, n, phase, "plain") for phase in ("forward", "step")]
                 row[model] = " / ".join(pair) if any(pair) else ""
             rows.append(row)
-    spread = ((some["plain_high"] - some["plain_low"]) / some["plain"] / 2).quantile(0.9)
-    precision = f"in nine of ten cells half of the rounds lie within ± {spread:.0%}"
-    return _table(f"Ratio to a plain pass at batch {batch}, forward / training step; {precision}:", rows)
+    spread = ((cells["plain_high"] - cells["plain_low"]) / cells["plain"] / 2).quantile(0.9)
+    precision = f"in nine of ten cells, half of the rounds are within ± {spread:.0%}"
+    return _table(
+        f"Time relative to the plain model at batch {batch}, by model: forward pass / training step; {precision}:", rows
+    )
 
 
 def _named(wrapper: str, n: int) -> str:
     return NAMES.get(wrapper, wrapper) + (f", n = {n}" if wrapper not in ("sculpt", "sculpt 1", "neo") else "")
 
 
-def _one(of: pd.DataFrame, model: str, n: int, phase: str, column: str) -> str:
-    cell = of[(of["model"] == model) & (of["n"] == n) & (of["phase"] == phase)]
+def _one(cells: pd.DataFrame, model: str, n: int, phase: str, column: str) -> str:
+    cell = cells[(cells["model"] == model) & (cells["n"] == n) & (cells["phase"] == phase)]
     return _number(float(cell[column].iloc[0])) if len(cell) and column in cell else ""
 
 
 def _costs(usual: pd.DataFrame) -> str:
-    """By wrapper: time beside the floor of the same work, and memory beside that of a plain pass; over models and batches."""
+    """Return a table of time relative to the floor and memory relative to a plain pass, over models and batches."""
     rows = []
-    some = usual[(usual["batch"] > 1) & (usual["model"] != "tiny")]
-    for (wrapper, phase), of in some.groupby(["wrapper", "phase"], sort=False):
-        memory = of["memory_wrapped"] / of["memory_plain"]
+    cells = usual[(usual["batch"] > 1) & (usual["model"] != "tiny")]
+    for (wrapper, phase), group in cells.groupby(["wrapper", "phase"], sort=False):
+        memory = group["memory_wrapped"] / group["memory_plain"]
         rows.append(
             {
                 "wrapper": f"{NAMES.get(wrapper, wrapper)}, {PHASES[phase]}",
-                "time / floor": _number(float(of["floor"].median())),
-                "plain / floor": _number(float((of["floor"] * of["plain_ms"] / of["wrapped_ms"]).median())),
-                "memory / plain": _number(float(memory.median())),
-                "of n": ", ".join(str(n) for n in sorted(of["n"].unique())),
-                "runs on": ", ".join(sorted(of["rung"].unique())),
+                "time / floor": _number(float(group["floor"].median())),
+                "plain pass / floor": _number(
+                    float((group["floor"] * group["plain_ms"] / group["wrapped_ms"]).median())
+                ),
+                "memory / plain pass": _number(float(memory.median())),
+                "n": ", ".join(str(n) for n in sorted(group["n"].unique())),
+                "rungs": ", ".join(sorted(group["rung"].unique())),
             }
         )
-    title = "Time beside the floor, and memory beside that of a plain pass; medians over all models but the tiny one and batches of 64 and 1024:"
+    title = """Time relative to the floor, and memory relative to a plain pass: medians over all models but the tiny one, batches of 64 and
+1024, and the numbers n of voters or samples. *Rungs*: ways of the engine to run them:"""
     return _table(title, rows)
 
 
 def _loops(usual: pd.DataFrame) -> str:
-    """Vote on all layers against the loop and the version by hand."""
-    of = usual[usual["wrapper"] == "vote"]
+    """Return a table of vote on all layers relative to the loop and to versions by hand."""
+    cells = usual[usual["wrapper"] == "vote"]
     rows = []
-    for n, batch in sorted({*zip(of["n"], of["batch"], strict=True)}):
-        same_batch = of[of["batch"] == batch]
+    for n, batch in sorted({*zip(cells["n"], cells["batch"], strict=True)}):
+        same_batch = cells[cells["batch"] == batch]
         row = {"n, batch": f"{n}, {batch}"}
         for model in MODELS:
             pair = [_one(same_batch, model, n, phase, "loop") for phase in ("forward", "step")]
             row[model] = " / ".join(pair) if any(pair) else ""
         for model in ("tiny", "mlp"):
             pair = [_one(same_batch, model, n, phase, "hand") for phase in ("forward", "step")]
-            row[f"{model}, to by hand"] = " / ".join(pair) if any(pair) else ""
+            row[f"{model}, by hand"] = " / ".join(pair) if any(pair) else ""
         for model in LAUNCHES:
             pair = [_one(same_batch, model, n, phase, "func") for phase in ("forward", "step")]
             if any(pair):
-                row[f"{model}, to torch.func"] = " / ".join(pair)
+                row[f"{model}, torch.func"] = " / ".join(pair)
         rows.append(row)
     return _table(
-        "Vote on all layers as a ratio to the loop over copies, forward / training step; and to the versions by hand:",
+        "Time of vote on all layers relative to the loop over copies, by model, and to the versions *by hand*: forward pass / training step:",
         rows,
     )
 
 
 def _special(wrapped: pd.DataFrame) -> str:
-    """Autocast, "tune", torch.compile and blocks for serving."""
+    """Return a table of autocast, "tune", torch.compile and `frozen()`."""
     rows = []
     for cell in wrapped[(wrapped["how"] != "auto") | (wrapped["dtype"] != "float32")].to_dict("records"):
         way = {"auto": "autocast", "tune": '"tune"', "compiled": "torch.compile", "frozen": "`frozen()`"}[cell["how"]]
@@ -226,75 +233,76 @@ def _special(wrapped: pd.DataFrame) -> str:
                 "to the loop": _number(cell.get("loop", float("nan"))),
                 **({"to torch.func": _number(cell["func"])} if "func" in wrapped else {}),
                 "to the best rung": _number(cell.get("best", float("nan"))),
-                "runs on": str(cell["rung"]),
+                "rung": str(cell["rung"]),
             }
         )
     return _table(
-        "Under autocast to bfloat16, with measured rungs, compiled, and inside of `frozen()`, answered by a recorded graph; each "
-        "beside a plain pass of the same kind (no loop is compiled):",
+        'Time ratios under autocast to bfloat16, with the rung chosen by measurement ("tune"), compiled, and inside `frozen()`, where a '
+        "recorded graph answers. The plain pass is of the same kind; the loop is never compiled:",
         rows,
     )
 
 
 def _utilisation(wrapped: pd.DataFrame) -> str:
-    """How much of a GPU large models use."""
-    some = wrapped[wrapped["utilisation"].notna()] if "utilisation" in wrapped else wrapped.iloc[:0]
+    """Return a table of the utilisation of a GPU by large models."""
+    cells = wrapped[wrapped["utilisation"].notna()] if "utilisation" in wrapped else wrapped.iloc[:0]
     rows = [
         {
             "case": f"{cell['model']}, {_named(cell['wrapper'], cell['n'])}, batch {cell['batch']}, {PHASES[cell['phase']]}",
             "loop": f"{cell['tflops_loop']:.0f}",
             "vote": f"{cell['tflops_wrapped']:.0f}",
             "best product": f"{cell['tflops_best']:.0f}",
-            "of the loop's": f"{cell['utilisation']:.2f}",
+            "vote / loop": f"{cell['utilisation']:.2f}",
         }
-        for cell in some.to_dict("records")
+        for cell in cells.to_dict("records")
     ]
     return _table(
-        "Utilisation in TFLOP/s: the operations of plain passes, as torch counts them, over the time; beside the best matrix product:",
+        "Utilisation in TFLOP/s: operations of the plain passes, as counted by torch, divided by the time; and that of the best matrix product:",
         rows,
     )
 
 
 def _trainings(frame: pd.DataFrame) -> str:
-    """Whole trainings by `fit` beside loops by hand."""
-    some = frame[frame["training"].notna()] if "training" in frame else frame.iloc[:0]
+    """Return a table of whole trainings by `fit` and by hand."""
+    cells = frame[frame["training"].notna()] if "training" in frame else frame.iloc[:0]
     nothing = float("nan")
     measured = {
-        name: title for name, title in BY_HAND.items() if f"fit_{name}" in some and some[f"fit_{name}"].notna().any()
+        name: title for name, title in BY_HAND.items() if f"fit_{name}" in cells and cells[f"fit_{name}"].notna().any()
     }
     rows = [
         {
             "training": str(cell["training"]),
             "steps": str(int(cell["steps"])),
             "fit": f"{cell['fit_s']:.2f} s",
-            "graphs made in": f"{cell['making_s']:.2f} s" if cell.get("making_s", nothing) >= 0 else "",
+            "recording of graphs": f"{cell['making_s']:.2f} s" if cell.get("making_s", nothing) >= 0 else "",
             'strategy="eager"': f"{cell['eager_s']:.2f} s",
             "loop by hand": f"{cell['loop_s']:.2f} s",
             **{f"fit / {title}": _number(cell.get(f"fit_{name}", nothing)) for name, title in measured.items()},
             "fit / without sculpt": _number(cell.get("fit_vote", nothing)),
             "error (fit; by hand)": _errors(cell),
         }
-        for cell in some.to_dict("records")
+        for cell in cells.to_dict("records")
     ]
     return _table(
-        """Trainings, graphs made in them included, with the time that making them takes; of MLPs 1024 steps of 64 rows, of larger models
-320 of 16. By hand with the same schedule, two-headed where sculpt is, with dropout where sample is: a loop over copies, torch.func's vmap
-over their gradients, and batched products of stacked weights, the last two with fused Adam. The error is the distance of the mean to the
-truth on new rows (root mean square). Aimed at: .35 of the loop for 5 voters, .2 for 16, .6 with sculpt, 1.02 for CNN, transformer and LSTM;
-1.4 of stacked weights without sculpt; and with sculpt in the last layer, where its heads share a trunk, 1.6 of the voters alone:""",
+        """Whole trainings, including the time of recording graphs, which is also shown by itself. MLPs have 1024 steps of 64 rows, larger
+models 320 steps of 16. The trainings by hand have the same schedule, with two heads in place of sculpt and dropout in place of sample: a loop
+over copies, torch.func's vmap over their gradients, and batched products of stacked weights, the last two with fused Adam. *Error*: root mean
+square distance of the mean from the truth on new rows. Targets: at most .35 of the loop for 5 voters, .2 for 16, .6 with sculpt, 1.02 for CNN,
+transformer and LSTM; 1.4 of stacked weights without sculpt; and with sculpt in the last layer, where its heads share a trunk, 1.6 of the
+voters alone:""",
         rows,
     )
 
 
 def _errors(cell: dict[str, Any]) -> str:
-    """Of `fit`, and the range of those by hand; none of models with random targets."""
+    """Return the error of `fit` and the range of those by hand; "" for models with random targets."""
     errors = [error for name in BY_HAND if (error := cell.get(f"{name}_rmse", float("nan"))) >= 0]
     return f"{cell['fit_rmse']:.3f}; {min(errors):.3f} to {max(errors):.3f}" if errors else ""
 
 
 def _races(frame: pd.DataFrame) -> str:
-    """How long ways by hand take until they are as good as `fit`."""
-    some = frame[frame["race"].notna()] if "race" in frame else frame.iloc[:0]
+    """Return a table of the time that trainings by hand take until they are as good as `fit`."""
+    cells = frame[frame["race"].notna()] if "race" in frame else frame.iloc[:0]
     rows = [
         {
             "training": str(cell["race"]),
@@ -305,14 +313,15 @@ def _races(frame: pd.DataFrame) -> str:
             "NLL (fit; by hand)": f"{cell['fit_nll']:.3f}; {cell[f'{name}_nll']:.3f}",
             "as good": f"{cell[f'{name}_reached']:.0f} of {cell['rounds']:.0f}",
         }
-        for cell in some.to_dict("records")
+        for cell in cells.to_dict("records")
         for name, title in BY_HAND.items()
         if cell.get(f"{name}_s", float("nan")) >= 0
     ]
     return _table(
-        """Time to the same quality, the same trainings: of `fit` all of it; by hand until the NLL of new rows, looked at after each epoch, is
-within .01 nats of that which `fit` ends with; what looking takes is left out. A way that does not get there counts with all of its time. The NLL
-is that of the even mixture of all networks, each with its own noise: by hand a deep ensemble (Lakshminarayanan et al. 2017).""",
+        """Time to the same quality in these trainings: the whole time of `fit`, and the time of the training by hand until its NLL on new rows,
+evaluated after each epoch, is within .01 nats of the final NLL of `fit`; the time of the evaluation is not counted. A training that never gets
+there counts with its whole time; *as good* is the number of rounds that do. The NLL is that of the uniform mixture of all networks, each with
+its own noise; by hand this is a deep ensemble (Lakshminarayanan et al. 2017). Ratios are shown with quartiles:""",
         rows,
     )
 
@@ -330,10 +339,10 @@ def _peers(frame: pd.DataFrame) -> str:
         }
         for cell in frame[frame["peer"].notna()].to_dict("records")
     ]
-    title = """Other packages on the same work: the posterior of the last of two layers, 512 features, fitted to 2048 rows, Kronecker-factored
-with the prior of the largest marginal likelihood, and asked about 16 rows by 32 draws of the logits; mean and spread of the CNN's answers to 64
-images. torch-uncertainty imports torchvision, which has no build for CPUs: on a CPU an empty module stood in for it, which these two methods
-do not use. Ratio with quartiles."""
+    title = """Other packages on the same task. laplace-torch: fit a Kronecker-factored posterior of the last of two layers, with 512 features
+    and 2048 rows and the prior of the largest marginal likelihood, and predict 16 rows with 32 draws of the logits. torch-uncertainty: mean
+    and spread of the CNN's outputs for 64 images; it imports torchvision, which has no build for CPUs, so that on a CPU an empty module
+    replaced it, which these two methods do not use. Ratios of times, ours to theirs, with quartiles:"""
     return _table(title, rows)
 
 
@@ -405,7 +414,7 @@ def _draw_loops(usual: pd.DataFrame, path: Path) -> None:
 
 
 def _finish(figure: Figure) -> None:
-    """One legend beside all axes, and numbers instead of powers of ten."""
+    """Add one legend for all axes, and label them with numbers instead of powers of ten."""
     named = {text: handle for ax in figure.axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize="small")
     for ax in figure.axes:

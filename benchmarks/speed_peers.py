@@ -1,4 +1,4 @@
-"""Other packages on the same work, where they are installed."""
+"""Comparison with other packages on the same task, if they are installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from workbench import laplace
 
-PACKAGES = {"laplace-torch": "laplace", "torch-uncertainty": "torch_uncertainty"}  # their names when imported
+PACKAGES = {"laplace-torch": "laplace", "torch-uncertainty": "torch_uncertainty"}  # import names
 TASKS = {
     "laplace-torch": tuple(f"{what}, {n} classes" for what in ("fit", "predict") for n in (10, 100)),
     "torch-uncertainty": ("MC dropout, n = 16", "deep ensemble, n = 5"),
@@ -25,18 +25,18 @@ FEATURES, ROWS, DRAWS = 512, 2048, 32
 
 @functools.cache
 def lacking(peer: str) -> str:
-    """Why a package can't be measured here, "" if it can."""
+    """Return why a package can't be measured here, "" if it can."""
     if importlib.util.find_spec(PACKAGES[peer]) is None:
         return f"{peer} is not installed"
     try:
         importlib.import_module(PACKAGES[peer])
-    except Exception as error:  # whatever it is in it that does not work on this machine
+    except Exception as error:  # an import may fail in any way on an unsupported machine
         return f"{peer} can't be imported ({error})"
     return ""
 
 
 def against(peer: str, task: str, on: str) -> dict[str, Any]:
-    """Our time and the peer's, in turn.
+    """Measure our time and the peer's, in turn.
 
     Args:
         peer: name of the package.
@@ -44,7 +44,7 @@ def against(peer: str, task: str, on: str) -> dict[str, Any]:
         on: "cpu" or "cuda".
 
     Returns:
-        wrapped_ms, peer_ms, and the ratio of the first to the second with its quartiles; and the peak memory of both.
+        "wrapped_ms", "peer_ms", their ratio with its quartiles, and the peak memory of both.
     """
     makers = {"laplace-torch": _laplace, "torch-uncertainty": _torch_uncertainty}
     our_pass, peer_passes = makers[peer](task, on)
@@ -63,7 +63,7 @@ def against(peer: str, task: str, on: str) -> dict[str, Any]:
 
 
 def _laplace(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
-    """The last layer's posterior, Kronecker-factored, the prior of the largest marginal likelihood; predictions by 32 draws of the logits."""
+    """Return passes that fit a Kronecker-factored posterior of the last layer with the likeliest prior, or predict with 32 draws of logits."""
     from laplace import Laplace
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -89,21 +89,21 @@ def _laplace(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
     if what == "fit":
         return fit_ours, {"kron": fit_theirs}
     fit_ours()
-    peer, some = fit_theirs(), x[:16]  # its Jacobians are [rows, classes, parameters]
+    peer, rows = fit_theirs(), x[:16]  # few rows, since the peer's Jacobians are [rows, classes, parameters]
 
-    def ask_ours() -> Any:
+    def predict_ours() -> Any:
         with torch.no_grad():
-            return wrapped(some, return_risk=True)
+            return wrapped(rows, return_risk=True)
 
-    def ask_theirs() -> Tensor:
+    def predict_theirs() -> Tensor:
         with torch.no_grad():
-            return peer(some, link_approx="mc", n_samples=DRAWS)
+            return peer(rows, link_approx="mc", n_samples=DRAWS)
 
-    return ask_ours, {"kron, mc": ask_theirs}
+    return predict_ours, {"kron, mc": predict_theirs}
 
 
 def _torch_uncertainty(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
-    """Mean and spread of the answers of the small CNN to 64 images."""
+    """Return passes for the mean and spread of the small CNN's outputs for 64 images."""
     from torch_uncertainty.methods import deep_ensembles, mc_dropout
 
     name, n = ("vote", 5) if task.startswith("deep") else ("sample", 16)
@@ -118,23 +118,23 @@ def _torch_uncertainty(task: str, device: str) -> tuple[Pass, dict[str, Pass]]:
         dropping = dropped(plain)
         peers = {way: mc_dropout(dropping, n, on_batch=way == "on batch", **regression) for way in ("loop", "on batch")}
 
-    def ask(model: nn.Module) -> Pass:
+    def pass_of(model: nn.Module) -> Pass:
         def run() -> tuple[Tensor, Tensor]:
             with torch.no_grad():
-                every = model(x).view(n, len(x), -1)
-                return every.mean(0), every.std(0, correction=0)
+                outputs = model(x).view(n, len(x), -1)
+                return outputs.mean(0), outputs.std(0, correction=0)
 
         return run
 
-    def ask_ours() -> Any:
+    def predict_ours() -> Any:
         with torch.no_grad():
             return wrapped(x, return_risk=True)
 
-    return ask_ours, {way: ask(model.eval()) for way, model in peers.items()}
+    return predict_ours, {way: pass_of(model.eval()) for way, model in peers.items()}
 
 
 def dropped(plain: nn.Module) -> nn.Sequential:
-    """The layers in one row, with a dropout module before each layer with weights but the first."""
+    """Return a sequence of the layers, with dropout before each layer with weights except the first."""
     layers: list[nn.Module] = []
     for layer in plain.modules():
         if isinstance(layer, nn.Sequential):

@@ -8,60 +8,64 @@ from typing import Any
 
 Cell = Mapping[str, Any]
 DEEP = ("cnn", "resnet18", "transformer")
-LAUNCHES = ("mlp", "cnn", "transformer", "tiny", "lstm")  # of which a GPU spends its time on being told what to do
+LAUNCHES = (
+    "mlp",
+    "cnn",
+    "transformer",
+    "tiny",
+    "lstm",
+)  # launch-bound: a GPU spends most of the time on launching their kernels
 LARGE = ("resnet18", "gpt2")
-BUSY = ("resnet50", "vit", "gpt2-1024")  # which keep a GPU busy
+BUSY = ("resnet50", "vit", "gpt2-1024")  # large enough to keep a GPU busy
 PHASES = {"forward": "forward", "step": "training step", "predict": "prediction only", "fit": "fit"}
 
-ONCE = (
-    "what is done once a call, in caches that a large pass has emptied, counts beside the passes of so small a network"
-)
-THREE = "the last three layers are most of these networks; with the last layer alone it is the case above"
+ONCE = "the fixed work of a call, done with caches that a large pass has emptied, is noticeable next to the passes of so small a network"
+THREE = "the last three layers, which the risk head copies, are most of these networks; for the last layer alone, see the case above"
 FIXED = (
-    "the fixed work of a call, which finds out whether the model is still the same, and torch.vmap's for each operation take longer than passes "
-    "of so few numbers; n = 1 pays for it without having anything to share"
+    "the fixed work of a call, which checks whether the model has changed, and that of torch.vmap for each operation take longer than passes of "
+    "such small models; n = 1 has these costs and nothing to share"
 )
 APART = (
-    "the weights of all voters must be read by whatever computes them; convolutions with weights for each voter become grouped ones, slower "
-    "on a CPU than as many single ones, and recurrent layers are taken apart step by step"
+    "every implementation must read the weights of all voters; convolutions with separate weights for each voter become grouped convolutions, "
+    "which are slower on a CPU than as many single ones, and recurrent layers run step by step"
 )
-RISK = "risk takes operations of its own, such as a second head, a spread or a density of features, each as dear as one of the network's"
+RISK = "risk needs additional operations, such as a second head, a spread or a density of features, each as expensive as one of the network's"
 SERVED = (
-    "the guard that finds out whether the model is still the same, and the graph's interpreter, take as long as the products of so few "
-    "numbers; at 64 rows these products are most of what both do"
+    "the guard that checks whether the model has changed, and the graph's interpreter, take as long as the matrix products of such small "
+    "models; at 64 rows, these products are most of the work of both"
 )
-REASONS: dict[str, str] = {  # case -> one sentence: why it is missed
+REASONS: dict[str, str] = {  # case -> why its target is missed
     "vote, all layers, n = 5, frozen": SERVED,
     "vote, all layers, n = 16, frozen": SERVED,
-    "overhead, tiny MLP, batch 1, neo, frozen: with risk": "the density takes operations of its own, and there are more tensors to look at",
+    "overhead, tiny MLP, batch 1, neo, frozen: with risk": "the density needs additional operations, and the guard checks more tensors",
     "sculpt, last layer: forward": ONCE,
     "sculpt, last layer: training step": ONCE,
     "sculpt, three layers (default): forward": THREE,
     "sculpt, three layers (default): training step": THREE,
     "neo: forward": (
-        "features are found in a mode for torch functions, in which torch's encoder layers do without their fused kernel, and to pool and "
-        "project them counts beside small networks at 64 rows"
+        "features are captured in a torch function mode, in which torch's encoder layers do not use their fused kernel, and pooling and "
+        "projecting features is noticeable next to small networks at 64 rows"
     ),
     "vote of sculpt, last layer, n = 16: training step": (
-        "the likelihood of each voter is computed by itself, and attention with gradients must be put in other words under two vmaps"
+        "the likelihood is computed separately for each voter, and attention with gradients must be decomposed under two nested vmaps"
     ),
     "vote, last layer, n = 4, maps of 512 x 512 x 19: forward": (
-        "the probabilities of each voter's map and their entropies take as long as some of so small a network's layers"
+        "the probabilities of each voter's map and their entropies take as long as some of the layers of so small a network"
     ),
     "vote, dealt rows, n = 5: training step": (
-        "five passes of a fifth of the rows each are slower than one of all rows, and five times as many parameters take their step, which is "
-        "most of what the MLPs do"
+        "five passes with a fifth of the rows each are slower than one with all rows, and the optimizer updates five times as many parameters, "
+        "which is most of the work for the MLPs"
     ),
     "vote, all layers, CPU, batch 64 and more: forward": FIXED,
     "vote, all layers, CPU, batch 64 and more: training step": FIXED,
     "vote, all layers, CPU, batch 1: forward": APART,
     "vote, all layers, CPU, batch 1: training step": APART,
     "sample, all layers, n = 16": FIXED,
-    "sample, all layers, n = 16, batch 1": "torch.vmap's work for each operation is most of what a pass of one row takes",
+    "sample, all layers, n = 16, batch 1": "torch.vmap's work for each operation is most of the time of a pass of one row",
     "overhead, tiny MLP, batch 1, sculpt: with risk": RISK,
     "overhead, tiny MLP, batch 1, sample: with risk": RISK,
     "overhead, tiny MLP, batch 1, neo: with risk": RISK,
-    "overhead, tiny MLP, batch 1, sample: prediction only": "noise is put in by a look at every call of a torch function",
+    "overhead, tiny MLP, batch 1, sample: prediction only": "noise is inserted by intercepting every call of a torch function",
 }
 
 
@@ -70,13 +74,13 @@ class Target:
     """One line of the table of targets.
 
     Args:
-        case: what is measured, in words.
-        column: of the results: "plain", "loop" and "best" are ratios to one plain pass, to the loop over copies, and to the best rung;
-            "over_us" is the time over a plain pass in microseconds, "guard_us" that of finding out whether a graph may answer a call;
-            "utilisation" is the share of the operations a second of the loop.
-        limit: the most that it may be, of "utilisation" the least.
-        holds: whether a cell belongs to it.
-        faster: whether the limit is told as "so many times faster".
+        case: description of what is measured.
+        column: column of the results: "plain", "loop" and "best" are ratios to one plain pass, to the loop over copies, and to the best rung;
+            "over_us" is the time in excess of a plain pass in microseconds, "guard_us" that of checking whether a graph may answer a call;
+            "utilisation" is the number of operations per second as a share of that of the loop.
+        limit: upper limit; for "utilisation" the lower one.
+        holds: whether the target concerns a cell.
+        faster: whether the limit is displayed as "... times faster".
     """
 
     case: str
@@ -87,7 +91,7 @@ class Target:
 
     @property
     def worst(self) -> Callable[[list[float]], float]:
-        """Which of some values is the worst."""
+        """Function that returns the worst of several values."""
         return min if self.column == "utilisation" else max
 
     def met(self, value: float) -> bool:
@@ -95,7 +99,7 @@ class Target:
         return self.worst([value, self.limit]) == self.limit
 
     def text(self, value: float) -> str:
-        """A value as it is told."""
+        """Return a value with its unit, for display."""
         if self.column == "utilisation":
             return f"{value:.3g} of the loop's utilisation"
         if self.faster:
@@ -112,7 +116,7 @@ class Target:
 
 
 def _is(**wanted: Any) -> Callable[[Cell], bool]:
-    """Cells with these values, or one of these where there is a tuple; on their own rungs, in float32, unless said otherwise."""
+    """Return a predicate for cells with these values, or one of a tuple of values; `how` is "auto" and `dtype` "float32" by default."""
     wanted = {"how": "auto", "dtype": "float32", **wanted}
     return lambda cell: all(
         cell.get(name) in values if isinstance(values, tuple) else cell.get(name) == values

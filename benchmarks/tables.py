@@ -1,8 +1,8 @@
-"""Tables beside a Gaussian process, NGBoost, boosted trees and a deep ensemble by hand, in the same run: values and classes.
+"""Regression and classification of tables, compared in the same run with a Gaussian process, NGBoost, boosted trees and a deep ensemble.
 
-Nine tables of UCI and seven others with values, of 2,000 rows at most; one of these with 30,000; one with classes, with all its rows. Every
-method gets the same rows and is as it comes: nothing is tuned on a table, and what stops a training or widens a scale is held out of the
-training rows. NLL and RMSE are of test rows, in the units of the table.
+There are nine UCI tables and seven others with values as targets, with 2,000 training rows at most; one of them also with 30,000; and one table
+with classes, with all its rows. All methods get the same rows and have their defaults: nothing is tuned on a table, and rows that stop a
+training or correct a scale are held out of the training rows. NLL and RMSE are those of test rows, in the units of the table.
 """
 
 from __future__ import annotations
@@ -33,32 +33,34 @@ if TYPE_CHECKING:
 SMALL = ("boston", "concrete", "energy", "wine-red", "yacht", "diabetes", "friedman1", "friedman2", "friedman3")
 SPLITS = {name: 3 if name in SMALL else 2 for name in (*UCI, *OTHERS)}
 LARGE, MANY_ROWS = "protein", 30_000
-MANY_EPOCHS = 20  # of our trainings on so many, instead of the 100 of `fit`
+MANY_EPOCHS = 20  # epochs of our trainings on many rows, instead of the 100 of `fit`
 COVERAGE = 0.9
 FOLDS = 5
-DECAYS = (0.02, 0.5)  # a weak and a strong one, which rows out of fold weigh
-LENGTHS = (100, 300, 900)  # epochs, which rows out of fold choose among
-CHOSEN_ON = ("friedman1", "kin8nm", "concrete", "power")  # rows of their first splits, out of fold
+DECAYS = (0.02, 0.5)  # a weak and a strong weight decay, weighted by out-of-fold rows
+LENGTHS = (100, 300, 900)  # numbers of epochs that out-of-fold rows choose from
+CHOSEN_ON = ("friedman1", "kin8nm", "concrete", "power")  # out-of-fold rows of their first splits
 
-INTRODUCTION = f"""Means and standard errors over the splits that all methods here were run on. *Tabular* is `models.tabular(data)` as it
-comes, ten voters with a noise of their own, `fit(..., folds={FOLDS}, weight_decay={DECAYS})`; *epochs chosen* is the same with
-`epochs={LENGTHS}`, which rows out of fold choose among. Its ranks and those of *tabular* are among itself
-and the rivals. Activation, weight decays and the rule by which `tabular` chooses its embedding were looked at on training rows of
-{", ".join(CHOSEN_ON)} that voters had not seen, the rule on
-training rows of other tables as well; test rows chose nothing. The Gaussian process has a length for each column (one for all where there
-are more than {MOST_LENGTHS}), RBF or Matern 5/2, whichever is likelier; NGBoost is stopped by held-out rows; *boosted quantiles* are the
-mean and the quantiles of 5 and 95 % of scikit-learn's histogram boosting, as a normal distribution whose width held-out rows correct, with
-the quantiles themselves as interval; *deep ensemble* is five networks of two layers of 100 units with a variance, written out in plain
-torch, each stopped by held-out rows (`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which is what a
-Gaussian process can do in seconds."""
+INTRODUCTION = f"""Means and standard errors over the splits that all methods were run on. *Tabular* is `models.tabular(data)` with its
+defaults and ten voters with a noise each, trained by `fit(..., folds={FOLDS}, weight_decay={DECAYS})`. *Epochs chosen* is the same with
+`epochs={LENGTHS}`, from which out-of-fold rows choose. Activation, weight decays and the rule by which `tabular` chooses its embedding were
+chosen on out-of-fold training rows of {", ".join(CHOSEN_ON)}, the rule also on training rows of other tables; test rows were not used. The
+*Gaussian process* has a length scale for each column (a single one for more than {MOST_LENGTHS} columns) and the more likely of an RBF and a
+Matern 5/2 kernel. *NGBoost* is stopped by held-out rows. *Boosted quantiles* are the mean and the 5 and 95 % quantiles of scikit-learn's
+histogram boosting: the NLL is that of a normal distribution whose width is corrected by held-out rows, and the interval is given by the
+quantiles. *Deep ensemble* is five networks with two layers of 100 units and a variance, written in plain torch, each stopped by held-out rows
+(`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which a Gaussian process can fit in seconds.
+
+In the first table, *first* is the number of tables on which a method has the best score. It and the *mean rank* compare a method with those of
+other packages and by hand, and of ours only with *tabular*; each of our methods is ranked without our other ones. *Coverage off by*: mean
+distance of the coverage of 90 % intervals from 90 %. *Processor time*: median over tables, of training and prediction."""
 OTHERS_OF_OURS = {
-    "tabular, rank-one": "*Tabular, rank-one*: 16 voters of TabM's kind on the same network, `fit` as it comes.",
-    "vote + sculpt": "*Vote + sculpt*: five voters on standardised columns, `fit` as it comes.",
+    "tabular, rank-one": "*Tabular, rank-one*: 16 voters as in TabM on the same network, `fit` with its defaults.",
+    "vote + sculpt": "*Vote + sculpt*: five voters on standardised columns, `fit` with its defaults.",
 }
 
 
 def plain(data: Data) -> nn.Module:
-    """Two hidden layers of 100 units, without embeddings."""
+    """Return a network with two hidden layers of 100 units, without embeddings."""
     return models.tabular(data, embedding="none")
 
 
@@ -75,19 +77,19 @@ def rank_one(data: Data, seed: int, epochs: int) -> Any:
 
 
 def cross_fitted(data: Data, seed: int, epochs: int | tuple[int, ...]) -> Any:
-    """What is recommended."""
+    """Train as recommended."""
     wrapped = compose(vote.Wrapper(2 * FOLDS), sculpt.Wrapper(Normal(beta=0.5)))(models.tabular(data))
     fit(wrapped, data, seed=seed, folds=FOLDS, weight_decay=DECAYS, progress=False, **epochs_of(epochs))
     return wrapped
 
 
 def epochs_of(epochs: int | tuple[int, ...]) -> dict[str, Any]:
-    """As `fit` does it, or so many."""
+    """Return the argument `epochs` of `fit`, or nothing for its default."""
     return {"epochs": epochs} if epochs else {}
 
 
 def epochs_chosen(data: Data, seed: int, epochs: int) -> Any:
-    """What is recommended, for as long as rows out of fold are told better."""
+    """Train as recommended, with the number of epochs chosen by out-of-fold rows."""
     return cross_fitted(data, seed, (epochs, 2 * epochs) if epochs else LENGTHS)
 
 
@@ -100,19 +102,19 @@ OURS = {
 }
 METHODS = (*OURS, *RIVALS)
 ON_MANY = ("tabular", "NGBoost", "boosted quantiles", "deep ensemble")
-ON_MANY_TEXT = f"""As above, with as many as {MANY_ROWS:,} training rows, which a Gaussian process cannot take in, and {MANY_EPOCHS} epochs
-of *tabular* instead of the 100 of `fit`, for time."""
+ON_MANY_TEXT = f"""As above, with up to {MANY_ROWS:,} training rows, which are too many for a Gaussian process. *Tabular* is trained for
+{MANY_EPOCHS} epochs instead of the 100 of `fit`, to save time. *Width*: mean width of the 90 % intervals."""
 PACKAGES = {"Gaussian process": "scikit-learn", "NGBoost": "ngboost", "boosted quantiles": "scikit-learn"}
 
 
 def possible(cell: dict[str, Any]) -> str:
-    """NGBoost is no package of ours."""
+    """Return why a cell can't run here (NGBoost is not installed), or ""."""
     lacking = cell["method"] == "NGBoost" and importlib.util.find_spec("ngboost") is None
     return "the package ngboost is not installed" if lacking else ""
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every split of a table, and every method."""
+    """Return a cell for each split of a table and method."""
     if smoke:
         return [
             {"data": "friedman1", "split": 0, "method": method, "epochs": 1, "rows": 60}
@@ -136,14 +138,14 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def run(data: str, split: int, method: str, epochs: int, rows: int) -> dict[str, Any]:
-    """One row: scores on test rows.
+    """Return scores on test rows.
 
     Args:
         data: name of the table.
-        split: of the rows.
-        method: of `METHODS`.
-        epochs: of our trainings; 0 leaves it to `fit`.
-        rows: training rows at most.
+        split: number of the split.
+        method: one of `METHODS`.
+        epochs: epochs of our trainings; 0 for the default of `fit`.
+        rows: maximum number of training rows.
     """
     if data == CLASSES:
         return run_classes(method, split, epochs, rows)
@@ -167,7 +169,7 @@ def run(data: str, split: int, method: str, epochs: int, rows: int) -> dict[str,
 
 
 def rival(method: str, given: Data, seed: int) -> tuple[Mixture, tuple[Tensor, Tensor] | None]:
-    """What a rival says of the test rows, in the units of the table, and its own interval where it has one."""
+    """Return a rival's predictive distribution of the test rows, in the units of the table, and its interval if it has its own."""
     x, y = given.train.x.double(), given.train.y.double()
     scale = x.std(0, correction=0)
     scale = scale.where(scale > 0, 1.0)
@@ -183,7 +185,7 @@ def rival(method: str, given: Data, seed: int) -> tuple[Mixture, tuple[Tensor, T
 
 
 def scores(mixture: Mixture, y: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
-    """Of a predictive distribution, on rows with targets y [n, 1]."""
+    """Return scores of a predictive distribution on rows with targets y [n, 1]."""
     tail = (1 - COVERAGE) / 2
     low, high = ends or (mixture.icdf(tail), mixture.icdf(1 - tail))
     return {
@@ -195,7 +197,7 @@ def scores(mixture: Mixture, y: Tensor, ends: tuple[Tensor, Tensor] | None = Non
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A table for each score, on how many tables each method is first, and what was run on more rows."""
+    """Return a table for each score, one of ranks, one with many rows, and one of classes."""
     import pandas as pd
 
     many = frame["train"] > MOST_ROWS
@@ -205,12 +207,12 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
     packages = ", ".join(sorted(set(frame["package"].dropna()))) if "package" in frame else ""
     told = [INTRODUCTION, *(words for method, words in OTHERS_OF_OURS.items() if method in methods)]
     told += [f"Packages: {packages}."] if packages else []
-    # or a method would be compared on other splits than the next
+    # otherwise methods would be compared on different splits
     complete = frame.groupby(["data", "split"])["method"].transform("nunique") == len(methods)
     partly = frame[~complete & ~frame["data"].isin(frame[complete]["data"])]
     if len(partly):
         told.append(
-            f"A method is missing on {', '.join(dict.fromkeys(partly['data']))}, of which first and rank leave out."
+            f"Not all methods were run on {', '.join(dict.fromkeys(partly['data']))}: these tables do not count for *first* and *mean rank*."
         )
     frame = frame[complete]
     parts = [" ".join(told), table(pd.DataFrame(_counts(frame, methods)))]
@@ -224,7 +226,7 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
 
 
 def _counts(frame: pd.DataFrame, methods: list[str]) -> list[dict[str, Any]]:
-    """For each method on how many tables it is first, and its mean rank: among itself and the rivals, of rivals beside what is recommended."""
+    """Return on how many tables each method is first, and its mean rank: ours among the rivals, rivals among each other and "tabular"."""
     means = {score: frame.groupby(["data", "method"])[score].mean().unstack()[methods] for score in ("nll", "rmse")}
     counts = []
     for method in methods:
@@ -241,13 +243,13 @@ def _counts(frame: pd.DataFrame, methods: list[str]) -> list[dict[str, Any]]:
                 row[f"{name}, {label}: mean rank"] = f"{ranks.mean():.1f}" if len(part) else ""
         off = (frame[frame["method"] == method].groupby("data")["coverage"].mean() - COVERAGE).abs()
         row["coverage off by"] = f"{off.mean():.1%}"
-        row["seconds of the processor"] = f"{frame[frame['method'] == method]['cost'].median():.0f}"
+        row["processor time (s)"] = f"{frame[frame['method'] == method]['cost'].median():.0f}"
         counts.append(row)
     return counts
 
 
 def _lines(frame: pd.DataFrame, methods: list[str], score: str) -> list[dict[str, str]]:
-    """A line for each table, with a score of each method."""
+    """Return a line for each table, with a score of each method."""
     rows = []
     for data in (*UCI, *OTHERS):
         here = frame[frame["data"] == data]
@@ -258,15 +260,15 @@ def _lines(frame: pd.DataFrame, methods: list[str], score: str) -> list[dict[str
 
 
 def _large(frame: pd.DataFrame) -> list[str]:
-    """Scores of each method on many rows."""
+    """Return a table of the scores of each method on many rows."""
     import pandas as pd
 
     names = {
         "nll": "NLL",
         "rmse": "RMSE",
-        "coverage": "coverage of 90 %",
+        "coverage": "coverage of 90 % intervals",
         "width": "width",
-        "cost": "seconds of the processor",
+        "cost": "processor time (s)",
     }
     rows = []
     for (data, method), here in frame.groupby(["data", "method"], sort=False):
@@ -276,7 +278,7 @@ def _large(frame: pd.DataFrame) -> list[str]:
 
 
 def _cell(values: Any) -> str:
-    """Mean and standard error over splits."""
+    """Return mean and standard error over splits."""
     if not len(values):
         return ""
     digits = 3 if values.abs().mean() > 0.05 else 5

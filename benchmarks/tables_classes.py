@@ -1,4 +1,4 @@
-"""Classes in the benchmark `tables`: who earns more than 50,000 $ a year, of all rows of Adult, beside boosted trees and networks by hand."""
+"""Classification in the benchmark `tables`: who earns more than 50,000 $ a year (all rows of Adult), compared with trees and networks."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CLASSES = "adult income"
-MOST_ROWS, EPOCHS = 32_561, 20  # all of them; of our trainings
+MOST_ROWS, EPOCHS = 32_561, 20  # all rows; epochs of our trainings
 FOLDS = 5
 DECAYS = (0.02, 0.5)  # as in the recipe of `tables`
 BOOSTED = "boosted trees"
-MEMBERS, BATCH, PATIENCE, HELD_OUT = 5, 256, 5, 0.1  # of the networks by hand
+MEMBERS, BATCH, PATIENCE, HELD_OUT = 5, 256, 5, 0.1  # of the networks in plain torch
 
-INTRODUCTION = f"""Whether a person of the census earns more than 50,000 $ a year (Adult), the published split. *Tabular* is the recipe of
-above for classes: `models.tabular(data)`, ten voters, `fit(..., folds={FOLDS}, weight_decay={DECAYS})`; *one network* is the same network
-without voters, `fit` as it comes. *Boosted trees* are scikit-learn's histogram boosting as it comes, stopped by held-out rows; *MLP* is a
-network of two layers of 100 units in plain torch, stopped by held-out rows, and *deep ensemble* is {MEMBERS} of them
-(`benchmarks/tables_classes.py`). Our trainings have {EPOCHS} epochs instead of the 100 of `fit`, for time. A Gaussian process for classes
-cannot take in so many rows. ECE has 15 bins."""
+INTRODUCTION = f"""Whether a person in a census earns more than 50,000 $ a year (Adult), with the published split. *Tabular* is the recipe
+above for classes: `models.tabular(data)`, ten voters, `fit(..., folds={FOLDS}, weight_decay={DECAYS})`. *One network* is the same network
+without voters, trained by `fit` with its defaults. *Boosted trees* are scikit-learn's histogram boosting with its defaults, stopped by
+held-out rows. *MLP* is a network with two layers of 100 units in plain torch, stopped by held-out rows, and *deep ensemble* is {MEMBERS} of
+them (`benchmarks/tables_classes.py`). Our trainings have {EPOCHS} epochs instead of the 100 of `fit`, to save time. There are too many rows
+for a Gaussian process. ECE has 15 bins."""
 
 
 def ours(data: Data, method: str, epochs: int, seed: int) -> Tensor:
-    """Probabilities [rows, classes] of the test rows by our ways of training."""
+    """Return probabilities [rows, classes] of the test rows by our methods."""
     voters = method == "tabular"
     wrapper = vote.Wrapper(len(DECAYS) * FOLDS, output="logits") if voters else compose(output="logits")
     wrapped = wrapper(models.tabular(data))
@@ -46,7 +46,7 @@ def ours(data: Data, method: str, epochs: int, seed: int) -> Tensor:
 
 
 def boosted_trees(data: Data, seed: int) -> Tensor:
-    """Histogram gradient boosting of scikit-learn, as it comes, stopped by held-out rows."""
+    """Return probabilities by scikit-learn's histogram gradient boosting with its defaults, stopped by held-out rows."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     model = HistGradientBoostingClassifier(early_stopping=True, max_iter=1000, random_state=seed)
@@ -55,7 +55,7 @@ def boosted_trees(data: Data, seed: int) -> Tensor:
 
 
 def by_hand(data: Data, seed: int, members: int) -> Tensor:
-    """Mean probabilities of networks of two layers of 100 units on standardised columns, each stopped by held-out rows."""
+    """Return mean probabilities of networks with two layers of 100 units on standardised columns, each stopped by held-out rows."""
     mean, scale = data.train.x.mean(0), data.train.x.std(0)
     x, x_test = ((rows - mean) / scale.where(scale > 0, 1) for rows in (data.train.x, data.test.x))
     draw = torch.Generator().manual_seed(seed)
@@ -86,21 +86,21 @@ METHODS = ("tabular", "one network", BOOSTED, "MLP", "deep ensemble")
 
 
 def run_classes(method: str, seed: int, epochs: int, rows: int) -> dict[str, Any]:
-    """One row: scores on the test rows of Adult.
+    """Return scores on the test rows of Adult.
 
     Args:
-        method: of `METHODS`.
-        seed: of all draws.
-        epochs: of our trainings.
-        rows: training rows at most.
+        method: one of `METHODS`.
+        seed: seed of all draws.
+        epochs: epochs of our trainings.
+        rows: maximum number of training rows.
     """
-    start, whole = time.process_time(), load("adult")
-    drawn = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(seed))[:rows].sort().values
+    start, adult = time.process_time(), load("adult")
+    drawn = torch.randperm(len(adult.train), generator=torch.Generator().manual_seed(seed))[:rows].sort().values
     data = Data.from_arrays(
-        whole.train.x[drawn],
-        whole.train.y[drawn],
-        test=(whole.test.x, whole.test.y),
-        classes=whole.classes,
+        adult.train.x[drawn],
+        adult.train.y[drawn],
+        test=(adult.test.x, adult.test.y),
+        classes=adult.classes,
         name=CLASSES,
     )
     with torch.random.fork_rng(devices=[]):
@@ -118,7 +118,7 @@ def run_classes(method: str, seed: int, epochs: int, rows: int) -> dict[str, Any
 
 
 def scores(probabilities: Tensor, y: Tensor) -> dict[str, float]:
-    """Of probabilities [rows, classes] and class numbers [rows]."""
+    """Return scores of probabilities [rows, classes] for true classes [rows]."""
     return {
         "nll": float(categorical_nll(probabilities, y)),
         "accuracy": float(accuracy(probabilities, y)),
@@ -127,7 +127,7 @@ def scores(probabilities: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def lines(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """A line for each method: means over seeds."""
+    """Return a line for each method, with means over seeds."""
     rows = []
     for method in METHODS:
         here = frame[frame["method"] == method]
@@ -139,7 +139,7 @@ def lines(frame: pd.DataFrame) -> list[dict[str, str]]:
                     "rows": f"{int(here['train'].max()):,}",
                     "seeds": str(len(here)),
                     **{name: f"{here[column].mean():.4f}" for name, column in score.items()},
-                    "seconds of the processor": f"{here['cost'].median():.0f}",
+                    "processor time (s)": f"{here['cost'].median():.0f}",
                 }
             )
     return rows

@@ -1,4 +1,4 @@
-"""Tables of the benchmark `tables`: those of UCI on their own splits, and others."""
+"""Tables of the benchmark `tables`: UCI tables with their standard splits, and others with random splits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from workbench.data import Data, load
 
 UCI = ("boston", "concrete", "energy", "wine-red", "yacht", "kin8nm", "naval", "power", "protein")
 OTHERS = ("diabetes", "adult age", "oil of transformers", "friedman1", "friedman2", "friedman3", "robot arm")
-MOST_ROWS, MOST_TEST = 2000, 1000  # of a table: what an exact Gaussian process can do here
+MOST_ROWS, MOST_TEST = (
+    2000,
+    1000,
+)  # maximum numbers of training and test rows, so that an exact Gaussian process is possible
 
 
 def rows_of(name: str, split: int, most: int = MOST_ROWS) -> Data:
-    """A table with at most so many training rows; which they are, the split says.
+    """Return a table with a maximum number of training rows, drawn by the split.
 
     Args:
-        name: of `UCI` or `OTHERS`.
-        split: of the set's own splits, or the seed of the draw.
-        most: of the training rows.
+        name: one of `UCI` or `OTHERS`.
+        split: number of the standard split, or seed of the random one.
+        most: maximum number of training rows.
     """
     if name in UCI or name == "diabetes":
         data = load(name, split=split)
@@ -37,19 +40,19 @@ def rows_of(name: str, split: int, most: int = MOST_ROWS) -> Data:
 
 
 def _drawn(name: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of a table that has no splits of its own, in a new order."""
+    """Return rows of a table without standard splits, in random order."""
     from sklearn import datasets
 
     draw = np.random.default_rng(seed)
-    if name == "adult age":  # of people, from the thirteen other columns
+    if name == "adult age":  # predicted from the other thirteen columns
         adult = load("adult")
         column = [one.name for one in adult.features].index("age")
         x, y = np.delete(adult.train.x.numpy(), column, 1), adult.train.x[:, column].numpy()
         x = np.concatenate([x, adult.train.y.numpy()[:, None]], 1)
-    elif name == "oil of transformers":  # its temperature, from the loads of the hour
+    elif name == "oil of transformers":  # oil temperature, predicted from the loads of the same hour
         one = load("ett-h1", input_length=1, horizon=1).train.x[:, :, 0].numpy()
         x, y = one[:, :6], one[:, 6]
-    elif name == "robot arm":  # how far eight joints bring the hand: smooth, without noise but for the sensor's
+    elif name == "robot arm":  # distance of the hand from eight joint angles: smooth, with sensor noise only
         angles = draw.uniform(-np.pi / 2, np.pi / 2, (4000, 8))
         bent = angles.cumsum(1) * 0.5
         distance = np.hypot(np.cos(bent).sum(1), np.sin(bent).sum(1)) / 8

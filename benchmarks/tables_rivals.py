@@ -1,6 +1,6 @@
-"""What the benchmark `tables` compares with: written out, or other packages as they come. None is told anything of test rows.
+"""Methods that the benchmark `tables` compares with: other packages with their defaults, or plain torch. None sees test targets.
 
-Each takes standardised rows x [n, features], y [n], and test inputs, as float64 arrays, and a seed; and gives `Said` of the test rows.
+Each takes standardised rows x [n, features], y [n], and test inputs, as float64 arrays, and a seed, and returns `Said` for the test rows.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch.nn import functional as F
 
 from workbench.errors import require
 
-GP_ROWS = 800  # that hyperparameters of the Gaussian process are chosen on; all rows are conditioned on
-MOST_LENGTHS = 40  # of its kernel; with more columns one length is that of all
-HELD_OUT = 0.1  # share of the rows that stops a training or widens a scale
+GP_ROWS = 800  # rows that the Gaussian process fits its hyperparameters on; its posterior uses all rows
+MOST_LENGTHS = 40  # maximum number of length scales of its kernel; with more columns, all share one
+HELD_OUT = 0.1  # share of the rows that is held out to stop a training or correct a scale
 
 
 @dataclasses.dataclass
 class Said:
-    """A mixture of normal distributions for each test row.
+    """Predictive distributions of test rows: a mixture of normal distributions for each.
 
     Args:
-        mean, scale: [members, n].
-        low, high: the ends of a 90 % interval [n], where the method gives them itself.
+        mean, scale: means and standard deviations [members, n].
+        low, high: ends of a 90 % interval [n], if the method has its own.
     """
 
     mean: np.ndarray
@@ -42,8 +42,8 @@ Rival = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Said]
 
 
 def gaussian_process(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> Said:
-    """Of scikit-learn, RBF or Matern 5/2, by marginal likelihood on some rows, whichever is greater; with a length for each column, or
-    one for all where they are many."""
+    """Fit scikit-learn's Gaussian process, with the kernel (RBF or Matern 5/2) of the larger marginal likelihood on `GP_ROWS` rows, and with
+    a length scale for each column, or one for more than `MOST_LENGTHS` columns."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
 
@@ -53,7 +53,7 @@ def gaussian_process(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int
     for smooth in (RBF(lengths, (1e-2, 1e4)), Matern(lengths, (1e-2, 1e4), nu=2.5)):
         kernel = ConstantKernel(1.0, (1e-3, 1e4)) * smooth + WhiteKernel(0.1, (1e-7, 1e1))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of lengths at their bounds: columns that do not count
+            warnings.simplefilter("ignore")  # length scales at their bounds, for irrelevant columns
             fitted.append(GaussianProcessRegressor(kernel).fit(x[some], y[some]))
     best = max(fitted, key=lambda one: one.log_marginal_likelihood_value_)
     whole = GaussianProcessRegressor(best.kernel_, optimizer=None).fit(x, y)
@@ -62,7 +62,7 @@ def gaussian_process(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int
 
 
 def ngboost(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> Said:
-    """NGBoost (Duan et al. 2020), as it comes, but for as many as 2,000 trees, stopped by held-out rows."""
+    """Fit NGBoost (Duan et al. 2020) with its defaults, except for up to 2,000 trees, stopped by held-out rows."""
     train, held = _parted(len(x), seed)
     model = require("ngboost").NGBRegressor(n_estimators=2000, verbose=False, random_state=seed)
     model.fit(x[train], y[train], X_val=x[held], Y_val=y[held], early_stopping_rounds=50)
@@ -71,8 +71,8 @@ def ngboost(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> Said
 
 
 def boosted_quantiles(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> Said:
-    """Histogram gradient boosting of scikit-learn: a mean, and quantiles of 5 and 95 %, whose distance and a constant, both times a factor that
-    held-out rows choose, make the width of a normal distribution."""
+    """Fit scikit-learn's histogram gradient boosting for the mean and for the 5 and 95 % quantiles. The standard deviation of the normal
+    distribution combines the distance of the quantiles and a constant, each with a factor chosen by held-out rows."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     train, held = _parted(len(x), seed)
@@ -88,7 +88,7 @@ def boosted_quantiles(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: in
         said(loss="quantile", quantile=0.05),
         said(loss="quantile", quantile=0.95),
     )
-    # quantiles may cross, so that what is the same everywhere is added
+    # quantiles may cross, so a constant is added to the width
     left = y[held] - mean[0]
     widths = [np.maximum(up - down, 0) / (2 * 1.6449) for up, down in zip(high, low, strict=True)]
     even = float(np.sqrt(np.mean(left**2)))
@@ -103,7 +103,7 @@ def boosted_quantiles(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: in
 
 
 def deep_ensemble(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -> Said:
-    """Five networks of two layers of 100 units that give mean and variance (Lakshminarayanan et al. 2017), each stopped by held-out rows."""
+    """Fit five networks with two layers of 100 units that predict mean and variance (Lakshminarayanan et al. 2017), stopped by held-out rows."""
     members, width, size, epochs, patience = 5, 100, 64, 300, 30
     train, held = _parted(len(x), seed)
     draw = torch.Generator().manual_seed(seed)
@@ -151,7 +151,7 @@ def deep_ensemble(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, seed: int) -
 
 
 def _parted(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to train on, and the rest."""
+    """Return indices of the training rows and of the held-out rows."""
     order = np.random.default_rng(seed).permutation(n)
     held = max(1, round(HELD_OUT * n))
     return order[held:], order[:held]

@@ -1,7 +1,7 @@
-"""Rows a second of `fit` for each wrapper beside a loop written by hand that trains the plain network, and how good both are.
+"""Training throughput (rows per second) of `fit` for each wrapper, compared with a hand-written loop for the plain network, and quality of both.
 
-Fashion-MNIST with a LeNet-5 and CIFAR-10 (JPEG copies) with a small CNN; on a GPU a ResNet-18, too, in bfloat16 autocast, with random crops
-and mirror images. Both trainings are of the same rows, batches and learning rates, in full: from rows in the memory of the CPU to the last step.
+Fashion-MNIST with a LeNet-5 and CIFAR-10 (JPEG copies) with a small CNN; on a GPU also a ResNet-18 in bfloat16 autocast, with random crops and
+mirror images. Both trainings use the same rows, batches and learning rates, and are timed in full: from rows in CPU memory to the last step.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
         vote.Wrapper(5, share=1, output="logits"), sculpt.Wrapper(LogitNormal, n_layers=1)
     ),
 }
-NETWORKS = {"vote": 5}  # as many plain networks have as many numbers to learn
-QUALITY = ("vote last", "vote")  # of the ResNet-18
+NETWORKS = {"vote": 5}  # number of plain networks with the same total number of parameters
+QUALITY = ("vote last", "vote")  # methods with the ResNet-18
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every model and wrapper, one seed after another; the ResNet-18 on a GPU, once, at the end."""
+    """Return a cell for each seed, model and wrapper; those of the ResNet-18, on a GPU with one seed, come last."""
     if smoke:
         return [_cell("lenet5", method, 0, "cpu", 1, 640) for method in ("vote", "sculpt 1")]
     small = [
@@ -71,7 +71,7 @@ def _cell(model: str, method: str, seed: int, on: str, epochs: int = 0, rows: in
 
 
 def possible(cell: dict[str, Any]) -> str:
-    """Why a cell can't run here, "" if it can."""
+    """Return why a cell can't run here, "" if it can."""
     from workbench.data.files import is_local
 
     if cell["on"] == "cuda" and not torch.cuda.is_available():
@@ -80,7 +80,7 @@ def possible(cell: dict[str, Any]) -> str:
 
 
 class Shifted(nn.Module):
-    """In training, each image [n, c, h, w] is moved by up to four pixels either way, and half of them are mirrored."""
+    """Augmentation in training mode: shift each image [n, c, h, w] by up to four pixels and mirror half of them."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -96,7 +96,7 @@ class Shifted(nn.Module):
 
 
 def build(model: str, seed: int) -> nn.Module:
-    """A fresh network on the CPU."""
+    """Return a freshly initialised network on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if model == "lenet5":
@@ -117,7 +117,7 @@ class Rows:
 
 @functools.lru_cache(maxsize=1)
 def rows_of(name: str, n: int) -> Rows:
-    """Rows of a data set; n of each part, 0 for all."""
+    """Return standardised rows of a data set; n of each part, 0 for all."""
     loaded = images(name, n)
     mean, scale = loaded.train.x.mean((0, 2, 3), keepdim=True), loaded.train.x.std((0, 2, 3), keepdim=True)
     train, test = ((part.x - mean) / scale for part in (loaded.train, loaded.test))
@@ -125,13 +125,13 @@ def rows_of(name: str, n: int) -> Rows:
 
 
 def run(seed: int, data: str, model: str, method: str, epochs: int, rows: int, on: str) -> dict[str, Any]:
-    """One row."""
+    """Train by `fit` and by hand, and return one row of times and scores."""
     split = rows_of(data, rows)
     low = torch.autocast(on, torch.bfloat16) if model == "resnet18" else contextlib.nullcontext()
     lr = RESNET_LR if model == "resnet18" else LR
     with low, torch.random.fork_rng():
         few = Rows(split.x[: 4 * BATCH], split.y[: 4 * BATCH], split.test_x, split.test_y)
-        for start in (few, split):  # the first finds out and allocates
+        for start in (few, split):  # the first training is a warm-up
             wrapped = WRAPPERS[method]()(build(model, seed)).to(on)
             seconds = timed(lambda start=start, wrapped=wrapped: fitted(wrapped, start, epochs, lr, seed), on)
             network = build(model, seed).to(on)
@@ -153,7 +153,7 @@ def run(seed: int, data: str, model: str, method: str, epochs: int, rows: int, o
 
 
 def timed(training: Callable[[], object], device: str) -> float:
-    """Seconds by the clock."""
+    """Return wall-clock seconds."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -170,7 +170,7 @@ def fitted(wrapped: Any, rows: Rows, epochs: int, lr: float, seed: int) -> None:
 
 
 def by_hand(network: nn.Module, rows: Rows, epochs: int, lr: float, device: str) -> None:
-    """The loop that everyone writes, with what makes it fast: rows on the device, a fused optimizer, no look at the loss."""
+    """Train by the usual loop, made fast: rows on the device, a fused optimizer, and no reading of the loss."""
     x, y = rows.x.to(device), rows.y.to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=0.0, fused=True)
     steps = epochs * -(-len(x) // BATCH)
@@ -188,7 +188,7 @@ def by_hand(network: nn.Module, rows: Rows, epochs: int, lr: float, device: str)
 
 
 def scores(model: Any, rows: Rows, device: str, prefix: str = "") -> dict[str, float]:
-    """Accuracy and negative log-likelihood on the test rows, and how well the entropy tells wrong answers from right ones."""
+    """Return accuracy, negative log-likelihood, and AUROC of the entropy for wrong answers, on the test rows."""
     model.eval()
     with torch.no_grad():
         answers = [model(part.to(device)).float().softmax(1).cpu() for part in rows.test_x.split(1000)]
@@ -204,29 +204,29 @@ def scores(model: Any, rows: Rows, device: str, prefix: str = "") -> dict[str, f
 
 
 def waits(training: Callable[[Rows], None], rows: Rows) -> float:
-    """How often a step waits for the GPU: what twice as many rows add, by torch's own count."""
+    """Return how often a step waits for the GPU, from the warnings of torch that twice as many rows add."""
     counts = []
     for batches in (8, 16):
         part = Rows(rows.x[: batches * BATCH], rows.y[: batches * BATCH], rows.test_x, rows.test_y)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 training(part)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        counts.append(sum("synchroniz" in str(warning.message) for warning in told))
+        counts.append(sum("synchroniz" in str(warning.message) for warning in caught))
     return (counts[1] - counts[0]) / 8
 
 
 # ---- the page
-INTRODUCTION = f"""*To the loop*: rows a second of `fit` as a share of those of the loop, which trains one plain network; so many networks
-one after another would have the share behind the bar. *Wrong*: AUROC of the entropy of the prediction for telling wrong answers from
-right ones. *Waits*: how often a step waits for the GPU. Batches of {BATCH} rows; means over seeds."""
+INTRODUCTION = f"""*To the loop*: rows per second of `fit`, as a share of those of the loop, which trains one plain network; the number after the
+slash is the share that as many plain networks as voters would have, trained one after another. *Wrong*: AUROC of the entropy of the prediction
+for detecting wrong answers. *Waits*: number of times a step waits for the GPU. Batches have {BATCH} rows; means over seeds."""
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A table for each model and device."""
+    """Return a table for each model and device."""
     sections = [INTRODUCTION]
     for (model, _, hardware), part in frame.groupby(["model", "on", "hardware"], sort=False):
         seeds, epochs = part["seed"].nunique(), part["epochs"].iloc[0]
@@ -255,7 +255,7 @@ def _section(part: pd.DataFrame) -> str:
             for method, row in means.iterrows()
         ),
     ]
-    columns = ["method", "rows a second", "to the loop", "accuracy", "NLL", "wrong", "waits"]
+    columns = ["method", "rows per second", "to the loop", "accuracy", "NLL", "wrong", "waits"]
     return table(pd.DataFrame(lines, columns=columns))
 
 

@@ -1,10 +1,10 @@
-"""Known truths on made-up data: is the noise found, and does risk rise where nothing was seen?
+"""Known truths on synthetic data: is the noise estimated correctly, and does risk rise where there are no training rows?
 
-`noise`: `data.toy.cubic`, whose standard deviation is known at every place, so that the expected negative log-likelihood
-of a prediction under the true density has a closed form. `unseen`: `data.toy.sine_gap`, which has a gap and two far
-sides without training rows. Everything else is `workbench.fit` with its defaults: nothing is chosen by these scores.
-The curves by name: do 90 % bands of epistemic risk hold the truth where nothing was seen? Of voters without and with a
-prior, whose scale is one for all curves or chosen by each curve's own training rows, and of a Gaussian process.
+`noise`: `data.toy.cubic`, whose standard deviation is known everywhere, so that the expected negative log-likelihood of a prediction under the
+true density has a closed form. `unseen`: `data.toy.sine_gap`, which has no training rows in a gap and on two far sides. Everything else is
+`workbench.fit` with its defaults; nothing is chosen by these scores. Tasks named after a curve: do 90 % bands of epistemic risk cover the truth
+where there are no training rows? They compare voters without a prior, with one prior scale for all curves, and with a scale chosen by each
+curve's training rows, and a Gaussian process.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ WRAPPERS = {
     "vote of sculpt": (vote.Wrapper(5), sculpt.Wrapper()),
     "neo": (neo.Wrapper(),),
 }
-# the risk that is looked at; of all others, epistemic
+# the risk that is evaluated; for all other methods, epistemic
 KIND = {"plain": "total", "sculpt": "aleatoric", "neo": "vacuitic"}
 
 VOTERS, PRIOR = 10, 300.0
 BANDS = ("vote without prior", "vote with prior", "vote with chosen prior", "Gaussian process")
-# layout of the rows, and another truth than its own
+# layout of the rows, and the true curve (None for the layout's default)
 CURVES: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
     "cubic": ("ends", None),
     "line": ("ends", lambda x: x),
@@ -51,12 +51,12 @@ CURVES: dict[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
     "fast sine": ("gap", lambda x: torch.sin(3 * x)),
     "step": ("gap", lambda x: torch.tanh(2 * x)),
 }
-MOST_ROWS = 1000  # of a Gaussian process, drawn at random
+MAX_ROWS = 1000  # maximum number of rows of a Gaussian process, drawn at random
 NINETY = 1.6448536269514722  # 95 % quantile of the standard normal distribution
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Every task, method, number of training rows and seed."""
+    """Return a cell for each task, method, number of training rows and seed."""
     return [
         {"task": task, "method": method, "n_train": n_train, "epochs": 3 if smoke else 100, "seed": seed}
         for seed in range(1 if smoke else 5)
@@ -73,7 +73,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def run(task: str, method: str, n_train: int, epochs: int, seed: int) -> dict[str, float]:
-    """Train one model, and compare its risk with the truth."""
+    """Train one model and compare its risk with the truth."""
     if task in CURVES:
         return _bands(task, method, n_train, epochs, seed)
     load = {"noise": data.toy.cubic, "unseen": data.toy.sine_gap}[task]
@@ -89,14 +89,14 @@ def run(task: str, method: str, n_train: int, epochs: int, seed: int) -> dict[st
 
 
 def _noise(wrapped: nn.Module, method: str, rows: data.Data, seed: int) -> dict[str, float]:
-    """Against mean and noise that are known, at places that are spread like the training rows."""
+    """Compare prediction and noise with the truth, at inputs distributed like the training rows."""
     fresh = data.toy.cubic(n_train=5000, seed=10_000 + seed).train
     assert fresh.sigma is not None
     truth, sigma = (fresh.x.double() ** 3 / 6, fresh.sigma.double())
     y, risks = _predict(wrapped, method, fresh.x, rows)
     noise = risks.get("aleatoric", risks["total"])
     ratio = noise / sigma
-    # the expectation of -log N(target; y, total) over the target's true density, less that density's own entropy
+    # expectation of -log N(target; y, total) under the true density of the target, minus the entropy of that density
     total = risks["total"]
     excess = (total / sigma).log() + (sigma**2 + (y - truth) ** 2) / (2 * total**2) - 0.5
     entropy = sigma.log() + 0.5 * math.log(2 * math.pi * math.e)
@@ -110,37 +110,37 @@ def _noise(wrapped: nn.Module, method: str, rows: data.Data, seed: int) -> dict[
 
 
 def _unseen(wrapped: nn.Module, method: str, rows: data.Data, seed: int) -> dict[str, float]:
-    """Risk in the gap and on the far sides, held against risk where the training rows are."""
+    """Compare the risk in the gap and on the far sides with the risk at the training rows."""
     y, risks = _predict(wrapped, method, rows.test.x, rows)
     risk = risks[KIND.get(method, "epistemic")].flatten()
     seen, gap, far = (rows.test.regions[name] for name in ("data", "gap", "outside"))
     scores = {"rmse": float(rmse(y[seen], rows.test.y[seen].double()))}
     for name, region in (("gap", gap), ("far", far)):
         scores[f"auroc_{name}"] = float(auroc(risk[seen], risk[region]))
-        if method != "neo":  # vacuitic risk has mean 0 on the data: it is no scale for a ratio
+        if method != "neo":  # vacuitic risk has mean 0 on the data, which allows no ratio
             scores[f"ratio_{name}"] = float(risk[region].median() / risk[seen].median())
     return scores
 
 
 def _bands(curve: str, method: str, n_train: int, epochs: int, seed: int) -> dict[str, float]:
-    """Bands of 90 % around the prediction, by epistemic risk alone, held against a truth without noise."""
+    """Evaluate 90 % bands around the prediction, by epistemic risk alone, against the noise-free truth."""
     layout, other = CURVES[curve]
     rows = (data.toy.cubic if layout == "ends" else data.toy.sine_gap)(n_train=n_train, seed=seed)
-    own: Callable[[Tensor], Tensor] = _cubic if layout == "ends" else torch.sin
-    truth, x = other or own, rows.test.x
-    train_x, train_y = rows.train.x, truth(rows.train.x) + (rows.train.y - own(rows.train.x))
+    default: Callable[[Tensor], Tensor] = _cubic if layout == "ends" else torch.sin
+    truth, x = other or default, rows.test.x
+    train_x, train_y = rows.train.x, truth(rows.train.x) + (rows.train.y - default(rows.train.x))
     if method == "Gaussian process":
         y, risk = _gaussian_process(train_x, train_y, x, seed)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
-            given: dict[str, Any] = {"epochs": epochs, "seed": seed, "progress": False}
+            settings: dict[str, Any] = {"epochs": epochs, "seed": seed, "progress": False}
             scale = None if method == "vote without prior" else PRIOR
             if method == "vote with chosen prior":
-                scale = prior_scale(vote.Wrapper(VOTERS, prior=PRIOR), net, (train_x, train_y), **given)
+                scale = prior_scale(vote.Wrapper(VOTERS, prior=PRIOR), net, (train_x, train_y), **settings)
             wrapped = vote.Wrapper(VOTERS, prior=scale)(net)
-            fit(wrapped, (train_x, train_y), **given)
+            fit(wrapped, (train_x, train_y), **settings)
             wrapped.eval()
             with torch.no_grad():
                 y, risk = (answer.double() for answer in wrapped(x, return_risk=True))
@@ -151,7 +151,7 @@ def _bands(curve: str, method: str, n_train: int, epochs: int, seed: int) -> dic
         "coverage_seen": float((error <= width)[seen].double().mean()),
         "coverage_unseen": float((error <= width)[unseen].double().mean()),
         "width": float(width[unseen].mean()),
-        # all widths divided by it would hold the truth at 90 % of the places
+        # all widths divided by this would cover the truth at 90 % of the inputs
         "times_needed": float(1 / torch.quantile((error / width)[unseen], 0.9)),
     }
 
@@ -161,12 +161,12 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def _gaussian_process(x: Tensor, y: Tensor, at: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation without the noise, of an RBF kernel whose length, height and noise are fitted by likelihood."""
+    """Return mean and noise-free standard deviation, with an RBF kernel whose length, height and noise are fitted by likelihood."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-    if len(x) > MOST_ROWS:
-        chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:MOST_ROWS]
+    if len(x) > MAX_ROWS:
+        chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:MAX_ROWS]
         x, y = x[chosen], y[chosen]
     kernel = ConstantKernel(1.0, (1e-3, 1e5)) * RBF(1.0, (1e-2, 1e3)) + WhiteKernel(0.1)
     model = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed).fit(x.numpy(), y.numpy().ravel())
@@ -177,7 +177,7 @@ def _gaussian_process(x: Tensor, y: Tensor, at: Tensor, seed: int) -> tuple[Tens
 
 
 def _predict(wrapped: nn.Module, method: str, x: Tensor, rows: data.Data) -> tuple[Tensor, dict[str, Tensor]]:
-    """Prediction and every risk, in float64; the plain model has one noise for all rows, of the training residuals."""
+    """Return prediction and all risks, in float64; the plain model has one noise for all rows, from its training residuals."""
     if method == "plain":
         residual = (wrapped(rows.train.x) - rows.train.y).double().square().mean().sqrt()
         y = wrapped(x).double()
@@ -189,7 +189,7 @@ def _predict(wrapped: nn.Module, method: str, x: Tensor, rows: data.Data) -> tup
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """Two tables and a picture."""
+    """Return three tables and a figure."""
     bands = frame[frame["task"].isin(CURVES)]
     frame = frame[~frame["task"].isin(CURVES)]
     frame = frame.assign(method=frame["method"].astype("category").cat.set_categories(list(WRAPPERS)))
@@ -197,7 +197,7 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
     noise = noise.assign(percent=100 * noise["sigma_error"], excess=noise["nll"] - noise["nll_true"])
     columns = {
         "percent": ("error of the noise (%)", 1),
-        "excess": ("NLL above the truth's (nats)", 3),
+        "excess": ("NLL above that of the truth (nats)", 3),
         "rmse": ("RMSE to the true curve", 3),
     }
     ratios = {
@@ -208,35 +208,36 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
     }
     seeds = frame["seed"].nunique()
     _draw(noise, unseen, images / "toy-truth.png")
-    return f"""Mean and standard error over {seeds} seeds of data and model.
+    return f"""Means and standard errors over {seeds} seeds of data and model.
 
-*Error of the noise*: median over rows of |sigma / true sigma - 1|, at places spread like the training rows. *NLL above the truth's*: the
-expectation under the true density, in closed form, of a normal distribution with the predicted mean and total risk; 0 is perfect. The plain
-model has one sigma for all rows, the root mean square of its training residuals.
+Estimated noise, at inputs distributed like the training rows. *Error of the noise*: median over rows of |sigma / true sigma - 1|. *NLL above
+that of the truth*: expected NLL, under the true density and in closed form, of a normal distribution with the predicted mean and total risk,
+minus that of the true density; 0 is perfect. The plain model has one sigma for all rows, the root mean square of its training residuals.
 
 {_table(noise, columns)}
 
-*AUROC*: chance that a row from where nothing was seen has a higher risk than one from where the training rows are; 0.5 is chance. *Ratio*: of
-the median risk there to the median risk at the data: below 1, risk falls where nothing was seen. Vacuitic risk has mean 0 at the data and so
-no ratio. Plain has a constant risk; sculpt's is aleatoric, which is not meant to rise here; neo's is vacuitic; that of all others is epistemic.
+Risk where there are no training rows: in a *gap* between them, and *far* from them on both sides. *AUROC*: probability that a row there has a
+higher risk than a row among the training rows; 0.5 is chance. *Ratio*: median risk there divided by the median risk among the training rows;
+below 1, risk falls where there are no training rows. Vacuitic risk has mean 0 among the training rows and so no ratio. The risk of the plain
+model is constant; for sculpt it is aleatoric, which is not meant to rise here, for neo vacuitic, and for all others epistemic.
 
 {_table(unseen, ratios)}
 
-![Each dot a seed: error of the noise, NLL above the truth's, and risk in the gap divided by risk at the data](images/toy-truth.png)
+![Error of the noise, NLL above that of the truth, and risk in the gap divided by risk at the data; a dot for each seed](images/toy-truth.png)
 
 {_of_bands(bands)}"""
 
 
 def _of_bands(frame: pd.DataFrame) -> str:
-    """A table of the bands where nothing was seen; nothing where none were run."""
+    """Return a table of the bands where there are no training rows, "" if none were run."""
     if frame.empty:
         return ""
     import pandas as pd
 
     columns = {
-        "coverage_unseen": ("% held, unseen", 100, 0),
-        "times_needed": ("width / needed", 1, 2),
-        "coverage_seen": ("% held, seen", 100, 0),
+        "coverage_unseen": ("coverage, unseen (%)", 100, 0),
+        "times_needed": ("width / needed width", 1, 2),
+        "coverage_seen": ("coverage, seen (%)", 100, 0),
         "rmse": ("RMSE, seen", 1, 3),
     }
     rows = []
@@ -250,13 +251,14 @@ def _of_bands(frame: pd.DataFrame) -> str:
                 row[label] = f"{values.mean():.{digits}f}{spread}"
             row["seeds under 80 %"] = f"{int((group['coverage_unseen'] < 0.8).sum())} of {len(group)}"
             rows.append(row)
-    return f"""*Where nothing was seen*: bands of 90 % by epistemic risk alone (1.645 standard deviations), of {VOTERS} voters without and with
-`prior={PRIOR:g}`, of voters whose scale `training.prior_scale` chose by the ends of the curve's own training rows (15 % on each side, which are
-then trained on as well), and of a Gaussian process (RBF kernel, fitted by likelihood on at most {MOST_ROWS} rows). *Held*: places where the band
-holds the true curve; the aim is 80 % or more where nothing was seen. *Width / needed*: how many times narrower all bands of a seed could be
-and hold 90 % of the places there; the aim is at most 2, and below 1 they are too narrow. `ends`: 4 < |x| < 6, beyond data on [-4, 4]; `gap`:
-|x| < pi, between data on both sides. That priors are near zero at the training rows, and {PRIOR:g}, were chosen on 200 rows of the curves
-with seeds 0 and 1; these are seeds 5 to 9.
+    return f"""Bands of 90 % (1.645 standard deviations) by epistemic risk alone, where there are no training rows (*unseen*) and among them
+(*seen*). The methods are {VOTERS} voters without a prior, with `prior={PRIOR:g}`, and with a scale that `training.prior_scale` chooses by the
+ends of the curve's training rows (15 % on each side, which are then trained on as well), and a Gaussian process (RBF kernel, fitted by
+likelihood on at most {MAX_ROWS} rows). *Coverage*: share of inputs where the band contains the true curve; the target is 80 % or more where
+unseen, and the last column counts the seeds that miss it. *Width / needed width*: the factor by which all bands of a seed could be narrower
+and still cover 90 % of the unseen inputs; the target is at most 2, and below 1 they are too narrow. Unseen inputs are at the `ends`, 4 < |x| <
+6, with data on [-4, 4], or in a `gap`, |x| < pi, with data on both sides. That priors are near zero at the training rows, and the scale
+{PRIOR:g}, were chosen on 200 rows of the curves with seeds 0 and 1; these results are for seeds 5 to 9.
 
 {table(pd.DataFrame(rows))}"""
 

@@ -1,8 +1,8 @@
-"""Regression on nine UCI sets, the standard 20 splits (protein 5): test NLL and RMSE in original units, beside published numbers.
+"""Regression on nine UCI sets with the standard 20 splits (protein 5): test NLL and RMSE in original units, compared with published numbers.
 
 Standard track: one hidden layer of 50 ReLU units (protein 100), one configuration for all sets. Open track: two layers of 100 SiLU units on
-periodic inputs, one configuration for all sets. All splits of a cell train at once, as voters of one wrapped model; whatever is chosen is
-chosen by training rows that a network has not seen, never by test rows.
+periodic inputs, one configuration for all sets. All splits of a cell train at once, as voters of one wrapped model; all choices are made by
+training rows that a network has not seen, never by test rows.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ SETS = {
     "yacht": 20,
 }
 SMALL = ("boston", "concrete", "energy", "wine-red", "yacht")
-FEW = 5  # splits of the small sets for what trains one split at a time
+FEW = 5  # number of splits of the small sets for methods that train one split at a time
 COVERAGE = 0.9
 MOST_STEPS = 12_000
 LONG = "recommended for 30k steps"
-LONG_ON = {"naval": 2}  # the set that has use for them, and on how many splits
+LONG_ON = {"naval": 2}  # set that gains from more steps, and number of splits
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a method is trained.
+    """Training recipe of a method.
 
     Args:
-        lr, weight_decay: one for each setting; weight decay is for 1,440 rows or fewer, and falls as 1 / rows beyond.
-        folds: the rows are cut into so many.
-        held: how many of the folds are held out in turn; 1 is a plain validation set.
-        repeats: networks for each fold held out and each setting.
-        noise: whether a second output says the noise.
-        dropout: in training.
-        draws: of dropout at prediction.
-        laplace: whether the last layer gets a Laplace posterior afterwards.
-        conformal: share of the training rows that is held out of all this for split conformal intervals.
-        open: whether the network is that of the open track.
-        embedding: of the network `workbench.models.tabular`, which is taken instead where this is said; its bins are those of one split.
-        epochs: at most.
-        steps: at most.
+        lr, weight_decay: one value for each setting; the weight decay is for 1,440 rows or fewer, and falls as 1 / rows beyond.
+        folds: number of folds of the rows.
+        held: number of folds that are held out in turn; 1 is a plain validation set.
+        repeats: networks for each held-out fold and setting.
+        noise: whether a second output predicts the noise.
+        dropout: dropout rate in training.
+        draws: draws of dropout at prediction.
+        laplace: whether the last layer gets a Laplace posterior after training.
+        conformal: share of the training rows that is held out for split conformal intervals.
+        open: whether to use the network of the open track.
+        embedding: embedding of the network `workbench.models.tabular`, which is used if this is given; its bins are those of one split.
+        epochs: maximum number of epochs.
+        steps: maximum number of steps.
     """
 
     lr: tuple[float, ...] = (0.01,)
@@ -94,7 +94,7 @@ METHODS = {
 
 
 class Layer(nn.Linear):
-    """A linear layer that starts with outputs of variance one for inputs of variance one (LeCun et al. 1998)."""
+    """A linear layer initialised to map inputs of variance one to outputs of variance one (LeCun et al. 1998)."""
 
     def reset_parameters(self) -> None:
         bound = math.sqrt(3 / self.in_features)
@@ -103,12 +103,12 @@ class Layer(nn.Linear):
 
 
 class Periodic(nn.Module):
-    """Each input beside sines and cosines of it, with frequencies that are learned (Gorishniy et al. 2022).
+    """Inputs, and their sines and cosines with learned frequencies (Gorishniy et al. 2022).
 
     Args:
         features: number of inputs.
-        frequencies: how many for each.
-        spread: standard deviation of their start values, in periods per standard deviation of the input.
+        frequencies: number of frequencies for each input.
+        spread: standard deviation of the initial frequencies, in periods per standard deviation of the input.
     """
 
     def __init__(self, features: int, frequencies: int = 6, spread: float = 0.5) -> None:
@@ -126,7 +126,7 @@ class Periodic(nn.Module):
 
 
 def network(features: int, name: str, recipe: Recipe) -> nn.Sequential:
-    """The network of a track."""
+    """Return the network of a track."""
     if recipe.open:
         wide = features * 13
         return nn.Sequential(Periodic(features), Layer(wide, 100), nn.SiLU(), Layer(100, 100), nn.SiLU(), Layer(100, 1))
@@ -136,14 +136,14 @@ def network(features: int, name: str, recipe: Recipe) -> nn.Sequential:
 
 
 def tabular_network(data: Any, recipe: Recipe) -> nn.Sequential:
-    """`tabular` for rows that are standardised already, as it does it itself."""
+    """Return the network `tabular` without its standardisation, for rows that are already standardised in the same way."""
     from workbench.models import tabular
 
     return tabular(data, embedding=recipe.embedding, dropout=recipe.dropout)[1:]
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """A method on some splits of a set: as many at once as make up to about 300 networks on small sets and 150 on large ones."""
+    """Return a cell for each method and group of splits of a set; a cell has at most about 300 networks on small sets and 150 on large ones."""
     if smoke:
         splits = {"plain": "0-1", "recommended": "0-1", "tabular": "0-0"}
         return [{"data": "yacht", "method": name, "splits": part, "epochs": 3} for name, part in splits.items()]
@@ -165,13 +165,13 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, Any]]:
-    """One row for each split.
+    """Return one row for each split.
 
     Args:
         data: name of the set.
-        method: of `METHODS`.
-        splits: numbers of the first and the last split, "0-9".
-        epochs: instead of those of the method; 0 for these.
+        method: one of `METHODS`.
+        splits: numbers of the first and the last split, such as "0-9".
+        epochs: maximum number of epochs; 0 for that of the method.
     """
     from workbench import compose, sculpt, vote
     from workbench.calibration.conformal import conformal_quantile
@@ -187,7 +187,7 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
     numbers = range(int(splits.split("-")[0]), int(splits.split("-")[1]) + 1)
     if recipe.embedding and len(numbers) > 1:
         raise ValueError(
-            f"splits: found {splits!r}; {method} has bins of one split, so write one split a cell, such as '0-0'"
+            f"splits: found {splits!r}, but the bins of {method} are those of one split: give one split, such as '0-0'"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sets = [load(data, split=number) for number in numbers]
@@ -268,11 +268,11 @@ def run(data: str, method: str, splits: str, epochs: int = 0) -> list[dict[str, 
 
 @torch.no_grad()
 def _tested(fitted: Any, inputs: list[Tensor], recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Prediction and noise [voters, draws, rows, 1] of all voters for the test rows of their splits, in float64."""
+    """Return predictions and noise [voters, draws, rows, 1] of all voters for the test rows of their splits, in float64."""
     most = max(map(len, inputs))
     padded = [torch.cat([x, x[:1].expand(most - len(x), *x.shape[1:])]) for x in inputs]
     of = torch.cat([padded[p] for p, *_ in fitted.layout]).to(fitted.rows.y.device)
-    fitted.wrapped.train(recipe.draws > 1)  # dropout goes on
+    fitted.wrapped.train(recipe.draws > 1)  # training mode keeps dropout active
     with torch.random.fork_rng():
         torch.manual_seed(fitted.seed)
         said = [fitted.predict_voters((of,), most) for _ in range(recipe.draws)]
@@ -282,7 +282,7 @@ def _tested(fitted: Any, inputs: list[Tensor], recipe: Recipe) -> tuple[Tensor, 
 
 
 def _posterior(fitted: Any, decisions: list[Any], inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """As `_tested`, of each network with a Laplace posterior of its last layer; in units of the noise that held-out rows have shown."""
+    """As `_tested`, for networks with a Laplace posterior of the last layer; in units of the noise that was estimated on held-out rows."""
     from workbench import laplace
 
     loc, risk = [], []
@@ -298,7 +298,7 @@ def _posterior(fitted: Any, decisions: list[Any], inputs: list[Tensor]) -> tuple
 
 
 def _mixture(loc: Tensor, risk: Tensor, fitted: Any, decisions: Any) -> Mixture:
-    """The predictive distribution of the networks of a split: [voters, draws, rows, 1] each."""
+    """Return the predictive distribution of a split from its networks' predictions and noise, [voters, draws, rows, 1] each."""
     from workbench.distributions import Normal, StudentT
     from workbench.distributions.mixture import Mixture
 
@@ -313,7 +313,7 @@ def _mixture(loc: Tensor, risk: Tensor, fitted: Any, decisions: Any) -> Mixture:
 
 
 def _scores(mixture: Mixture, y: Tensor, unit: float, decisions: Any, repeats: Tensor) -> dict[str, float]:
-    """Test scores of a split, without the rows that repeat training rows too; beside them what the rows promised that networks have not seen."""
+    """Return test scores of a split, also without the rows that repeat training rows, and out-of-fold scores."""
     tail = (1 - COVERAGE) / 2
     low, high = mixture.icdf(tail), mixture.icdf(1 - tail)
     nll, squared = math.log(unit) - mixture.log_prob(y), (mixture.mean - y).square()
@@ -332,7 +332,7 @@ def _scores(mixture: Mixture, y: Tensor, unit: float, decisions: Any, repeats: T
 
 
 def _cv_plus(mixture: Mixture, fitted: Any, decisions: Any, p: int) -> tuple[Tensor, Tensor]:
-    """CV+ intervals of a split, as `workbench.calibrate(wrapped, history)` gives them."""
+    """Return CV+ intervals of a split, the same as those of `workbench.calibrate(wrapped, history)`."""
     from workbench.calibration.cross import cv_plus
 
     settings, folds = fitted.layout.settings, fitted.layout.folds
@@ -346,7 +346,7 @@ def _cv_plus(mixture: Mixture, fitted: Any, decisions: Any, p: int) -> tuple[Ten
 
 
 def summary(frame: Any, images: Path) -> str:
-    """A table for each score and track, and the coverage of intervals."""
+    """Return a table for each score and track, and one of the coverage of intervals."""
     from uci_page import page
 
     return page(frame, METHODS, SETS, MOST_STEPS, LONG)

@@ -1,4 +1,4 @@
-"""The page of the benchmark `uci`: tables of scores beside published numbers."""
+"""Page section of the benchmark `uci`: tables of scores next to published numbers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from published import LATER, ORDER, STANDARD, best
 
 from workbench.experiments.bench import table
 
-BESIDE = (
-    "The open track with the network of `workbench.models.tabular` instead, in all else the same, on the splits that both were run on: "
-    "medians over these, and on how many of them *tabular* is the better one."
+COMPARISON = (
+    "The open track compared with the same method on the network of `workbench.models.tabular`: medians over the splits that both were run "
+    "on, and the number of splits on which *tabular* is better."
 )
 
 
 def page(frame: Any, recipes: Mapping[str, Any], splits: Mapping[str, int], most_steps: int, longer: str) -> str:
-    """A table for each score and track, and the coverage of intervals.
+    """Return a table for each score and track, and one of the coverage of intervals.
 
     Args:
-        frame: a row for each set, method and split.
-        recipes: of the methods, in the order of the columns.
-        splits: of each set, how many there are.
-        most_steps: of a training.
-        longer: the method that is allowed more, on few splits.
+        frame: results, a row for each set, method and split.
+        recipes: recipes by method, in the order of the columns.
+        splits: number of splits of each set.
+        most_steps: maximum number of steps of a training.
+        longer: name of the method that is trained for longer, on few splits.
     """
     long, frame = frame[frame["method"] == longer], frame[frame["method"] != longer]
     done = frame.groupby(["method", "data"])["split"].nunique()
@@ -63,12 +63,11 @@ def page(frame: Any, recipes: Mapping[str, Any], splits: Mapping[str, int], most
         for data in ORDER
     ]
     parts = [
-        "Means and standard errors over splits; in brackets the number of splits where not all have been run. *Best published*: the least of "
-        f"{', '.join(STANDARD)} (`benchmarks/published.py`), with the splits' own rounding. All methods share network, optimizer and schedule; "
-        "*recommended* is `fit(..., folds=5)` with three settings of learning rate and weight decay and two voters for each fold. The settings "
-        "were chosen by out-of-fold scores on some splits of boston, concrete, energy and yacht; test scores of these runs were on the screen "
-        f"beside them. No network is trained for more than {most_steps:,} steps, which naval would have use for: "
-        "its NLL was aimed at -7.7."
+        "Means and standard errors over splits, with the number of splits in brackets if not all were run. *Best published*: the lowest of "
+        f"{', '.join(STANDARD)} (`benchmarks/published.py`), rounded as published. All methods share network, optimizer and schedule; "
+        "*recommended* is `fit(..., folds=5)` with three settings of learning rate and weight decay and two voters for each fold and setting. "
+        "The settings were chosen by out-of-fold scores on some splits of boston, concrete, energy and yacht, while test scores of these runs "
+        f"were visible. No network is trained for more than {most_steps:,} steps; naval, with a target NLL of -7.7, would gain from more."
         + (f" *{longer.capitalize()}*, all else the same: {_with_more(frame, long)}" if len(long) else ""),
         "### Standard track: NLL",
         scores("nll", standard, STANDARD),
@@ -77,52 +76,53 @@ def page(frame: Any, recipes: Mapping[str, Any], splits: Mapping[str, int], most
     ]
     if "recommended" in methods:
         parts += [
-            "### Coverage of 90 % intervals on test rows\n\nOf the predictive distribution itself, and after calibration: CV+ (no row "
-            "held out; at least 80 % by proof) and split conformal with a tenth of the training rows. CV+ is wide: what is said of a row "
-            "out of fold comes from a fifth of the voters, and all of them together err less. Within 1 % of 90 was aimed at; on the small sets "
-            "a tenth of the rows is too few for split conformal, and what a split's few test rows show varies by more than that.",
+            "### Coverage of 90 % intervals on test rows\n\nCoverage of the intervals of the predictive distribution itself, and after "
+            "calibration by CV+ (no rows held out; at least 80 % is guaranteed) or by split conformal prediction with a tenth of the training "
+            "rows. CV+ intervals are wide, because out-of-fold predictions come from a fifth of the voters and have larger errors than those of "
+            "all voters. The target was a coverage within 1 % of 90 %; on the small sets, a tenth of the rows is too few for split conformal "
+            "prediction, and the coverage on a split's few test rows varies by more than 1 %.",
             table(pd.DataFrame(coverage)),
         ]
     if opened:
-        every, name = {**STANDARD, **LATER}, opened[0]
+        published, name = {**STANDARD, **LATER}, opened[0]
         rows = [
             {
                 "set": data,
                 "NLL": cell(name, data, "nll"),
                 "NLL, unrepeated": cell(name, data, "nll_unrepeated"),
-                "best published NLL": f"{best(every, data, 'nll'):.2f}",
+                "best published NLL": f"{best(published, data, 'nll'):.2f}",
                 "RMSE": cell(name, data, "rmse"),
                 "RMSE, unrepeated": cell(name, data, "rmse_unrepeated"),
-                "best published RMSE": f"{best(every, data, 'rmse'):.2f}",
+                "best published RMSE": f"{best(published, data, 'rmse'):.2f}",
             }
             for data in ORDER
         ]
         parts += [
-            f"### Open track\n\nOf *{name}*; best published also of {', '.join(LATER)}, most of them on other splits. *Unrepeated*: without the "
-            "test rows whose inputs are also those of a training row, which can be known by heart; published numbers are with them.",
+            f"### Open track\n\nResults of *{name}*. *Best published* also includes {', '.join(LATER)}, most of them on other splits. "
+            "*Unrepeated*: without test rows whose inputs also occur in a training row, which can be memorised; published numbers include them.",
             table(pd.DataFrame(rows)),
-            "Aimed at: NLL below the best published on all nine sets, RMSE on eight. RMSE is missed on boston, where the best is from other "
-            "splits and lies within a standard error (periodic inputs do nothing for this set), and on power, where the best is of boosted "
-            "trees: periodic inputs, without which an MLP is further off, come closest; twice as many of them, of higher frequencies, were no "
-            "better.",
+            "Target: an NLL below the best published one on all nine sets, and an RMSE below it on eight. RMSE misses it on boston, where the "
+            "best is from other splits and within a standard error (periodic inputs do not help on this set), and on power, where the best is "
+            "from boosted trees: an MLP with periodic inputs comes closest, and without them is further off; twice as many of them, with "
+            "higher frequencies, were no better.",
         ]
         if "tabular" in methods:
-            parts += ["### `models.tabular`\n\n" + BESIDE, table(_beside(frame, name, "tabular"))]
+            parts += ["### `models.tabular`\n\n" + COMPARISON, table(_comparison(frame, name, "tabular"))]
     return "\n\n".join(parts)
 
 
 def _with_more(frame: Any, long: Any) -> str:
-    """NLL of what is recommended, as it is and with more steps, on the splits that both were run on."""
+    """Return the NLL of the recommended method with more steps and with the usual number, on the splits that both were run on."""
     both = long.merge(frame[frame["method"] == "recommended"], on=["data", "split"], suffixes=("", "_usual"))
-    told = [
-        f"{data} {rows['nll'].mean():.3f}, {rows['nll_usual'].mean():.3f} without (splits {', '.join(map(str, rows['split']))})"
+    results = [
+        f"NLL {rows['nll'].mean():.3f} on {data}, compared with {rows['nll_usual'].mean():.3f} (splits {', '.join(map(str, rows['split']))})"
         for data, rows in both.groupby("data")
     ]
-    return f"{'; '.join(told)}."
+    return f"{'; '.join(results)}."
 
 
-def _beside(frame: Any, first: str, second: str) -> Any:
-    """Two methods on the splits that both have, a row for each set."""
+def _comparison(frame: Any, first: str, second: str) -> Any:
+    """Return a table of two methods on the splits that both have, a row for each set."""
     rows = []
     for data in ORDER:
         one, two = (

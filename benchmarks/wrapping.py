@@ -1,7 +1,7 @@
-"""What is paid before the first pass: the time and memory of wrapping a model of 1e9 parameters beside those of a deep copy of it, of imports
-beside `import torch`, and of `workbench --help`.
+"""Costs before the first pass: time and memory of wrapping a model of 1e9 parameters compared with those of a deep copy, time of imports
+compared with `import torch`, and time of `workbench --help`.
 
-Times are of the processor in one process, taken in turn: wrap, copy, wrap, copy; for imports, in fresh processes, one after another.
+Wrapping is measured in processor time in one process, alternating with copies; imports are measured in fresh processes, one after another.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from workbench.experiments.environment import processor
 if TYPE_CHECKING:
     import pandas as pd
 
-ROUNDS = 9  # and one before, which is not counted
-WITHIN, OVER = 0.5, 0.01  # aimed at: seconds of wrapping, and memory that it adds as a share of the model's
-IMPORT, HELP = 1.15, 0.3  # aimed at: times `import torch`, and seconds
+ROUNDS = 9  # after a first one that is not counted
+MAX_SECONDS, MAX_ADDED = 0.5, 0.01  # targets: seconds of wrapping, and added memory as a share of the model's
+MAX_IMPORT_RATIO, MAX_HELP_SECONDS = (
+    1.15,
+    0.3,
+)  # targets: import time relative to `import torch`, and seconds of `--help`
 
-# millions of parameters, about -> width and number of layers or blocks
+# approximate millions of parameters -> width and number of layers or blocks
 MLP = {1000: (4096, 60), 100: (4096, 6), 1: (256, 15)}
 GPT2 = {1000: (1536, 33), 100: (768, 9), 1: (64, 18)}
 WRAPPERS: dict[str, Any] = {
@@ -50,7 +53,10 @@ WRAPPERS: dict[str, Any] = {
     "vote finetune, all layers": vote.Wrapper(5, finetune=True),
     "vote, all layers": vote.Wrapper(5),
 }
-WHOLE = ("vote finetune, all layers", "vote, all layers")  # n times the model: measured with a tenth of it
+WHOLE = (
+    "vote finetune, all layers",
+    "vote, all layers",
+)  # n times the size of the model, so they are measured with a model a tenth as large
 MODELS = {"mlp": "MLP", "gpt2 classes": "GPT-2's shape, 10 classes", "gpt2 words": "GPT-2's shape, 50,257 words"}
 NAMES, ANSWER = "from workbench import compose, fit, neo, sample, sculpt, vote", "workbench --help"
 STARTS = {
@@ -60,7 +66,7 @@ STARTS = {
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:
-    """Imports, and every wrapper with every model."""
+    """Return a cell for imports, and one for each wrapper and model."""
     if smoke:
         return [_cell("gpt2 words", "sculpt, last layer", 1), _cell("mlp", WHOLE[0], 1)]
     few = [name for name in WRAPPERS if name not in WHOLE]
@@ -76,18 +82,18 @@ def _cell(model: str, wrapper: str, millions: int, on: str = "cpu") -> dict[str,
 
 
 def possible(cell: dict[str, Any]) -> str:
-    """Why a cell can't run here, "" if it can."""
+    """Return why a cell can't run here, "" if it can."""
     if cell["on"] == "cuda" and not torch.cuda.is_available():
         return "there is no CUDA device"
     if cell["task"] == "start" and importlib.util.find_spec("resource") is None:
-        return "the system does not tell the time of another process"
+        return "this system cannot measure the processor time of another process"
     return ""
 
 
 def run(
     task: str, on: str, model: str = "", wrapper: str = "", millions: int = 0
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """A row for a wrapped model; a row for each way to start."""
+    """Return a row for a wrapped model, or a row for each import and command."""
     hardware = torch.cuda.get_device_name() if on == "cuda" else processor()
     if task == "start":
         return [{"hardware": hardware, **row} for row in _start()]
@@ -96,7 +102,7 @@ def run(
 
 # ---- wrapping
 def build(model: str, millions: int, on: str) -> nn.Module:
-    """A model in bfloat16, all of whose values are the same, and in memory."""
+    """Return a model in bfloat16 with constant parameters, which are written so that their memory is really allocated."""
     with torch.device("meta"):
         model_in_memory = _mlp(*MLP[millions]) if model == "mlp" else _gpt2(*GPT2[millions], model, millions)
     model_in_memory = model_in_memory.bfloat16().to_empty(device=on)
@@ -137,11 +143,11 @@ def _wrap(model: nn.Module, wrapper: Any, device: str) -> dict[str, Any]:
 
 
 def _timed(makers: dict[str, Callable[[], object]], device: str) -> dict[str, list[float]]:
-    """Seconds of the processor for each, in turn; what was made is gone before the next begins."""
+    """Return seconds of processor time for each, measured in turn; each result is freed before the next starts."""
     times: dict[str, list[float]] = {name: [] for name in makers}
     for _ in range(ROUNDS + 1):
         for name, make in makers.items():
-            gc.collect()  # a wrapped model is in cycles
+            gc.collect()  # wrapped models have reference cycles
             start = time.process_time()
             result = make()
             if device == "cuda":
@@ -153,7 +159,7 @@ def _timed(makers: dict[str, Callable[[], object]], device: str) -> dict[str, li
 
 # ---- starting
 def _start() -> list[dict[str, Any]]:
-    """Times of whole processes, by the processor and by the clock."""
+    """Return processor and wall-clock times of whole processes."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in STARTS}
     for _ in range(ROUNDS + 1):
         for name, arguments in STARTS.items():
@@ -171,7 +177,7 @@ def _start() -> list[dict[str, Any]]:
 
 
 def _process(arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Seconds of the processor and of the clock that a fresh Python takes, in the repository, so that its own package is found."""
+    """Return processor and wall-clock seconds of a fresh Python process, run in the repository so that its package is imported."""
     import resource
 
     root = Path(__file__).parent.parent
@@ -182,24 +188,26 @@ def _process(arguments: tuple[str, ...]) -> tuple[float, float]:
 
 
 # ---- the page
-INTRODUCTION = f"""*Seconds*: of the processor, median and quartiles of {ROUNDS} rounds. *To a copy*: the median of the ratio to `copy.deepcopy`
-of the same model within a round; an ensemble of five needs four of these. *Added*: bytes of all tensors that live with the wrapped
-model and did not before, each storage once, as a share of the model's bytes. *At most*: the most that tensors take at one time while
-it is wrapped, as such a share. Models are in bfloat16, with their values in memory; there are five voters. Large tensors, those of
-copies too, take up to three times as long where their memory comes fresh from the system, page by page."""
-WHY = """Layers of their own are what these wrappers give: a risk head on the last three layers has these once more, five voters on the
-last layer have it five times, and five such voters with a risk head each ten times; the time is that of writing these numbers. It is
-little, unless the layer tells one of 50,257 words: rank-one factors are for that case."""
-FRESH = "Voters that are not fine-tuned draw all of their numbers, which is what takes their time."
+INTRODUCTION = f"""*Seconds*: processor time of wrapping, median and quartiles of {ROUNDS} rounds. *To a copy*: median ratio, within a round, to
+the time of a `copy.deepcopy` of the same model; an ensemble of five needs four such copies. *Added*: bytes of all tensors that exist with the
+wrapped model and did not before, each storage counted once, as a share of the model's bytes. *At most*: peak of the memory of tensors while
+wrapping, as the same share. Models are in bfloat16 and in memory; there are five voters. Allocating large tensors, copies included, takes up to
+three times as long when the system provides fresh memory, page by page."""
+WHY = """These wrappers add layers: a risk head on the last three layers copies these once, five voters on the last layer have it five
+times, and five such voters with a risk head each have it ten times; the time is that of writing the weights. Both are small unless the layer
+predicts one of 50,257 words; rank-one factors are for that case."""
+FRESH = "Voters that are not fine-tuned draw all of their weights at random, which takes most of the time."
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
-    """A table for each model, and one of imports, for each device."""
+    """Return a table for each model, and one of imports, for each device."""
     sections = [INTRODUCTION]
     wraps = frame[frame["task"] == "wrap"]
     for hardware, rows in wraps.groupby("hardware", sort=False):
-        sections += [f"### {hardware}", _aims(rows[~rows["wrapper"].isin(WHOLE)])]
-        sections += [_wrapping(str(model), of) for (model, _), of in rows.groupby(["model", "millions"], sort=False)]
+        sections += [f"### {hardware}", _targets(rows[~rows["wrapper"].isin(WHOLE)])]
+        sections += [
+            _wrapping(str(model), group) for (model, _), group in rows.groupby(["model", "millions"], sort=False)
+        ]
         sections.append(FRESH if WHOLE[1] in set(rows["wrapper"]) else "")
     starts = frame[frame["task"] == "start"]
     sections += [_starting(str(hardware), rows) for hardware, rows in starts.groupby("hardware", sort=False)]
@@ -232,16 +240,16 @@ def _share(value: float) -> str:
     return "0" if value == 0 else "< 0.01 %" if value < 1e-4 else f"{100 * value:.3g} %"
 
 
-def _aims(rows: pd.DataFrame) -> str:
-    """What was aimed at, and by how much it was missed."""
+def _targets(rows: pd.DataFrame) -> str:
+    """Return the targets, and where and by how much they were missed."""
     missed = []
-    for column, limit, text in (("wrap_s", WITHIN, "{:.2f} s".format), ("added", OVER, _share)):
-        for wrapper, of in rows[rows[column] >= limit].groupby("wrapper", sort=False):
-            values = [f"{text(value)} ({MODELS[m]})" for value, m in zip(of[column], of["model"], strict=True)]
+    for column, limit, text in (("wrap_s", MAX_SECONDS, "{:.2f} s".format), ("added", MAX_ADDED, _share)):
+        for wrapper, group in rows[rows[column] >= limit].groupby("wrapper", sort=False):
+            values = [f"{text(value)} ({MODELS[m]})" for value, m in zip(group[column], group["model"], strict=True)]
             missed.append(f"- {wrapper}: {', '.join(values)}")
-    met = int(((rows["wrap_s"] < WITHIN) & (rows["added"] < OVER)).sum())
-    aim = f"Aimed at, but for voters on all layers: less than {WITHIN} s, and less than {_share(OVER)} more memory."
-    sentence = f"{aim} Both hold in {met} of {len(rows)} cases."
+    met = int(((rows["wrap_s"] < MAX_SECONDS) & (rows["added"] < MAX_ADDED)).sum())
+    target = f"Targets, except for voters on all layers: less than {MAX_SECONDS} s, and less than {_share(MAX_ADDED)} added memory."
+    sentence = f"{target} Both are met in {met} of {len(rows)} cases."
     return "\n\n".join([f"{sentence} Missed:", "\n".join(missed), WHY] if missed else [sentence])
 
 
@@ -250,19 +258,26 @@ def _starting(hardware: str, rows: pd.DataFrame) -> str:
 
     shown = pd.DataFrame(
         {
-            "a fresh process": [f"`{what}`" for what in rows["what"]],
-            "processor (s)": [
+            "fresh process": [f"`{what}`" for what in rows["what"]],
+            "processor time (s)": [
                 f"{row.cpu_s:.3f} ({row.cpu_low:.3f} to {row.cpu_high:.3f})" for row in rows.itertuples()
             ],
-            "clock (s)": [f"{row.wall_s:.3f} ({row.wall_low:.3f} to {row.wall_high:.3f})" for row in rows.itertuples()],
-            "to `import torch`, processor": [f"{ratio:.3f}" for ratio in rows["cpu_ratio"]],
-            "clock": [f"{ratio:.3f}" for ratio in rows["wall_ratio"]],
+            "wall-clock time (s)": [
+                f"{row.wall_s:.3f} ({row.wall_low:.3f} to {row.wall_high:.3f})" for row in rows.itertuples()
+            ],
+            "processor time to `import torch`": [f"{ratio:.3f}" for ratio in rows["cpu_ratio"]],
+            "wall-clock time to `import torch`": [f"{ratio:.3f}" for ratio in rows["wall_ratio"]],
         }
     )
     by = rows.set_index("what").to_dict("index")
     ratio, answer = max(by[NAMES]["cpu_ratio"], by[NAMES]["wall_ratio"]), by[ANSWER]["wall_s"]
-    met = "Both hold" if ratio <= IMPORT and answer < HELP else f"Found: {ratio:.3f} and {answer:.3f} s"
-    aim = f"""Starting, on {hardware}; whole processes, the interpreter's own start included. `import workbench` imports nothing before
-it is used, torch neither, so that the third line is what is paid in the end. Aimed at: at most {IMPORT} times `import torch` for that,
-too, and `--help` in less than {HELP} s. {met}."""
-    return f"{aim}\n\n{table(shown)}"
+    met = (
+        "Both are met"
+        if ratio <= MAX_IMPORT_RATIO and answer < MAX_HELP_SECONDS
+        else f"Measured: {ratio:.3f} and {answer:.3f} s"
+    )
+    target = f"""Times of starting, on {hardware}, for whole processes including the start of the interpreter; median and quartiles of {ROUNDS}
+    rounds, and the median ratio to `import torch` within a round. `import workbench` imports its modules, and torch, only when they are used,
+    so that the third line shows the full cost. Targets: at most {MAX_IMPORT_RATIO} times `import torch` for the third line, and `--help` in
+    less than {MAX_HELP_SECONDS} s. {met}."""
+    return f"{target}\n\n{table(shown)}"

@@ -181,7 +181,7 @@ def test_what_was_packed_is_found_on_the_machine(
     assert (there / "site" / "found_by_nobody.py").is_file()
     assert not (there / "site" / "numpy.py").exists()
     told = [line for line in capfd.readouterr().out.splitlines() if "is missing" in line]
-    assert told == ["absent_package is missing, which found_by_nobody asks for"]
+    assert told == ["absent_package is missing, which found_by_nobody requires"]
 
 
 def test_a_wheel_that_is_broken_costs_itself_alone(
@@ -197,7 +197,7 @@ def test_a_wheel_that_is_broken_costs_itself_alone(
 def test_too_much_to_be_carried_is_refused(load: ModuleType, given: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SystemExit,
-        match=r"too much to be carried at once: 0.0 MiB of \d+ files, and 60.0 MiB of the checkout, where 60 MiB",
+        match=r"too large to transfer at once: 0.0 MiB of \d+ files, and 60.0 MiB of the checkout, with a limit of 60 MiB",
     ):
         load.pack(given, tmp_path / "here", checkout=60 << 20)
     assert not (tmp_path / "here" / "load.tar.xz").exists()

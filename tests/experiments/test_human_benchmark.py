@@ -112,4 +112,4 @@ def test_a_smoke_run_gives_a_page(bench: ModuleType, tmp_path: Path, monkeypatch
     assert "| own | people | plain | 1 |" in text
     assert "| eleven | people | vote, neo | 1 |" in text
     assert "| all eight |" in text
-    assert "at least 0.45: alone missed" in text
+    assert "at least 0.45: the head alone missed" in text

@@ -386,7 +386,7 @@ def test_the_page_of_some_cells(
     assert (
         f"| {used} | 0.8 of the loop's utilisation (vit, batch 32) | 0.8 of the loop's utilisation | 1 | no |" in lines
     )
-    assert any("mlp, to torch.func" in line for line in lines)
+    assert any("mlp, torch.func" in line for line in lines)
     assert "| vote, last layer, n = 5 |  |  | 1.12 /  |  |  |  |  |" in lines
     told = f"- {fast}: at least 9 times faster"
     assert told not in lines
