@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 9  # after a first one that is not counted
 MAX_SECONDS, MAX_ADDED = 0.5, 0.01  # targets: seconds of wrapping, and added memory as a share of the model's
-MAX_IMPORT_RATIO, MAX_HELP_SECONDS = (
-    1.15,
-    0.3,
-)  # targets: import time relative to `import torch`, and seconds of `--help`
+# targets: import time relative to `import torch`, and seconds of `--help`
+MAX_IMPORT_RATIO, MAX_HELP_SECONDS = 1.15, 0.3
 
 # approximate millions of parameters -> width and number of layers or blocks
 MLP = {1000: (4096, 60), 100: (4096, 6), 1: (256, 15)}
