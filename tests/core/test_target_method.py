@@ -58,7 +58,7 @@ def test_all_else_is_the_models_own(name: str) -> None:
     assert torch.allclose(wrapped(x), model.decode(code), atol=1e-6)  # forward gets the wrapped encode
     if name in ("sculpt", "neo"):
         assert torch.equal(wrapped(x), model(x))
-    assert wrapped.encode.__doc__ == "The code of x."
+    assert wrapped.encode.__doc__ == "Return the code of x."
     assert repr(wrapped).startswith("Coder.encode[")
 
 
