@@ -224,9 +224,8 @@ def encoded(lines: list[Line], tokenizer: Characters) -> tuple[Tensor, Tensor]:
 def trained(method: str, seed: int, epochs: int, name: str = "addition") -> Any:
     """Return a wrapped decoder in evaluation mode, trained on the lines of a task."""
     transformers = require("transformers")
-    logging.getLogger("transformers").setLevel(
-        logging.ERROR
-    )  # its warning about padding does not apply: padding follows all learned tokens
+    # its warning about padding does not apply: padding follows all learned tokens
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     task = TASKS[name]
     tokenizer = Characters(task.characters)
     special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}

@@ -25,14 +25,14 @@ CLASSES = Logits(dim=1)
 MEAN, SCALE = 0.42, 0.30  # mean and standard deviation of the training pixels
 BATCH, LEARNING_RATE = 8, 0.01
 CROP = 120, 160  # height and width of a training crop
+# every n-th frame: scenes come from few drives, and neighbours are alike
 STRIDES = {
     "train": 1,
     "validation": 2,
     "test": 3,
-}  # every n-th frame: scenes come from few drives, and neighbours are alike
-Scenes = tuple[
-    Tensor, Tensor, Tensor
-]  # images [n, 3, 180, 240]; known classes or VOID, and whether of an unknown class [n, 180, 240]
+}
+# images [n, 3, 180, 240]; known classes or VOID, and whether of an unknown class [n, 180, 240]
+Scenes = tuple[Tensor, Tensor, Tensor]
 
 
 class UNet(nn.Module):

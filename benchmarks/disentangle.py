@@ -28,13 +28,14 @@ SETS = CHOSEN_ON + HELD_OUT
 SIZES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 NOISES = tuple(i / 10 for i in range(11))
 METHODS = ("vote", "vote, evidence", "vote, design alone", "laplace")
+# sets shown in the figure
 DRAWN = (
     "digits",
     "wine-red",
     "mnist",
     "fashion-mnist, convolutions",
     "clinc150, sequences",
-)  # sets shown in the figure
+)
 WORDS = 300  # vocabulary of bags of words: the most frequent words of the training rows
 LENGTH = 12  # words of a text as a sequence; longer texts are cut
 INTENTS = 30  # known intents of CLINC150; as many others are unseen

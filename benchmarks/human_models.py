@@ -32,10 +32,11 @@ NETWORKS = {
 }
 LOGITS, WEIGHTS = "cifar10/published-test-logits.npz", "cifar10/resnet20.safetensors"
 ANNOTATORS = ("random_label1", "random_label2", "random_label3")
+# pixel statistics that the published ResNet-20 was trained with
 MEAN, SCALE = (
     (0.485, 0.456, 0.406),
     (0.229, 0.224, 0.225),
-)  # pixel statistics that the published ResNet-20 was trained with
+)
 RECIPE = {"lr": 0.05, "weight_decay": 5e-4}
 EPOCHS = 4  # epochs of the tuned trunk, 100 s each on a core with AVX-512 for bfloat16
 OWN_RECIPE = {"lr": 0.15, "weight_decay": 1.5e-3}

@@ -65,9 +65,8 @@ def run(method: str, learned: str, seed: int, epochs: int, pieces: int, asked: i
     rows, by_text = [], {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for kind in sorted(
-            KINDS, key=lambda kind: kind != learned
-        ):  # the learned kind first: others are compared with it
+        # the learned kind first: others are compared with it
+        for kind in sorted(KINDS, key=lambda kind: kind != learned):
             x, y = windows(texts(kind)[1], asked, 1)
             log_probs, scores = predict(wrapped, x)
             log_probs, y = log_probs[:, READ:].double(), y[:, READ:]

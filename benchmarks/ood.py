@@ -33,9 +33,8 @@ VOTE = ("vote entropy", "vote information")
 ENSEMBLE = ("ensemble entropy", "ensemble information")
 CORRUPTIONS = tuple((kind, severity) for kind in ("noise", "blur", "contrast") for severity in (1, 3, 5))
 BATCHES = (128, 1000)  # batch sizes at which the cost is measured
-Predict = Callable[
-    [Tensor], tuple[Tensor, Tensor]
-]  # images -> log-scores [n, classes] and out-of-distribution scores [n]
+# images -> log-scores [n, classes] and out-of-distribution scores [n]
+Predict = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def cells(smoke: bool = False) -> list[dict[str, Any]]:

@@ -23,9 +23,8 @@ SPLITS = 100  # random splits into held-out and evaluated images
 THRESHOLDS = torch.linspace(0, 1, 201)
 MASKS = ("plain", "vote last", "sample", "sculpt")
 LABELS = ("plain", "vote", "sample", "laplace")
-Losses = dict[
-    tuple[str, int], tuple[Tensor, Tensor]
-]  # losses and sizes, both [images, thresholds], by kind and severity of the shift
+# losses and sizes, both [images, thresholds], by kind and severity of the shift
+Losses = dict[tuple[str, int], tuple[Tensor, Tensor]]
 
 
 def masks(method: str, epochs: int, rows: int) -> list[dict[str, Any]]:

@@ -49,11 +49,12 @@ COST_LARGE = {
     "vit": (35_128.0, 4.0),
     "gpt2-1024": (212_678.0, 4.0),
 }
+# large enough to keep a GPU busy, with room for five voters in its memory
 ROWS = {
     "resnet50": 64,
     "vit": 32,
     "gpt2-1024": 8,
-}  # large enough to keep a GPU busy, with room for five voters in its memory
+}
 RATE = {"cpu": 50e3, "cuda": 30e6}  # approximate millions of operations per second
 RATE_LOW = 150e6  # the same on a GPU in bfloat16
 COMPILING = 30.0  # seconds of a compilation

@@ -35,9 +35,8 @@ def timed(passes: Mapping[str, Pass], device: str) -> dict[str, list[float]]:
     clock = _cuda if device == "cuda" else _cpu
     repeats = {}
     for name, run in passes.items():
-        clock(
-            run, 4 if device == "cuda" else 2
-        )  # first calls choose a rung, allocate, compile, and on a GPU record graphs
+        # first calls choose a rung, allocate, compile, and on a GPU record graphs
+        clock(run, 4 if device == "cuda" else 2)
         _warm_up(run)
         repeats[name] = max(1, int(SHORTEST / max(clock(run, 1), 1e-7)) + 1)
     samples: dict[str, list[float]] = {name: [] for name in passes}

@@ -241,9 +241,8 @@ def _unet(large: bool) -> Parts:
     return nn.Conv2d(3, 16, 3, padding=1, bias=False), UNetBody(16), nn.Conv2d(16, MAP_CLASSES, 1)
 
 
-MAPS: dict[str, Callable[[bool], Parts]] = {
-    "unet": _unet
-}  # models with maps of class scores, measured only for the target on maps
+# models with maps of class scores, measured only for the target on maps
+MAPS: dict[str, Callable[[bool], Parts]] = {"unet": _unet}
 SERVED: dict[str, Callable[[bool], Parts]] = {"small": _small}  # measured only inside `frozen`
 
 

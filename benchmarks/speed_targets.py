@@ -8,13 +8,14 @@ from typing import Any
 
 Cell = Mapping[str, Any]
 DEEP = ("cnn", "resnet18", "transformer")
+# launch-bound: a GPU spends most of the time on launching their kernels
 LAUNCHES = (
     "mlp",
     "cnn",
     "transformer",
     "tiny",
     "lstm",
-)  # launch-bound: a GPU spends most of the time on launching their kernels
+)
 LARGE = ("resnet18", "gpt2")
 BUSY = ("resnet50", "vit", "gpt2-1024")  # large enough to keep a GPU busy
 PHASES = {"forward": "forward", "step": "training step", "predict": "prediction only", "fit": "fit"}

@@ -9,10 +9,11 @@ from workbench.data import Data, load
 
 UCI = ("boston", "concrete", "energy", "wine-red", "yacht", "kin8nm", "naval", "power", "protein")
 OTHERS = ("diabetes", "adult age", "oil of transformers", "friedman1", "friedman2", "friedman3", "robot arm")
+# maximum numbers of training and test rows, so that an exact Gaussian process is possible
 MOST_ROWS, MOST_TEST = (
     2000,
     1000,
-)  # maximum numbers of training and test rows, so that an exact Gaussian process is possible
+)
 
 
 def rows_of(name: str, split: int, most: int = MOST_ROWS) -> Data:

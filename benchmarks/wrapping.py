@@ -51,10 +51,11 @@ WRAPPERS: dict[str, Any] = {
     "vote finetune, all layers": vote.Wrapper(5, finetune=True),
     "vote, all layers": vote.Wrapper(5),
 }
+# n times the size of the model, so they are measured with a model a tenth as large
 WHOLE = (
     "vote finetune, all layers",
     "vote, all layers",
-)  # n times the size of the model, so they are measured with a model a tenth as large
+)
 MODELS = {"mlp": "MLP", "gpt2 classes": "GPT-2's shape, 10 classes", "gpt2 words": "GPT-2's shape, 50,257 words"}
 NAMES, ANSWER = "from workbench import compose, fit, neo, sample, sculpt, vote", "workbench --help"
 STARTS = {

@@ -118,13 +118,13 @@ def test_what_can_be_drawn_is_drawn_and_the_rest_says_so(given, model, words, mo
 
 
 def test_models_and_outputs_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"needed is \[2, 3, 6, 8\]"):
+    with pytest.raises(ValueError, match=r"must return \[2, 3, 6, 8\]"):
         Comparison(lambda: nn.Conv2d(3, 4, 1), class_maps())
-    with pytest.raises(ValueError, match=r"needed is \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"must return \[2, 2\]"):
         Comparison(lambda: nn.Linear(3, 1), two_targets())
     with pytest.raises(ValueError, match="does not fit"):
         Comparison(lambda: nn.Conv2d(3, 3, 1), class_maps(), output="probs")
-    with pytest.raises(ValueError, match=r"needed is \[2, 3\], one score for each label"):
+    with pytest.raises(ValueError, match=r"must return \[2, 3\], one score for each label"):
         Comparison(lambda: nn.Linear(3, 2), labels())
     for output in ("logits", "values"):  # a softmax over labels would be a number, and nonsense
         with pytest.raises(ValueError, match="does not fit labels data"):

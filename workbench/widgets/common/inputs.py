@@ -136,16 +136,16 @@ def check_fits(model: nn.Module, data: Data) -> Any:
     if not isinstance(y, Tensor) or list(y.shape) != expected:
         shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
         wanted = (
-            "one score for each label"
+            "one score for each label per row"
             if has_labels(data)
-            else "one score for each class"
+            else "one score for each class per row"
             if data.classes
-            else "one value"
+            else "one value per row"
             if expected[1:] == [1]
-            else "the targets of"
+            else "like the targets"
         )
         raise ValueError(
-            f"model: {type(model).__name__} gives {shape} for {len(x)} rows of {data.name}; needed is {expected}, {wanted} per row"
+            f"model: {type(model).__name__} gives {shape} for {len(x)} rows of {data.name}; it must return {expected}, {wanted}"
         )
     if has_labels(data):
         return output_for(model, data)
