@@ -104,7 +104,7 @@ class Scales:
             if not parts:
                 new.missing += [f"{stem}absmax"] if f"{prefix}{name}" in state else []
                 continue
-            kind: Any = weight.quant_state  # type: ignore[attr-defined]
+            kind = weight.__dict__["quant_state"]
             try:
                 saved: Any = type(kind).from_dict(parts, weight.device)
                 values = _tensors(saved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -69,7 +70,8 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
     if not any(p.is_floating_point() or p.is_complex() for p in tensors) and additions:
         what = f"{type(model).__name__} has" if used is None else f"{type(model).__name__}.{method} uses"
         raise ValueError(f"{what} no floating-point parameters, so there is nothing to wrap")
-    attached = {method.name for method in model._workbench.methods} if is_wrapped(model) else set()  # type: ignore[union-attr]
+    record: Any = getattr(model, "_workbench", None)
+    attached = {method.name for method in record.methods} if is_wrapped(model) else set()
     for new in additions:
         if new.name in attached:
             raise ValueError(
