@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from workbench import sample, sculpt, vote
-from workbench.core.ownership import extra
+from workbench.core.additions import extra
 from workbench.core.prior import NAME as PRIOR
 
 VOTERS = 3

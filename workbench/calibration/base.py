@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from workbench.calibration.answers import Answers, precise
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
+from workbench.core.additions import extra
 from workbench.core.batches.call_arguments import opened
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import (
@@ -28,7 +29,6 @@ from workbench.core.batches.rows import (
 from workbench.core.method import evaluating
 from workbench.core.outputs.options import form_of
 from workbench.core.outputs.slips import warn_unsaid
-from workbench.core.ownership import extra
 from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.core.saving.training_data import Facts, facts_of, today
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.clone import attributes, places
+from .additions import MARK
 from .applied_functions import apply_to_voters
 from .calls.frozen import Freezable, refuse_change
-from .ownership import MARK, Record, table_of
+from .ownership import Record, table_of
 from .quantised import is_quantised, left_alone
 from .runtime import plain_clone, portable, restore
 from .saving.savepoint import Savepoint

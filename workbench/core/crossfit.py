@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .additions import add_extra, extra, remove_extra
 from .method import Method
-from .ownership import add_extra, extra, remove_extra
 
 NAME = "committee"
 

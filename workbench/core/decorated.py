@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .ownership import MARK
+from .additions import MARK
 from .wrapped import is_wrapped
 
 _LOADS = re.compile(r"(from|load|restore)(_|$)")

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from ..engine.effects.private_random import private_stream
 from ..engine.plan import RankOne, Rule, Shared, Split, Stacked
+from .additions import MARK
 from .calls.lone_calls import watch_layers
 from .crossfit import members_axis
 from .method import Call
 from .optimizer_guard import watch
-from .ownership import MARK, Record, Slot, Table, table_of
+from .ownership import Record, Slot, Table, table_of
 from .peft_layers import merge_for_voters
 from .runtime import Runtime
 

@@ -17,6 +17,7 @@ from ..distributions.parametric import Parametric
 from ..engine.run import Branched
 from ..engine.state import Path
 from ..risk import Risk
+from .additions import extra
 from .calls.predict import loss_of_model, plan_of, run
 from .calls.risks import meanings_of, pair_of, reduced
 from .crossfit import Committee, committee_of
@@ -27,7 +28,7 @@ from .outputs.options import form_of
 from .outputs.resolution import check_numbers
 from .outputs.said_distributions import mixture, with_moments
 from .outputs.slips import listening, warn_unsaid
-from .ownership import extra, table_of
+from .ownership import table_of
 from .standardize import Scaling
 
 

@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.clone import is_scripted, places, structural_copy
-from ..engine.plan import Bank, Index, RankOne, Rule, Shared
+from ..engine.clone import is_scripted, places
+from ..engine.plan import Bank, Index, RankOne, Rule
 from ..engine.tree import is_float, version
 from ..introspect.references import used_by
+from .additions import MARK
 from .calls.lone_calls import Alone, TakenByLoss
-from .peft_layers import Merging, refuse_injected
+from .peft_layers import refuse_injected
 
 if TYPE_CHECKING:
     from ..engine.execution import Execution
     from ..engine.run import Engine
-
-MARK = "@"  # part of the name of everything that wrapping adds, as in fc.weight@vote; attribute names of users cannot contain it
-EXTRAS = f"extras{MARK}workbench"  # name of the sub-module for what belongs to no single layer
 
 
 def table_of(wrapped: Any) -> Table:
@@ -45,26 +43,6 @@ def engine_of(wrapped: Any) -> Engine:
 def marks_of(wrapped: Any) -> Any:
     """Return the marks of outputs that a wrapped object has averaged over branches."""
     return wrapped.__dict__["_engine"].marks
-
-
-def extra(root: nn.Module, name: str) -> Any:
-    """Return an extra module of a wrapped object by name, such as "scaling" or "density"; None if there is none."""
-    container: Any = root._modules.get(EXTRAS)
-    return None if container is None else container._modules.get(name)
-
-
-def add_extra(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Add an extra module to a wrapped object, set to the model's training mode."""
-    if root._modules.get(EXTRAS) is None:
-        root._modules[EXTRAS] = nn.Module().train(root.training)
-    container: Any = root._modules[EXTRAS]
-    container._modules[name] = module.train(root.training)
-
-
-def remove_extra(root: nn.Module, name: str) -> Any:
-    """Remove an extra module by name and return it; None if there is none."""
-    container: Any = root._modules.get(EXTRAS)
-    return None if container is None else container._modules.pop(name, None)
 
 
 def _name(path: str, attribute: str) -> str:
@@ -354,20 +332,6 @@ class Table:
                 chosen.add(path)
         return chosen
 
-    def plain_module(self, path: str) -> nn.Module:
-        """Return an independent plain copy of the module at `path`, with its own tensors and without what wrapping added."""
-        new = plain(self.module(path), self.record, path, self.views)
-        for module in new.modules():
-            if is_scripted(module):
-                continue
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    module._parameters[name] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = buffer.detach().clone()
-        return new
-
     # ---- changing
     def register(self, name: str, tensor: Tensor, like: Tensor | None = None, buffer: bool = False) -> str:
         """Register a new tensor under a marked name, in the same module as the tensor that it belongs to.
@@ -452,40 +416,3 @@ class _Lookup(Bank):
 
     def row(self, name: str, i: int) -> Tensor:
         return self.get(name)[i]
-
-
-def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]) -> nn.Module:
-    """Return a structural copy of (a part of) a wrapped module without what wrapping added, with all slots registered again.
-
-    Args:
-        module: the module at `path` below the wrapped root.
-        record: record of the root.
-        path: dotted path of the module; "" for the root.
-        views: tensors to register in released slots.
-    """
-    new = structural_copy(module, keep=lambda name: MARK not in name)
-    for part in new.modules():
-        for key in [
-            key for key, hook in part.__dict__.get("_forward_pre_hooks", {}).items() if isinstance(hook, Alone)
-        ]:
-            del part._forward_pre_hooks[key]
-        for key in [key for key, value in part.__dict__.items() if isinstance(value, Merging)]:
-            del part.__dict__[key]
-    for slot in (record.slots[name] for name in record.released):
-        for owner, attribute in slot.owners:
-            if owner != path and path and not owner.startswith(f"{path}."):
-                continue
-            relative_path = owner[len(path) :].lstrip(".") if path else owner
-            part = new.get_submodule(relative_path) if relative_path else new
-            part.__dict__.pop(attribute, None)
-            names = record.order[owner][1 if slot.buffer else 0]
-            registry: dict[str, Any] = part._buffers if slot.buffer else part._parameters
-            registry[attribute] = views[slot.name]
-            ordered = {name: registry[name] for name in names if name in registry}
-            ordered.update(registry)
-            registry.clear()
-            registry.update(ordered)
-    return new
-
-
-__all__ = ["EXTRAS", "MARK", "Record", "Rule", "Shared", "Slot", "Table", "plain"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..deprecation import warn_deprecated
 from ..engine.plan import RankOne, Rule, Split, Stacked
+from .additions import EXTRAS, MARK
 from .calls.frozen import refuse_change
-from .ownership import EXTRAS, MARK
 
 
 class ParameterIterator(Iterator[nn.Parameter]):

@@ -8,19 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..engine.clone import is_scripted
 from ..engine.effects.inputs import own_inputs
 from ..engine.effects.random import values_unavailable, were_drawn
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Rule, Shared, Stacked
 from ..engine.results import Result
 from ..engine.run import Branched
 from ..engine.tree import flatten, names, tree_map
+from .additions import EXTRAS, add_extra, extra
 from .batches.dealing import tell
 from .calls.risks import meanings_of
 from .method import evaluating
 from .outputs.class_scores import Binary, Classes, Logits
 from .outputs.meanings import Meaning, Values
 from .outputs.options import has_detections, meaning_of
-from .ownership import EXTRAS, add_extra, engine_of, extra, is_scripted, table_of
+from .ownership import engine_of, table_of
 
 NAME = "prior"
 

@@ -14,9 +14,9 @@ from ..engine.clone import eager, is_scripted
 from ..introspect.objects import is_keras
 from ..introspect.references import used_by
 from ..introspect.unregistered import warn_unregistered
+from .additions import MARK
 from .method import Method
 from .offloaded import refuse_offloaded
-from .ownership import MARK
 from .wrapped import Wrapped, is_wrapped
 
 

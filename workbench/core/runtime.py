@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from ..engine.clone import places, structural_copy
 from ..engine.plan import Split, Stacked
 from ..engine.run import Branched, Engine
+from .additions import MARK
 from .calls.feedback import Marks
 from .calls.frozen import Frozen
 from .calls.recorded_calls import RecordedCalls
 from .offloaded import refuse_offloaded
 from .optimizer_guard import watch
-from .ownership import MARK, Table, engine_of, plain, table_of
+from .ownership import Table, engine_of, table_of
 from .peft_layers import merge_for_voters
+from .plain_copies import plain
 from .quantised import own_copy
 from .saving.state_dict import Loading
 

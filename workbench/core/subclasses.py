@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from .additions import MARK
 from .calls.encoded_inputs import encoders_of
 from .calls.lone_calls import watched_methods
-from .ownership import MARK
 from .refused_methods import refusals_of
 from .saving.adapters import loading_adapters
 from .saving.save_pretrained import saving_pretrained

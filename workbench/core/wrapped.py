@@ -16,6 +16,7 @@ from ..deprecation import warn_deprecated
 from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings
+from .additions import MARK, add_extra, extra, remove_extra
 from .batches.call_arguments import opened, positional_names
 from .batches.own_loss import LABELS
 from .calls import labelled_calls
@@ -27,7 +28,7 @@ from .copying import Persistent
 from .injected_layers import follow
 from .members import predictive
 from .method import Call
-from .ownership import MARK, Record, add_extra, engine_of, extra, remove_extra, table_of
+from .ownership import Record, engine_of, table_of
 from .parameters import WrappedParameters
 from .prior import NAME as PRIOR
 from .prior import install

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..core.additions import extra
 from ..core.batches.call_arguments import takes
 from ..core.function import Function
-from ..core.ownership import extra
 from ..core.wrapped import Wrapped, is_wrapped, unwrap
 from ..engine.clone import eager
 from ..engine.tree import flatten

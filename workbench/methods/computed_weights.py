@@ -15,6 +15,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from ..core.plain_copies import plain_module
+
 if TYPE_CHECKING:
     from ..core.ownership import Table
 
@@ -115,5 +117,5 @@ def owner_of(table: Table, path: str) -> str | None:
 @torch.no_grad()
 def value_of(table: Table, owner: str, name: str) -> Tensor:
     """Return the current value of a parametrised tensor."""
-    value: Tensor = getattr(table.plain_module(owner), name)
+    value: Tensor = getattr(plain_module(table, owner), name)
     return value

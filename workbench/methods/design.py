@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core.additions import MARK, extra
 from ..core.calls.predict import plan_of, run
 from ..core.calls.risks import reduced
 from ..core.calls.running_moments import entropy
@@ -15,7 +16,7 @@ from ..core.outputs.class_scores import Classes
 from ..core.outputs.meanings import Values
 from ..core.outputs.options import form_of
 from ..core.outputs.resolution import resolve
-from ..core.ownership import MARK, engine_of, extra, table_of
+from ..core.ownership import engine_of, table_of
 from ..engine.effects.private_random import own_random
 from ..engine.plan import Bank, Plan, Shared, Stacked
 from ..engine.tree import flatten, names, tree_map

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from ..core.ownership import MARK, Table
+from ..core.additions import MARK
+from ..core.ownership import Table
+from ..core.plain_copies import plain_module
 from ..engine.effects.attributes import modules
 from ..engine.effects.branch_values import copy_values, set_values, tensors_in
 from .computed_weights import assign, assign_by_hooks, is_learned, owner_of, unparametrize, value_of, vectors_of_hooks
@@ -148,7 +150,7 @@ class Draws:
     @torch.no_grad()
     def _with_assigned(self, owner: str, otherwise: Callable[[Tensor], Tensor]) -> list[nn.Module]:
         drawn = self.copies(owner, otherwise) or []
-        copies = [self._table.plain_module(owner) for _ in range(self._n)]
+        copies = [plain_module(self._table, owner) for _ in range(self._n)]
         for name in copies[0].get_submodule("parametrizations")._modules:
             if not is_learned(copies[0], name):
                 continue
@@ -169,7 +171,7 @@ class Draws:
         # for a parent, only its direct parameters are needed
         without_children = name is None and any(True for _ in module.children())
         copies = [
-            _without_children(module) if without_children else self._table.plain_module(path) for _ in range(self._n)
+            _without_children(module) if without_children else plain_module(self._table, path) for _ in range(self._n)
         ]
         try:
             for copied in copies:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..core.additions import extra
 from ..core.method import Call, Method, evaluating
 from ..core.outputs.class_scores import Classes, at_least_float32, cross_entropy
 from ..core.outputs.options import form_of, has_classes
 from ..core.outputs.resolution import resolve
-from ..core.ownership import engine_of, extra, table_of
+from ..core.ownership import engine_of, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Bank, Intervention, Plan, Shared, Stacked

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..core.additions import extra
 from ..core.calls.risks import reduced
 from ..core.method import Call
 from ..core.outputs.class_scores import Binary, Classes, Probs, at_least_float32
 from ..core.outputs.meanings import Meaning
 from ..core.outputs.options import MEAN
 from ..core.outputs.resolution import resolve, targets_of
-from ..core.ownership import engine_of, extra, table_of
+from ..core.ownership import engine_of, table_of
 from ..engine.branch import is_batched
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan

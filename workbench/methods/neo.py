@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ..core.additions import add_extra, extra
 from ..core.method import Method, evaluating
 from ..core.outputs.options import form_of, has_classes
-from ..core.ownership import add_extra, extra, table_of
+from ..core.ownership import table_of
 from ..core.prior import run_with_prior
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper

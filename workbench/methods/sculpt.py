@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.distributions import Distribution as TorchDistribution
 
+from ..core.additions import add_extra, extra
 from ..core.method import Call, Method, split_heads
 from ..core.outputs.class_scores import Classes
 from ..core.outputs.meanings import IGNORED, Meaning
-from ..core.ownership import add_extra, extra
 from ..core.quantised import is_quantised, refuse_quantised
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper

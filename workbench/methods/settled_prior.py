@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.additions import extra
 from ..core.method import evaluating
-from ..core.ownership import engine_of, extra, table_of
+from ..core.ownership import engine_of, table_of
 from ..core.prior import NAME, Whole
 from ..engine.plan import Bank, Plan
 from ..engine.tree import tree_map

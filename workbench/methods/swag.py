@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core.additions import extra
 from ..core.batches.call_arguments import batches_of
 from ..core.method import Call, Method, evaluating
-from ..core.ownership import engine_of, extra, table_of
+from ..core.ownership import engine_of, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Plan

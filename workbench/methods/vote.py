@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ..core.additions import extra
 from ..core.method import Call, Method
-from ..core.ownership import extra
 from ..core.prior import NAME as PRIOR
 from ..core.prior import Prior, check_prior, install
 from ..core.quantised import refuse_quantised, refuse_unfrozen

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.additions import extra
 from ..core.outputs.options import has_classes
-from ..core.ownership import extra
 from ..core.prior import NAME as PRIOR
 from ..core.wrapped import Wrapped, is_wrapped
 from ..core.wrapper import Wrapper, compose

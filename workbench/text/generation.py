@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.additions import extra
 from workbench.core.crossfit import committee_of
 from workbench.core.members import next_token_probabilities
-from workbench.core.ownership import extra
 from workbench.core.wrapped import copied, is_wrapped
 from workbench.risk import Risk
 from workbench.text.pieces import words_of

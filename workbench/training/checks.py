@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from workbench.core.additions import add_extra, remove_extra
 from workbench.core.batches.call_arguments import opened
 from workbench.core.batches.rows import Batch, TensorRows, is_one_hot
 from workbench.core.outputs.meanings import IGNORED
-from workbench.core.ownership import add_extra, remove_extra
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.parametric import Parametric

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core import members
+from workbench.core.additions import EXTRAS, MARK
 from workbench.core.batches.rows import Batch, TensorRows
 from workbench.core.calls.risks import pair_of
 from workbench.core.crossfit import Committee, seat
 from workbench.core.outputs.class_scores import Binary, Probs
 from workbench.core.outputs.options import has_classes, meaning_of
-from workbench.core.ownership import EXTRAS, MARK
 from workbench.core.runtime import untie
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split

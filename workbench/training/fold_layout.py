@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.additions import EXTRAS
 from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.outputs.options import form_of
-from workbench.core.ownership import EXTRAS
 from workbench.engine.plan import Rule, Split, Stacked
 from workbench.methods.vote import NAME as VOTERS
 

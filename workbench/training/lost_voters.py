@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.ownership import MARK
+from workbench.core.additions import MARK
 from workbench.methods.vote import NAME as VOTERS
 from workbench.training.fold_layout import shared_by_voters
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...engine.state import BranchedState
+from ..additions import extra
 from ..method import Call
-from ..ownership import extra
 from .predict import plan_of, run
 from .risks import reduced
 

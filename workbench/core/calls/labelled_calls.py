@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ...engine.tree import flatten, is_float, names
+from ..additions import extra
 from ..batches.call_arguments import positional_names
 from ..batches.dealing import tell
 from ..batches.own_loss import LABELS, OTHERS, Pairing, pairing_of, refuse_others
 from ..method import Call, Method
 from ..outputs.meanings import IGNORED
-from ..ownership import extra
 from . import predict as calling
 from .feedback import mark_means
 from .risks import reduced

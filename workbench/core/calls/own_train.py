@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ownership import MARK
+from ..additions import MARK
 
 
 @contextmanager

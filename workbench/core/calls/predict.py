@@ -18,6 +18,7 @@ from ...engine.run import Branched, NotDealableError
 from ...engine.state import BranchedState, of_one_branch, states_in
 from ...engine.tree import children, is_float, names, tensors, tree_map
 from ...risk import Risk
+from ..additions import extra
 from ..batches.dealing import NO_ROWS, NUMBER, deal, rows_of, tell, tell_whole
 from ..batches.dealt_graphs import DealtGraphs
 from ..batches.dict_rows import as_inputs
@@ -31,7 +32,7 @@ from ..outputs.meanings import Meaning, Values
 from ..outputs.options import has_classes, has_detections
 from ..outputs.resolution import resolve, targets_of
 from ..outputs.slips import listening, warn_unsaid
-from ..ownership import engine_of, extra, table_of
+from ..ownership import engine_of, table_of
 from ..prior import run_with_prior
 from .feedback import carries_mean, mark_means, refuse_means
 from .risks import meanings_of, pair_of, reduced

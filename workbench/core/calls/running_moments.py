@@ -12,6 +12,7 @@ from torch import Tensor
 from ...engine.effects.random import values_unavailable
 from ...engine.results import Running
 from ...engine.tree import names
+from ..additions import extra
 from ..crossfit import Committee
 from ..method import Method, sqrt
 from ..outputs.class_scores import Classes, Logits, Probs, at_least_float32, log_of
@@ -19,7 +20,6 @@ from ..outputs.meanings import Meaning, Values
 from ..outputs.resolution import check_numbers, resolve
 from ..outputs.said_distributions import distributions_in
 from ..outputs.slips import tell_doubts, tell_whole_numbers
-from ..ownership import extra
 
 PIECE_SIZE = 2**20  # number of scores of all branches up to which their entropies are computed in one piece
 # number of scores of one branch per piece, by device type; small enough on the CPU that intermediates stay in its cache

@@ -17,8 +17,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from ...engine.plan import RankOne
 from ...introspect.objects import is_atom
 from ...introspect.pure_functions import Global, ImpureError, globals_of_pure
+from ..additions import EXTRAS, extra
 from ..batches.row_weights import alike
-from ..ownership import EXTRAS, extra
 from ..standardize import Scaling
 from .lone_calls import Alone
 

@@ -14,7 +14,7 @@ import keras
 
 from ...atomic import replacing
 from ...engine.execution import Execution
-from ..ownership import MARK
+from ..additions import MARK
 from ..saving.file_format import write
 from ..saving.outer import around_of
 from ..saving.save_pretrained import AROUND

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...engine.plan import concatenate
 from ...engine.state import BranchedState
 from ...risk import Risk
-from ..ownership import extra
+from ..additions import extra
 from ..prior import NAME as PRIOR
 
 KEY = "keras_extras"  # key of the extras in the output of a call that collects them; treated as state, so that each branch has its own

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..ownership import MARK
+from ..additions import MARK
 
 _NAMES = "workbench_names"
 _SEED = f"seed{MARK}keras."

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...engine.execution import Execution
 from ...errors import WorkbenchWarning
-from ..ownership import EXTRAS
+from ..additions import EXTRAS
 from ..wrapped import PUBLIC
 from .class_heads import noise_of
 from .compiled import compile_alike

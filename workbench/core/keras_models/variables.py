@@ -8,7 +8,8 @@ import keras
 import torch
 
 from ...engine.plan import Shared, Split, Stacked
-from ..ownership import MARK, table_of
+from ..additions import MARK
+from ..ownership import table_of
 
 
 def variables_of(model: Any) -> list[Any]:

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ..additions import MARK
 from ..method import Call
 from ..outputs.options import from_json
-from ..ownership import MARK
 from ..settings import settings_of
 from ..wrapper import Wrapper, compose
 from .file_format import CHECKSUM, KEY, VERSION, checksum, digest

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ...engine.clone import eager
 from ...engine.execution import Execution
+from ..additions import MARK
 from ..copying import load_state
 from ..crossfit import members_axis
 from ..frameworks import load_foreign, save_foreign
 from ..function import Function
 from ..outputs.options import from_json
-from ..ownership import MARK
 from ..quantised import PACKED
 from ..wrapped import is_wrapped
 from ..wrapper import Wrapper

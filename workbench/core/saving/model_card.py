@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...version import __version__
-from ..ownership import extra
+from ..additions import extra
 from .training_data import card_section
 
 _MARK = "<!-- written by workbench; without this line the card is yours, and stays as it is -->"

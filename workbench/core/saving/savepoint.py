@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...engine.clone import is_scripted
 from ...engine.surroundings import Surroundings
-from ..ownership import EXTRAS
+from ..additions import EXTRAS
 from ..quantised import scales_of
 
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from ...engine.clone import places
 from ...engine.plan import Bank
+from ..additions import EXTRAS, MARK, add_extra, remove_extra
 from ..batches.call_arguments import positional_names
 from ..crossfit import NAME as COMMITTEE
 from ..crossfit import Committee, members_axis, seat
 from ..outputs.options import from_json, to_json
-from ..ownership import EXTRAS, MARK, Slot, Table, add_extra, remove_extra, table_of
+from ..ownership import Slot, Table, table_of
 from ..quantised import Scales, own_copy
 from ..standardize import Scaling
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration.base import Calibrated
-from workbench.core.ownership import extra
+from workbench.core.additions import extra
 from workbench.core.wrapped import Wrapped, is_wrapped, unwrap
 from workbench.data import Data
 from workbench.engine.clone import eager
