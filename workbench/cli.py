@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         ("fetch", "download a data set, unless it is already on this machine", _data_fetch),
     ):
         sub = actions.add_parser(action, help=text)
-        sub.add_argument("name")
+        sub.add_argument("name", metavar="NAME", help="one of the names of `workbench data list`")
         sub.set_defaults(command=command)
     return parser
 

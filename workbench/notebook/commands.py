@@ -68,8 +68,8 @@ def add_diff(commands: Any) -> None:
         epilog="example: workbench diff reports/before reports/after --tolerance 0.01. "
         "Exit code: 0 if all values are equal within the tolerance, 1 if not, 2 for bad input.",
     )
-    diff.add_argument("first", type=Path, metavar="A")
-    diff.add_argument("second", type=Path, metavar="B")
+    diff.add_argument("first", type=Path, metavar="A", help="folder of reports, or an executed notebook")
+    diff.add_argument("second", type=Path, metavar="B", help="what to compare it with")
     diff.add_argument(
         "--tolerance",
         type=float,
