@@ -272,6 +272,16 @@ def test_what_does_not_fit_is_refused_in_words_and_another_choice_is_made():
     assert comparison.controls.root in form.root.children
 
 
+def test_the_form_says_what_takes_a_while():
+    form, said = shown(Comparison(**OPTIONS)), []
+    form.status.observe(lambda change: said.append(change["new"]), "value")
+    pick(form.data, "diabetes")
+    pick(form.model, "tabular")
+    form.compare.click()
+    assert "Reading &#x27;diabetes&#x27; and choosing how &#x27;tabular&#x27; embeds its columns …" in said[-2]
+    assert said[-1] == ""
+
+
 def test_variables_are_read_anew():
     net, frame = Line(), frame_of()
     shell = {"net": net, "frame": frame, "__name__": "__main__"}
@@ -317,7 +327,7 @@ def test_a_data_set_is_downloaded_by_a_click_and_not_before(monkeypatch, tmp_pat
     form.compare.click()
     assert asked == ["cifar10/cifar-10-python.tar.gz"]
     assert "division by zero" in form.status.value
-    pick(form.data, "moons")
+    pick(form.data, "digits")
     assert form.compare.description == "Compare"
     form.compare.click()
     assert form.status.value == ""
@@ -377,7 +387,7 @@ def test_a_session_file_says_what_it_needs_and_goes_on(tmp_path):
     assert str(comparison._choice.saved) == "a.session holds 2 runs of mlp on diabetes, split 0"
     form = shown(comparison)
     assert "a.session holds 2 runs of mlp on diabetes" in form.root.children[2].value
-    pick(form.data, "moons")
+    pick(form.data, "digits")
     form.compare.click()
     assert "holds runs of diabetes" in form.status.value
     pick(form.data, "diabetes")

@@ -163,7 +163,9 @@ class Chooser:
             return
         self.compare.disabled = True
         loading = "Reading" if data.bytes is None else f"Downloading {size_in_words(data.bytes)}:"
-        self.status.value = _message(f"{loading} {data.code} …")
+        # on many rows that takes a while: the network tries embeddings
+        building = f" and choosing how {model.code} embeds its columns" if "tabular" in model.code else ""
+        self.status.value = _message(f"{loading} {data.code}{building} …")
         try:
             column = self._target() if data.kind == "DataFrame" else None
             of_data = (
