@@ -136,3 +136,14 @@ def test_targets_that_are_all_equal_do_not_choose_the_snapshot() -> None:
     constant = y[:, 1:]
     alone = torch.stack([constant + 0.5, constant + 0.1])[:, None, None]
     assert decide(alone, None, constant, Normal(), members=1).mean_at == (1,)
+
+
+def test_rows_without_a_class_weigh_nothing() -> None:
+    scores = torch.randn(2, 3, 2, 40, 4, generator=torch.Generator().manual_seed(0)).log_softmax(4)
+    y = torch.arange(40) % 4
+    few = torch.where(torch.arange(40) < 8, y, -100)
+    found, alone = decide_classes(scores, few), decide_classes(scores[:, :, :, :8], y[:8])
+    assert found.mean_at == alone.mean_at
+    assert found.weights == pytest.approx(alone.weights)
+    torch.testing.assert_close(found.log_prob[:8], alone.log_prob)
+    assert not found.log_prob[8:].any()

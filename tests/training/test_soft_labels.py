@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -117,6 +118,38 @@ def test_cross_fitting_takes_them(name: str, model: Any) -> None:
     wrapped = vote.Wrapper(2, output=output)(model)
     history = fit(wrapped, (inputs(model), target), epochs=2, folds=2, standardize=False, progress=False)
     assert all(torch.isfinite(torch.tensor(record[1])) for record in history.records)
+
+
+@pytest.mark.parametrize(
+    ("output", "folds"), [(None, None), ("logits", None), ("probs", None), ("logits", 2), ("probs", 2)]
+)
+def test_batches_without_a_class_add_nothing(output: Any, folds: int | None) -> None:
+    x, y = random(96, 4, seed=3), torch.full((96,), -100)
+    y[::24] = torch.arange(4) % 3
+    net = nn.Sequential(dense(3), nn.Softmax(-1)) if output == "probs" else dense(3)
+    wrapped = vote.Wrapper(2, output=output)(net)
+    held_out = {"folds": folds} if folds else {"validation": (x[:40], y[:40])}
+    said = pytest.warns(UserWarning, match="no output=") if output is None else contextlib.nullcontext()
+    with said:
+        history = fit(wrapped, (x, y), epochs=2, batch_size=2, lr=1e-9, standardize=False, progress=False, **held_out)
+    known = y >= 0
+    logs = [
+        voter(x[known]).log() if output == "probs" else voter(x[known]).log_softmax(-1) for voter in wrapped.voters()
+    ]
+    losses = torch.stack([F.nll_loss(log, y[known], reduction="none") for log in logs])
+    if folds is None:
+        assert history.records[0][1] == pytest.approx(float(losses.mean().detach()), rel=1e-4)
+        assert history.records[0][2] == pytest.approx(float(losses[:, :2].mean().detach()), rel=1e-4)
+    else:
+        fold = history.out_of_fold.fold[known]
+        out_of_fold = losses[fold, torch.arange(4)]  # one voter has not seen each fold
+        assert f"out-of-fold nll {float(out_of_fold.mean().detach()):.4g})" in repr(history)
+
+
+def test_rows_of_which_none_has_a_class_are_refused() -> None:
+    x, y = random(40, 4, seed=3), torch.arange(40) % 3
+    with pytest.raises(ValueError, match="validation: no row has a class"):
+        fit(vote.Wrapper(2, output="logits")(dense(3)), (x, y), validation=(x, torch.full((40,), -100)), progress=False)
 
 
 @pytest.mark.parametrize("name", ["soft rows", "rows left out", "soft labels", "a soft yes"])

@@ -31,7 +31,8 @@ class Decisions:
         factor: for each setting, the factor of the standard deviation of the noise; without risk heads, that standard deviation itself.
         df: degrees of freedom of Student's t distribution; infinity keeps the original distribution.
         weights: weights of the settings; they sum to one.
-        log_prob: log density (for classes: log probability) of each row under the voters that have not seen it [n, ...], in nats.
+        log_prob: log density (for classes: log probability) of each row under the voters that have not seen it [n, ...], in nats; 0 where a row
+            has no class.
     """
 
     mean_at: tuple[int, ...]
@@ -100,15 +101,21 @@ def decide_classes(log_probs: Tensor, y: Tensor) -> Decisions:
         y: class numbers int64 [n, ...], where -100 is ignored; or probabilities [n, ..., classes].
     """
     if y.is_floating_point():
+        kept = torch.ones_like(y[..., 0], dtype=torch.bool)
         terms = (_mixture_log_prob(log_probs.double(), 2) * y.movedim(-1, 1)).sum(3)
     else:
         kept = y != IGNORED
+        if not kept.any():
+            raise ValueError(f"y: no row has a class, all class numbers are {IGNORED}")
         index = y.where(kept, 0)[None, None, None, :, None].expand(*log_probs.shape[:4], 1, *log_probs.shape[5:])
         terms = _mixture_log_prob(log_probs.double().gather(4, index).squeeze(4), 2) * kept
     terms = terms.reshape(*terms.shape[:3], -1)  # [snapshots, settings, n, elements]
     best = [int(i) for i in terms.mean((2, 3)).argmax(0)]
-    weights, pooled = pool(torch.stack([terms[t, s] for s, t in enumerate(best)]))
-    return Decisions(tuple(best), tuple(best), (1.0,) * len(best), math.inf, weights, pooled)
+    chosen, kept = torch.stack([terms[t, s] for s, t in enumerate(best)]), kept.reshape(len(y), -1)
+    weights, pooled = pool(chosen[:, kept])
+    log_prob = torch.zeros_like(chosen[0])
+    log_prob[kept] = pooled
+    return Decisions(tuple(best), tuple(best), (1.0,) * len(best), math.inf, weights, log_prob)
 
 
 def _mixture_log_prob(terms: Tensor, dim: int) -> Tensor:
