@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import fit, laplace, sculpt, vote
+from workbench import compose, fit, laplace, sculpt, vote
 from workbench.core.outputs.class_scores import Logits, Probs
 from workbench.distributions import LogitNormal
 from workbench.methods.laplace import _negative_log_likelihood
@@ -144,6 +144,29 @@ def test_batches_without_a_class_add_nothing(output: Any, folds: int | None) -> 
         fold = history.out_of_fold.fold[known]
         out_of_fold = losses[fold, torch.arange(4)]  # one voter has not seen each fold
         assert f"out-of-fold nll {float(out_of_fold.mean().detach()):.4g})" in repr(history)
+
+
+@pytest.mark.parametrize(
+    "wrapper", [sculpt.Wrapper(), compose(vote.Wrapper(2), sculpt.Wrapper())], ids=["sculpt", "both"]
+)
+@pytest.mark.parametrize("tokens", [False, True])
+def test_the_likelihood_of_a_batch_without_a_class_is_one(wrapper: Any, tokens: bool) -> None:
+    output = Logits(dim=-1) if tokens else "logits"
+    wrapped = wrapper.with_options(output=output)(dense(3)).train()
+    x, y = random(4, 5, 4, seed=3)[:, slice(None) if tokens else 0], torch.full((4, 5) if tokens else (4,), -100)
+    loss = wrapped.loss(None, x, y)
+    loss.backward()
+    assert loss.item() == 0
+    assert not any(p.grad.any() for p in wrapped.parameters() if p.grad is not None)
+    history = fit(
+        wrapped,
+        (x.repeat(3, *[1] * (x.dim() - 1)), torch.cat([y, y, y * 0])),
+        epochs=2,
+        batch_size=2,
+        progress=False,
+        validation=0,
+    )
+    assert all(record[1] > 0 for record in history.records)
 
 
 def test_rows_of_which_none_has_a_class_are_refused() -> None:
