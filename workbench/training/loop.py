@@ -213,8 +213,6 @@ class Loop:
         mean = losses.mean()
         if not losses.rows:
             raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be iterated only once?")
-        if math.isnan(mean):
-            raise ValueError(f"data: no row has a class, all class numbers of epoch {epoch} are {IGNORED}")
         return mean
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -273,7 +271,7 @@ class Loop:
             self.watch.update(epoch)
         if epoch and not losses.rows:
             raise ValueError("validation: there was no batch; can the loader be iterated only once?")
-        if epoch and math.isnan(mean):
+        if epoch and not losses.weight:
             raise ValueError(
                 f"validation: no row has a class, all class numbers are {IGNORED}; give rows with classes, or validation=0"
             )

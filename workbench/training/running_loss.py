@@ -55,10 +55,10 @@ class RunningLoss:
         return loss
 
     def mean(self) -> float:
-        """Return the mean over all rows; NaN if there were none, or none with a class."""
+        """Return the mean over all rows; NaN if there were none, 0 if none has a class."""
         while self._sent:
             self._wait_for_first()
-        return self.total / self.weight if self.weight else math.nan
+        return self.total / (self.weight or 1.0) if self.rows else math.nan
 
     def _wait_for_first(self) -> float:
         (loss, copied), place, batch = self._sent.pop(0)
