@@ -165,19 +165,3 @@ def test_several_or_none_are_refused(output: Any, words: str) -> None:
         calibrate(wrapped, (X, Y), "variance")
     with pytest.raises((TypeError, ValueError), match=r"name only that one|Name it"):
         calibrate(wrapped, (X, Y), "conformal")
-
-
-@pytest.mark.parametrize("function", [calibrate, selective])
-def test_a_yes_or_no_is_refused_with_a_form_that_works(function: Any) -> None:
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, 3, generator=draw), torch.arange(80).reshape(40, 2) % 2
-    net = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match=r"output=Logits\(dim=-1\)"):
-        function(vote.Wrapper(2, output="binary")(net), (x, y))
-
-    @vote.Wrapper(2, output=Logits(dim=-1))
-    def two_scores(x: Tensor) -> Tensor:
-        y = net(x)
-        return torch.stack([torch.zeros_like(y), y], -1)
-
-    function(two_scores.eval(), (x, y))

@@ -25,14 +25,9 @@ def one_meaning(output: Any) -> Any:
     chosen = [entry for entry in entries if form_of(entry) in FORMS]
     if len(chosen) == 1:
         return chosen[0]
-    remedy = 'name only that one, output={"logits": Logits()}, or wrap a function that returns it'
-    if not chosen and any(form_of(entry) == "binary" for entry in entries):
-        remedy = (
-            "a yes or no has one score; give it two, by wrapping a function that returns torch.stack([torch.zeros_like(y), y], -1), with "
-            "output=Logits(dim=-1) and class numbers 0 and 1 as targets"
-        )
     raise ValueError(
-        f"the model was wrapped with output={output!r}; this needs exactly one output that is values [n, ...] or class scores: {remedy}"
+        f"the model was wrapped with output={output!r}; this needs exactly one output that is values [n, ...] or class scores: name only that "
+        'one, output={"logits": Logits()}, or wrap a function that returns it'
     )
 
 
