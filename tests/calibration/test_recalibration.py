@@ -114,3 +114,18 @@ def test_quantiles_that_say_nothing_are_refused() -> None:
     assert calibrate(known(Cauchy), (x, y), "isotonic").quantile(x, 0.5).isfinite().all()
     with pytest.raises(ValueError, match="after QuantileRecalibration, predictions no longer follow a family"):
         calibrate(calibrate(known(), (x, y), "isotonic"), (x, y), "variance")
+
+
+def test_the_factor_of_the_risks_of_a_model_in_half_precision_is_not_rounded() -> None:
+    x, y, *_ = regression(99, factor=2.0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(2, 1)).to(torch.bfloat16).eval()
+    calibrated = calibrate(wrapped, (x, y / y.std()), "isotonic")
+    prediction, risk = calibrated(x.bfloat16(), return_risk=True)
+    assert prediction.dtype == torch.bfloat16
+    u = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    z = torch.special.ndtri(torch.as_tensor(np.interp(u, *(line[0].numpy() for line in reversed(calibrated._lines())))))
+    before = wrapped(x.bfloat16(), return_risk=True)[1]
+    expected = z.std(correction=0).float().expand(99, 1)  # of the recalibrated standard normal
+    torch.testing.assert_close(risk.total / before.total, expected, rtol=2e-4, atol=0)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from workbench import vote
+from workbench.calibration import calibrate, selective
 from workbench.calibration.abstention import upper_bound
 from workbench.calibration.conformal import conformal_quantile
 from workbench.calibration.cross import cv_plus
@@ -78,3 +80,10 @@ def test_rows_without_numbers_and_truth_values_that_are_none_are_refused() -> No
     for value in (torch.zeros(2), "mean", 1):
         with pytest.raises(TypeError, match="per_output must be True or False"):
             fit_variance_scale(LOC, SCALE, LOC + 1, per_output=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("function", [calibrate, selective])
+def test_whole_numbers_for_a_model_of_values_are_told_what_to_be(function: Any) -> None:
+    wrapped = vote.Wrapper(2)(torch.nn.Linear(2, 1)).eval()
+    with pytest.raises(ValueError, match=r"for values, such as counts, give y\.float\(\)"):
+        function(wrapped, (torch.zeros(20, 2), torch.arange(20)[:, None]))

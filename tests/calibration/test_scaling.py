@@ -120,6 +120,22 @@ def test_risks_of_classes_follow_the_new_probabilities(output: str) -> None:
     assert (risk.total - before.total).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("output", ["logits", "probs"])
+def test_entropies_of_a_model_in_half_precision_are_computed_in_float32(output: str, dtype: torch.dtype) -> None:
+    x, labels = classified()
+    model = nn.Linear(4, 3) if output == "logits" else nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
+    wrapped = vote.Wrapper(4, output=output)(model).to(dtype).eval()
+    calibrated = calibrate(wrapped, (x, labels), "temperature")
+    y, risk = calibrated(x.to(dtype), return_risk=True)
+    assert y.dtype == dtype
+    assert {risk[name].dtype for name in risk.names()} == {torch.float32}
+    scores = wrapped(x.to(dtype)).double()
+    logits = (scores if output == "logits" else scores.log()) / calibrated.temperature.double()
+    entropies = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(risk.total.double(), entropies, rtol=1e-5, atol=1e-6)
+
+
 def test_without_voters_all_of_the_entropy_is_aleatoric() -> None:
     logits, labels = labelled(300, 3.0)
     calibrated = calibrate(scores(output="logits"), (logits, labels))

@@ -197,6 +197,22 @@ def test_rows_that_nothing_is_known_of_have_no_ends_and_that_is_said() -> None:
     assert bool(chosen[:, 1:].all())  # of two rows and of none
 
 
+def test_a_group_without_any_weight_has_no_ends() -> None:
+    """The only held-out rows of its kind do not exist in the other place, and new rows of weight 0 do not either."""
+    x = torch.linspace(-1, 1, 100)[:, None]
+    calibrated = calibrate(
+        vote.Wrapper(2)(nn.Linear(1, 1)).eval(),
+        (x, x.sin()),
+        "conformal",
+        score="absolute",
+        groups=lambda x: (x[:, 0] > 0).long(),
+        weight=lambda x: (x[:, 0] <= 0).double(),
+    )
+    with pytest.warns(WorkbenchWarning, match="1 of 2 rows get intervals without ends"):
+        lower, upper = calibrated.interval(torch.tensor([[0.5], [-0.5]]), coverage=0.8)
+    assert (upper - lower).isinf()[:, 0].tolist() == [True, False]
+
+
 def test_without_a_width_an_infinite_quantile_still_has_no_ends() -> None:
     class Still(nn.Module):
         def __init__(self) -> None:

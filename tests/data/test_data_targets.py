@@ -96,6 +96,25 @@ def test_names_are_classes_and_other_rows_have_their_numbers() -> None:
     assert Data.from_arrays(X, LABELS, test=(X[:1], [7])).n_outputs == 8
 
 
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("names", [["0", "10", "2"], ["3", "7", "9"], ["a", "b", "c"]])
+def test_names_have_the_same_numbers_in_test_rows_without_some_of_them(names: list[str], several: bool) -> None:
+    """Also names that look like numbers: postcodes, digits read from a file."""
+    y, y_test = [names[i % 3] for i in range(len(X))], [names[2], names[1]]
+    given = ({"kind": y, "size": X[:, 0]}, {"kind": y_test, "size": X[:2, 0]}) if several else (y, y_test)
+    data = Data.from_arrays(X, given[0], test=(X[:2], given[1]))
+    train, test = (part.y["kind"] if several else part.y for part in (data.train, data.test))
+    assert train[:3].tolist() == [0, 1, 2]
+    assert test.tolist() == [2, 1]
+
+
+def test_numbers_of_classes_are_replaced_in_test_rows_as_well() -> None:
+    y = [0 if i % 3 else 255 for i in range(len(X))]
+    data = Data.from_arrays(X, y, classes={0: "background", 255: "object"}, test=(X[:2], [255, 0]))
+    assert data.train.y[:3].tolist() == [1, 0, 0]
+    assert data.test.y.tolist() == [1, 0]
+
+
 def test_targets_of_several_kinds_have_tasks_of_their_own() -> None:
     data = Data.from_arrays(
         X, {"kind": LABELS, "size": X[:, :2], "tags": X > 0}, classes={"kind": ["a", "b", "c"]}, test=range(5)

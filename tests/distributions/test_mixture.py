@@ -49,8 +49,11 @@ def test_one_member_is_its_family() -> None:
     mixture = Mixture(Laplace(), loc[:1], risk[:1], torch.ones(1))
     torch.testing.assert_close(mixture.log_prob(loc[1]), Laplace.log_prob(loc[1], loc[0], risk[0]))
     torch.testing.assert_close(mixture.icdf(0.2), Laplace.icdf(0.2, loc[0], risk[0]))
-    level = torch.tensor(0.2, dtype=torch.float64)
-    torch.testing.assert_close(mixture.icdf(level), Laplace.icdf(level, loc[0], risk[0]), atol=1e-12, rtol=1e-12)
+    for level in (0.2, 1e-9, 1 - 1e-9):  # of which float32 has not all
+        exact = torch.tensor(level, dtype=torch.float64)
+        expected = Laplace.icdf(exact, loc[0], risk[0])
+        torch.testing.assert_close(mixture.icdf(level), expected, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(mixture.icdf(exact), expected, atol=1e-12, rtol=1e-12)
 
 
 def test_draws_follow_it() -> None:
@@ -120,6 +123,8 @@ def test_bad_input() -> None:
         Mixture(Normal(), loc, risk, weights).log_prob(torch.zeros(5))
     with pytest.raises(ValueError, match="above 0 and below 1; found 1"):
         Mixture(Normal(), loc, risk, weights).icdf(1)
+    with pytest.raises(ValueError, match=r"found 0\.999999999, rounded to torch\.float32"):
+        Mixture(Normal(), loc.float(), risk.float(), weights).icdf(1 - 1e-9)
 
 
 def test_of_a_wrapped_model() -> None:

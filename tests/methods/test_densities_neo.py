@@ -86,6 +86,18 @@ def test_labels_do_not_change_the_default_and_do_change_classwise() -> None:
     assert not torch.allclose(found[0], found[1], atol=0.1)
 
 
+def test_a_row_without_a_class_counts_for_the_predicted_one() -> None:
+    net = classifier()
+    labels = GROUPS.roll(7).where(torch.arange(300) % 4 > 0, -100)
+    filled = torch.where(labels == -100, net(X).argmax(1), labels)
+    found = [
+        neo.Wrapper(density="mahalanobis", output="logits")(net).eval().fit(pairs(y))(X, return_risk=True)[1]
+        for y in (labels, filled, net(X).argmax(1))
+    ]
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2], atol=0.1)
+
+
 # ---- every density by its name ---------------------------------------------------------------------------------------
 @every
 def test_every_density_finds_strange_rows_and_leaves_predictions_alone(name: str) -> None:

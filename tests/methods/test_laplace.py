@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from workbench import NotFittedError, compose, fit, laplace, load, neo, sample, save, sculpt, vote
 from workbench.core.ownership import table_of
+from workbench.outputs import Logits
 
 ROWS, FEATURES = 60, 4
 
@@ -43,6 +44,33 @@ def linear_regression() -> tuple[nn.Linear, Tensor]:
     with torch.no_grad():
         model.weight.copy_(torch.linalg.solve(X.T @ X / 0.25 + 2 * torch.eye(FEATURES), X.T @ target / 0.25).T)
     return model, target
+
+
+# ---- rows without a class
+@pytest.mark.parametrize("evidence", [None, "design"])
+def test_rows_without_a_class_are_no_training_data(evidence: Any) -> None:
+    labels, model = torch.arange(ROWS) % 3, net(3)
+    some = torch.where(torch.arange(ROWS) < 20, labels, -100)
+
+    def risk_after(*batches: Any) -> Tensor:
+        wrapped = laplace.Wrapper(prior_precision=1.0, evidence=evidence, output="logits")(copy.deepcopy(model))
+        return wrapped.eval().fit(list(batches))(NEW, return_risk=True)[1].epistemic
+
+    expected = risk_after((X[:20], labels[:20]))
+    torch.testing.assert_close(risk_after((X, some)), expected)
+    torch.testing.assert_close(risk_after((X[:30], some[:30]), (X[30:], some[30:])), expected)
+    assert (risk_after((X, labels)) < expected).all()
+
+
+def test_padded_tokens_are_no_training_data() -> None:
+    x, labels = normal(10, 6, FEATURES), torch.arange(60).reshape(10, 6) % 3
+    mask = torch.arange(6) < 4
+
+    def risk_after(inputs: Tensor, target: Tensor) -> Tensor:
+        wrapped = laplace.Wrapper(prior_precision=1.0, output=Logits(dim=-1))(net(3)).eval()
+        return wrapped.fit([(inputs, target)])(x, return_risk=True)[1].epistemic
+
+    torch.testing.assert_close(risk_after(x, labels.where(mask, -100)), risk_after(x[:, mask], labels[:, mask]))
 
 
 # ---- values

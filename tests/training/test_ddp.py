@@ -72,9 +72,33 @@ def _trained(rank: int, folder: str) -> None:
             assert not both.training
 
 
+def _unlabelled(rank: int) -> None:
+    """Rows without a class: of some batches one process has none with one."""
+    x, labels = rows()
+    labels = (labels[:, 0] > 1).long().where(torch.arange(45) % 7 < 2, -100)
+    models = []
+    for strategy in (None, "ddp"):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = compose(vote.Wrapper(2, output="logits"), sculpt.Wrapper())(nn.Linear(1, 2))
+        history = train(model, (x, labels), batch_size=6, validation=(x, labels), strategy=strategy)
+        models.append((model, history))
+    (alone, one), (both, two) = models
+    for here, there in zip(one.records, two.records, strict=True):
+        torch.testing.assert_close(torch.tensor(there[1:4]), torch.tensor(here[1:4]), rtol=1e-8, atol=1e-10)
+    for here, there in zip(alone.parameters(), both.parameters(), strict=True):
+        alike(there)
+        torch.testing.assert_close(there, here, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.slow
 def test_two_processes_train_the_model_of_one(tmp_path: Path) -> None:
     in_two_processes(_trained, tmp_path, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_rows_without_a_class_count_in_no_process(tmp_path: Path) -> None:
+    in_two_processes(_unlabelled, tmp_path)
 
 
 def _more(rank: int, folder: str) -> None:

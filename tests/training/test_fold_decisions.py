@@ -108,3 +108,42 @@ def test_classes_are_decided_by_their_likelihood() -> None:
     found = decide_classes(scores, y)
     assert found.mean_at == (0,)
     torch.testing.assert_close(found.log_prob[:, 0], torch.tensor([0.9, 0.8, 0.7]).double().log(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-15, 1e12])
+def test_constant_noise_has_the_unit_of_the_targets(unit: float) -> None:
+    y = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)).double()
+    found = decide(torch.zeros(1, 1, 1, 200, 1), None, y * unit, Normal(), members=5)
+    rms = float(y.square().mean().sqrt())
+    assert found.factor[0] / unit == pytest.approx(rms, rel=1e-9)
+    expected = torch.distributions.Normal(0.0, rms).log_prob(y) - math.log(unit)
+    torch.testing.assert_close(found.log_prob, expected)
+
+
+def test_an_exact_prediction_has_a_density() -> None:
+    for y in (torch.zeros(20, 1), torch.full((20, 1), 3e-14)):
+        found = decide(y[None, None, None], None, y, Normal(), members=5)
+        assert found.factor[0] == pytest.approx(1e-12 * (float(y[0]) or 1))
+        assert found.log_prob.isfinite().all()
+
+
+def test_targets_that_are_all_equal_do_not_choose_the_snapshot() -> None:
+    y = torch.stack([torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.full((50,), 0.1)], 1)
+    good, poor = y + torch.tensor([0.01, 1e-4]), y + torch.tensor([1.0, 0.0])
+    for members in (1, 6):
+        repeated = torch.stack([poor, good])[:, None, None].expand(2, 1, 2, 50, 2)
+        assert decide(repeated, None, y, Normal(), members=members).mean_at == (1,)
+    constant = y[:, 1:]
+    alone = torch.stack([constant + 0.5, constant + 0.1])[:, None, None]
+    assert decide(alone, None, constant, Normal(), members=1).mean_at == (1,)
+
+
+def test_rows_without_a_class_weigh_nothing() -> None:
+    scores = torch.randn(2, 3, 2, 40, 4, generator=torch.Generator().manual_seed(0)).log_softmax(4)
+    y = torch.arange(40) % 4
+    few = torch.where(torch.arange(40) < 8, y, -100)
+    found, alone = decide_classes(scores, few), decide_classes(scores[:, :, :, :8], y[:8])
+    assert found.mean_at == alone.mean_at
+    assert found.weights == pytest.approx(alone.weights)
+    torch.testing.assert_close(found.log_prob[:8], alone.log_prob)
+    assert not found.log_prob[8:].any()

@@ -61,6 +61,13 @@ def test_on_the_cpu_at_once() -> None:
         found.add(torch.tensor(float("inf")), "there", batch(2))
 
 
+def test_class_numbers_that_are_ignored_do_not_count() -> None:
+    found = RunningLoss(lambda *_: "")
+    for loss, labels in ((2.0, [0, 1, 1, 0]), (8.0, [-100, 1, -100, -100]), (0.0, [-100, -100])):
+        found.add(torch.tensor(loss), "", Batch(None, torch.zeros(len(labels), 2), torch.tensor(labels)))
+    assert found.mean() == pytest.approx((4 * 2 + 1 * 8) / 5)
+
+
 def model() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -55,6 +55,16 @@ def test_the_model_stays_as_it_is_and_columns_without_ends_are_left_alone() -> N
         _scale((torch.ones(20, 1), torch.randn(20, 1)))
 
 
+@pytest.mark.parametrize("unit", [1e-15, 1e9])
+def test_the_scale_does_not_depend_on_the_unit_of_the_targets(unit: float) -> None:
+    x, y = _curve(bent=0.5)
+
+    def scale(unit: float) -> float:
+        return prior_scale(vote.Wrapper(2, prior=10), _net(), (x, y * unit), epochs=2)
+
+    assert scale(unit) == pytest.approx(scale(1.0), rel=1e-3)
+
+
 def test_rows_in_another_precision_than_the_model_choose_about_the_same() -> None:
     x, y = _curve(bent=0.5)
     chosen = _scale((x, y))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import fit, laplace, sculpt, vote
+from workbench import compose, fit, laplace, sculpt, vote
 from workbench.core.outputs.class_scores import Logits, Probs
 from workbench.distributions import LogitNormal
 from workbench.methods.laplace import _negative_log_likelihood
@@ -117,6 +118,61 @@ def test_cross_fitting_takes_them(name: str, model: Any) -> None:
     wrapped = vote.Wrapper(2, output=output)(model)
     history = fit(wrapped, (inputs(model), target), epochs=2, folds=2, standardize=False, progress=False)
     assert all(torch.isfinite(torch.tensor(record[1])) for record in history.records)
+
+
+@pytest.mark.parametrize(
+    ("output", "folds"), [(None, None), ("logits", None), ("probs", None), ("logits", 2), ("probs", 2)]
+)
+def test_batches_without_a_class_add_nothing(output: Any, folds: int | None) -> None:
+    x, y = random(96, 4, seed=3), torch.full((96,), -100)
+    y[::24] = torch.arange(4) % 3
+    net = nn.Sequential(dense(3), nn.Softmax(-1)) if output == "probs" else dense(3)
+    wrapped = vote.Wrapper(2, output=output)(net)
+    held_out = {"folds": folds} if folds else {"validation": (x[:40], y[:40])}
+    said = pytest.warns(UserWarning, match="no output=") if output is None else contextlib.nullcontext()
+    with said:
+        history = fit(wrapped, (x, y), epochs=2, batch_size=2, lr=1e-9, standardize=False, progress=False, **held_out)
+    known = y >= 0
+    logs = [
+        voter(x[known]).log() if output == "probs" else voter(x[known]).log_softmax(-1) for voter in wrapped.voters()
+    ]
+    losses = torch.stack([F.nll_loss(log, y[known], reduction="none") for log in logs])
+    if folds is None:
+        assert history.records[0][1] == pytest.approx(float(losses.mean().detach()), rel=1e-4)
+        assert history.records[0][2] == pytest.approx(float(losses[:, :2].mean().detach()), rel=1e-4)
+    else:
+        fold = history.out_of_fold.fold[known]
+        out_of_fold = losses[fold, torch.arange(4)]  # one voter has not seen each fold
+        assert f"out-of-fold nll {float(out_of_fold.mean().detach()):.4g})" in repr(history)
+
+
+@pytest.mark.parametrize(
+    "wrapper", [sculpt.Wrapper(), compose(vote.Wrapper(2), sculpt.Wrapper())], ids=["sculpt", "both"]
+)
+@pytest.mark.parametrize("tokens", [False, True])
+def test_the_likelihood_of_a_batch_without_a_class_is_one(wrapper: Any, tokens: bool) -> None:
+    output = Logits(dim=-1) if tokens else "logits"
+    wrapped = wrapper.with_options(output=output)(dense(3)).train()
+    x, y = random(4, 5, 4, seed=3)[:, slice(None) if tokens else 0], torch.full((4, 5) if tokens else (4,), -100)
+    loss = wrapped.loss(None, x, y)
+    loss.backward()
+    assert loss.item() == 0
+    assert not any(p.grad.any() for p in wrapped.parameters() if p.grad is not None)
+    history = fit(
+        wrapped,
+        (x.repeat(3, *[1] * (x.dim() - 1)), torch.cat([y, y, y * 0])),
+        epochs=2,
+        batch_size=2,
+        progress=False,
+        validation=0,
+    )
+    assert all(record[1] > 0 for record in history.records)
+
+
+def test_rows_of_which_none_has_a_class_are_refused() -> None:
+    x, y = random(40, 4, seed=3), torch.arange(40) % 3
+    with pytest.raises(ValueError, match="validation: no row has a class"):
+        fit(vote.Wrapper(2, output="logits")(dense(3)), (x, y), validation=(x, torch.full((40,), -100)), progress=False)
 
 
 @pytest.mark.parametrize("name", ["soft rows", "rows left out", "soft labels", "a soft yes"])

@@ -322,7 +322,7 @@ def selective(
         data: a pair (x, y), a Split, a Dataset or a DataLoader of rows that the model was not trained on.
         by: the risk that decides: "total", "aleatoric", "epistemic" or "vacuitic"; or "confidence", 1 - the highest class probability. For
             several outputs, pixels or tokens, the root mean square over all of them counts: new rows have no targets to tell which have a
-            class.
+            class. Outputs of different units are not scaled: the one with the largest numbers decides, so select one or scale them first.
         error: error(prediction, target) -> [rows], >= 0 (for positions: shaped like the risk), with the classes of predictions last; None: 1 for
             a wrong class and 0 for the right one, or the absolute error of values, averaged over each row.
         per: "row" answers or rejects whole rows; "position" each pixel, token or number. Class numbers of -100 have no error: such

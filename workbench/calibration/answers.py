@@ -78,7 +78,13 @@ def check_labels(answers: Answers, what: str) -> None:
     if y.dim() < 2 or y.shape[-1] < 2 or labels.shape != y.shape[:-1]:
         raise ValueError(
             f"y: class numbers have shape {list(labels.shape)}, predictions {list(y.shape)}; they must be [rows, ...] and [rows, ..., classes]"
-            + ("; convert one-hot rows to class numbers, y.argmax(1)" if is_one_hot(labels) else "")
+            + (
+                "; convert one-hot rows to class numbers, y.argmax(1)"
+                if is_one_hot(labels)
+                else "; for values, such as counts, give y.float()"
+                if labels.shape == y.shape
+                else ""
+            )
         )
     labels = labels[answers.known]
     if not labels.numel():

@@ -135,7 +135,7 @@ def calibrate(
     if form != "values" and not answers.labels:
         raise ValueError(
             f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: calibration needs class "
-            "numbers [rows], such as y.argmax(-1) of soft labels"
+            "numbers [rows], y.argmax(-1) of soft labels or y.long() of whole numbers"
         )
     calibrated = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
     return calibrated.fit_to(answers, seed)

@@ -132,12 +132,13 @@ class QuantileRecalibration(Calibrated):
         family.stddev(y, sigma)  # raises for a family without moments
         if family.location_scale:
             standard = torch.zeros(len(self.stated), device=y.device)
-            shift, factor = (part.to(y) for part in self._moments(standard, torch.ones_like(standard), family, NODES))
+            moments = self._moments(standard, torch.ones_like(standard), family, NODES)
+            shift, factor = (part.to(sigma) for part in moments)
             shift, factor = shift * sigma, factor.expand(y.shape)
         else:
-            shift, stddev = (part.to(y) for part in self._moments(y, sigma, family, NODES_EACH))
+            shift, stddev = (part.to(sigma) for part in self._moments(y, sigma, family, NODES_EACH))
             factor = torch.where(sigma > 0, stddev / sigma.where(sigma > 0, 1.0), 1.0)
-        return y + shift, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * factor for n in risk})
+        return (y + shift).to(y.dtype), Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * factor for n in risk})
 
     def _moments(self, y: Tensor, sigma: Tensor, family: Distribution, nodes: int) -> tuple[Tensor, Tensor]:
         """Return mean (as a distance from y) and standard deviation, by integrating the quantiles over the probability.

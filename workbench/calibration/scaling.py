@@ -15,6 +15,7 @@ from workbench.calibration.answers import (
     check_values,
     level,
     log_probabilities,
+    precise,
     risk_named,
 )
 from workbench.calibration.base import Calibrated, class_dim, distribution_of, output_of
@@ -177,11 +178,12 @@ class TemperatureScaling(Calibrated):
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
         form, dim = output_of(self.wrapped), class_dim(self.wrapped)
-        scores = (
-            log_probabilities(y.movedim(dim, -1), form) if form == "probs" else y.movedim(dim, -1)
-        ) / self.temperature
+        wide = precise(y.movedim(dim, -1))
+        scores = (log_probabilities(wide, form) if form == "probs" else wide) / self.temperature
         if form == "values":
-            return scores, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] / self.temperature for n in risk})
+            return scores.to(y.dtype), Risk(
+                **{n: risk[n] if n == "vacuitic" else risk[n] / self.temperature for n in risk}
+            )
         new = {"vacuitic": risk.vacuitic}
         if risk.total is not None:
             log_p = scores.log_softmax(-1)
@@ -190,7 +192,7 @@ class TemperatureScaling(Calibrated):
             share = share.where(risk.total > 0, 0.0)
             new["aleatoric"] = new["total"] * (1 - share)
             new["epistemic"] = None if risk.epistemic is None else new["total"] * share
-        return (scores.softmax(-1) if form == "probs" else scores).movedim(-1, dim), Risk(**new)
+        return (scores.softmax(-1) if form == "probs" else scores).movedim(-1, dim).to(y.dtype), Risk(**new)
 
     def predict_set(self, x: Any, coverage: float = 0.9) -> Tensor:
         """Return the smallest set of classes whose probabilities sum to at least the coverage; use method="conformal" for a guarantee.

@@ -48,8 +48,9 @@ def weighted_quantile(scores: Tensor, weights: Tensor, new: Tensor, coverage: fl
     ordered, order = scores.flatten(1).sort(0) if scores.dim() > 1 else (x[:, None] for x in scores.sort(0))
     weights, new = weights.double(), new.double()
     sums = weights[order].cumsum(0).mT.contiguous()  # [outputs, n]
-    # slightly less, since the sum of ten tenths may be below one; infinite if all rows together do not reach it
+    # slightly less, since the sum of ten tenths may be below one; infinite if all rows together do not reach it, as without any weight
     required = float(level("coverage", coverage)) * (sums[:1, -1] + new) * (1 - 1e-12)
+    required = required.clamp_min(torch.finfo(required.dtype).tiny)
     position = torch.searchsorted(sums, required.expand(len(sums), -1).contiguous())
     with_infinity = torch.cat([ordered.mT, ordered.new_full((len(sums), 1), math.inf)], 1)
     return with_infinity.gather(1, position).mT.reshape(len(new), *scores.shape[1:]).to(dtype)

@@ -20,7 +20,7 @@ from workbench.data.frames import FrameEncoding, category_names, rows_by_index
 from workbench.data.images import open_image
 from workbench.data.split_drawing import partition, whole_number
 from workbench.data.splits import LazySplit, Split, row_index
-from workbench.data.targets import as_inputs
+from workbench.data.targets import as_inputs, holds_texts
 from workbench.engine.tree import tensors
 from workbench.errors import require
 
@@ -40,8 +40,8 @@ def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: An
         raise ValueError(f"test: found a tuple of {len(test)}; give a pair (x, y) of test rows")
     if lengths is not None:
         raise ValueError("test: with lengths, test must be a share, a mask or row numbers, not other rows")
-    # without class names, test rows may have higher class numbers than training rows
-    test_part, _, test_classes = _rows(*test, task, classes if _has_names(y, classes) else settings[1], settings[2])
+    # names have the same numbers in both; without names, test rows may have higher class numbers than training rows
+    test_part, _, test_classes = _rows(*test, task, _given_names(y, classes, settings[1]), settings[2])
     return _parts(
         all_rows,
         test_part,
@@ -263,9 +263,12 @@ def _rows(x: Any, y: Any, task: Any, classes: Any, void: Any, lengths: Any = Non
     return Split(inputs, target), task, classes
 
 
-def _has_names(y: Any, classes: Any) -> bool:
-    """Return whether the classes have names other than numbers."""
-    return not isinstance(y, Mapping) and classes is not None and any(not name.isdigit() for name in classes)
+def _given_names(y: Any, classes: Any, given: Any) -> Any:
+    """Return the classes of targets that are names, those given for other targets; for a dict of targets a dict."""
+    if not isinstance(y, Mapping):
+        return classes if holds_texts(y) else given
+    names = {str(name): classes[str(name)] for name, target in y.items() if holds_texts(target)}
+    return {**(given or {}), **names} or None
 
 
 def _longer_classes(classes: Any, other_classes: Any) -> Any:

@@ -197,17 +197,23 @@ def class_names(classes: Any, at_least: int) -> tuple[str, ...]:
     return tuple(map(str, classes.values() if isinstance(classes, Mapping) else classes))
 
 
+def holds_texts(y: Any) -> bool:
+    """Return whether targets are class names rather than numbers."""
+    try:
+        array = np.empty(0) if isinstance(y, Tensor) else np.asarray(y)
+    except ValueError:  # `as_tensor` reports the error
+        return False
+    is_text = array.dtype.kind in "UST" or (
+        array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat)
+    )
+    return is_text and array.size > 0
+
+
 def _numbers_of_names(y: Any, classes: Any, name: str) -> tuple[Any, Any]:
     """Replace class names by class numbers, and return these with the class names; other targets are returned unchanged."""
-    if isinstance(y, Tensor):
+    if not holds_texts(y):
         return y, classes
-    try:
-        array = np.asarray(y)
-    except ValueError:  # `as_tensor` reports the error
-        return y, classes
-    texts = array.dtype.kind in "UST" or (array.dtype.kind == "O" and all(isinstance(item, str) for item in array.flat))
-    if not texts or not array.size:
-        return y, classes
+    array = np.asarray(y)
     labels = sorted({str(item) for item in array.flat}) if classes is None else list(class_names(classes, 0))
     numbers = {label: number for number, label in enumerate(labels)}
     if unknown := sorted({str(item) for item in array.flat} - set(labels)):

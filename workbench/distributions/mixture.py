@@ -112,10 +112,9 @@ class Mixture(torch.distributions.Distribution):
         Raises:
             ValueError: if a level is not above 0 and below 1.
         """
-        # a number becomes a level in torch's default dtype, as in earlier versions; a float64 tensor keeps its precision
-        levels = torch.as_tensor(value).to(self.loc)
+        levels = torch.as_tensor(value, dtype=self.loc.dtype, device=self.loc.device)
         if not bool(((levels > 0) & (levels < 1)).all()):
-            raise ValueError(f"q must lie above 0 and below 1; found {value!r}")
+            raise ValueError(f"q must lie above 0 and below 1; found {value!r}, rounded to {self.loc.dtype}")
         loc, risk = self._members(torch.broadcast_shapes(levels.shape, self.loc.shape[1:]))
         ends = self.family.icdf(levels.expand_as(loc), loc, risk)
         low, high = ends.amin(0), ends.amax(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.outputs.class_scores import Classes
-from ..core.outputs.meanings import Values
+from ..core.outputs.meanings import IGNORED, Values
 from ..core.outputs.options import has_classes
 from ..core.outputs.resolution import resolve
 from ..core.ownership import table_of
@@ -63,7 +63,7 @@ def last_layer(wrapped: Any, site: str, density: Density, features: Tensor, logi
 
 
 def class_numbers(target: Any, logits: Tensor | None) -> Tensor | None:
-    """Return the target if it holds class numbers [rows] for these class scores, otherwise None."""
+    """Return the target if it holds class numbers [rows] for these class scores, with the predicted class in place of -100; otherwise None."""
     if (
         logits is None
         or not isinstance(target, Tensor)
@@ -71,8 +71,10 @@ def class_numbers(target: Any, logits: Tensor | None) -> Tensor | None:
         or target.shape != logits.shape[:1]
     ):
         return None
+    target = target.to(logits.device)
+    target = torch.where(target == IGNORED, logits.argmax(1), target)
     in_range = not len(target) or (int(target.min()) >= 0 and int(target.max()) < logits.shape[1])
-    return target.to(logits.device) if in_range else None
+    return target if in_range else None
 
 
 def shape_of_values(target: Any) -> list[int] | None:

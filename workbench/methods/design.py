@@ -24,7 +24,7 @@ from ..errors import NotFittedError
 from .densities.moments import double, full_precision
 from .evidence import EPS, ignorance, level_of, noise, whitening_of
 from .initialization import Draws
-from .last_layer import RISK_CALL, Probe
+from .last_layer import RISK_CALL, Probe, has_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,22 +218,23 @@ class Design:
 
     @torch.no_grad()
     def fit(self, wrapped: Any, inputs: Any) -> None:
-        """Learn the features of the training rows; targets are not used."""
+        """Learn the features of the training rows; of targets it matters only which are -100, as these rows were not trained on."""
         table = table_of(wrapped)
         sums: list[Tensor] = []
         probabilities = torch.zeros(())  # summed over the rows
         rows = 0
-        for args, kwargs in _batches(wrapped, inputs, "design"):
+        for args, kwargs, target in _batches(wrapped, inputs, "design"):
             features = self._features(wrapped, args, kwargs)
             positions = features[0].shape[:-1]
-            features = [phi.flatten(0, -2) for phi in features]
+            kept = has_class(target, positions)
+            features = [phi.flatten(0, -2)[kept] for phi in features]
             rows += len(features[0])
             with full_precision(features[0]):
                 products = [phi.mT @ phi for phi in features]
             sums = [old + new for old, new in zip(sums, products, strict=True)] if sums else products
             meaning, scores, _ = _checked_output(wrapped, *_predict(wrapped, args, kwargs), positions)
             if isinstance(meaning, Classes):
-                probabilities = probabilities + double(meaning.probabilities(scores)).flatten(0, -2).sum(0)
+                probabilities = probabilities + double(meaning.probabilities(scores)).flatten(0, -2)[kept].sum(0)
         if not rows:
             raise ValueError("fit got no rows; give the training inputs as a tensor or a loader")
         bias: bool = table.module(self._path).bias is not None
@@ -252,7 +253,7 @@ class Design:
     def tune(self, wrapped: Any, held_out: Any) -> None:
         """Choose the level k on rows that no voter was trained on."""
         leverages, disagreements, classes = [], [], 0
-        for args, kwargs in _batches(wrapped, held_out, "evidence"):
+        for args, kwargs, _ in _batches(wrapped, held_out, "evidence"):
             h = self.leverage(wrapped, args, kwargs)
             meaning, scores, risks = _checked_output(wrapped, *_predict(wrapped, args, kwargs), h.shape)
             classes = meaning.probabilities(scores).shape[-1] if isinstance(meaning, Classes) else 0
@@ -301,16 +302,16 @@ def _predict(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, di
         return reduced(wrapped, run(wrapped, plan_of(wrapped, RISK_CALL), *_cloned((args, kwargs)))[0], True)
 
 
-def _batches(wrapped: Any, inputs: Any, description: str) -> Iterator[tuple[tuple, dict[str, Any]]]:
-    """Iterate over batches of inputs, on the model's device and in its units, with a progress bar."""
+def _batches(wrapped: Any, inputs: Any, description: str) -> Iterator[tuple[tuple, dict[str, Any], Any]]:
+    """Iterate over batches (args, kwargs, target), on the model's device and with inputs in its units, with a progress bar."""
     from tqdm.auto import tqdm
 
     from ..core.batches.call_arguments import batches_of
 
     device, scaling = next(wrapped.parameters()).device, extra(wrapped, "scaling")
-    for args, kwargs, _ in tqdm(batches_of(inputs, wrapped), desc=description, delay=2, leave=False):
-        args, kwargs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-        yield (args, kwargs) if scaling is None else scaling.inputs(args, kwargs)
+    for batch in tqdm(batches_of(inputs, wrapped), desc=description, delay=2, leave=False):
+        args, kwargs, target = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+        yield *((args, kwargs) if scaling is None else scaling.inputs(args, kwargs)), target
 
 
 def _cloned(inputs: tuple[tuple, dict[str, Any]]) -> tuple[tuple, dict[str, Any]]:

@@ -14,7 +14,7 @@ from ..core.additions import extra
 from ..core.calls.risks import reduced
 from ..core.method import Call
 from ..core.outputs.class_scores import Binary, Classes, Probs, at_least_float32
-from ..core.outputs.meanings import Meaning
+from ..core.outputs.meanings import IGNORED, Meaning
 from ..core.outputs.options import MEAN
 from ..core.outputs.resolution import resolve, targets_of
 from ..core.ownership import engine_of, table_of
@@ -76,6 +76,13 @@ def flatten_rows(values: Tensor) -> Tensor:
 def augmented(features: Tensor, bias: bool) -> Tensor:
     """Append a 1 to features [..., d] if the layer has a bias."""
     return torch.cat([features, torch.ones_like(features[..., :1])], -1) if bias else features
+
+
+def has_class(target: Any, shape: torch.Size) -> Tensor | slice:
+    """Return a mask [rows] of the positions that have a class, not -100; all of them if the targets are no class numbers of this shape."""
+    if not isinstance(target, Tensor) or target.is_floating_point() or target.shape != shape:
+        return slice(None)
+    return (target != IGNORED).flatten()
 
 
 class _LayerSites(Sites):
@@ -274,7 +281,9 @@ class CurvatureFit:
             )
             return
         if isinstance(self.meaning, Classes):
-            self.curvature.add_classes(phi, flatten_rows(self.meaning.probabilities(leaf)), self.slope)
+            probs = self.meaning.probabilities(leaf)
+            kept = has_class(target, probs.shape[:-1])
+            self.curvature.add_classes(phi[kept], flatten_rows(probs)[kept], self.slope)
             return
         precision, residuals, heads = None, None, head_axes(self.table)
         if heads:
@@ -403,4 +412,4 @@ def _gives_probabilities(meaning: Meaning | None) -> bool:
     return isinstance(meaning, Probs) or (isinstance(meaning, Binary) and not meaning.logits)
 
 
-__all__ = ["RISK_CALL", "AtLayer", "CurvatureFit", "Handle", "Probe", "augmented", "head_axes"]
+__all__ = ["RISK_CALL", "AtLayer", "CurvatureFit", "Handle", "Probe", "augmented", "has_class", "head_axes"]

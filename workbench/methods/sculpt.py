@@ -218,7 +218,7 @@ class Sculpt(Method):
         losses = self.of_classes().loss_function(labels.where(counted, 0), scores, noise, reduction="none")
         if labels.device.type == "cpu" and not values_unavailable() and bool(counted.all()):
             return losses.mean()
-        return losses.where(counted, 0.0).sum() / counted.sum()
+        return losses.where(counted, 0.0).sum() / counted.sum().clamp_min(1)  # a batch may have no labels at all
 
     def probs(self, scores: Tensor, auxiliary: Tensor, meaning: Classes) -> Tensor:
         return self.of_classes().probs(meaning.log_scores(scores), meaning.noise(self.risk_of(auxiliary)))

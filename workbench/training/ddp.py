@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workbench.core.batches.labelled import kind_of
 from workbench.core.batches.rows import Batch, Source
 from workbench.core.method import evaluating
+from workbench.core.outputs.meanings import IGNORED
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
 from workbench.training.batches import Batches
@@ -141,14 +142,19 @@ class ParallelLoop(Loop):
     def _loss(self, batch: Batch) -> Tensor:
         n = len(batch)
         own_rows = list(range(self.rank, n, self.world))
-        weight = len(own_rows) * self.world / n  # so that the average over processes is the mean over rows
         index = torch.tensor(own_rows or [0], device=self.train.device)
+        # so that the average over processes is the mean over rows, of class numbers over those that are not -100
+        weight: Any = len(own_rows) * self.world / n
+        if isinstance(batch.y, Tensor) and not batch.y.is_floating_point() and batch.y.numel():
+            labelled = (batch.y != IGNORED).reshape(n, -1).double().sum(1)
+            weight = labelled[index].sum() * bool(own_rows) * self.world / labelled.sum().clamp_min(1)
         x, y, source = (
             tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
             for tree in (batch.x, batch.y, batch.source)
         )
         training = self.parallel if torch.is_grad_enabled() else self.parallel.module
-        return weight * training(x, y, source)
+        loss = training(x, y, source)
+        return (weight.to(loss.dtype) if isinstance(weight, Tensor) else weight) * loss
 
     def _mean(self, loss: Tensor) -> Tensor:
         mean = loss.detach().double() / self.world

@@ -20,13 +20,14 @@ from workbench.engine.tree import flatten, names
 Criterion = Callable[[Any, Any], Tensor]
 
 
-def default_criterion(wrapped: Wrapped, y: Any, structured: bool = False) -> Criterion:
+def default_criterion(wrapped: Wrapped, y: Any, structured: bool = False, unlabelled: bool = False) -> Criterion:
     """Return the loss of each output by its meaning; for outputs without a stated meaning, mean squared error or (class numbers) cross entropy.
 
     Args:
         wrapped: the model.
         y: targets of a batch.
         structured: whether the model returns a structure of outputs, one of which has the targets.
+        unlabelled: whether some rows have no class (-100), so that a batch may have none at all.
     """
     output = wrapped._workbench.output
     if structured and output is not None:
@@ -34,6 +35,10 @@ def default_criterion(wrapped: Wrapped, y: Any, structured: bool = False) -> Cri
     if isinstance(y, Tensor) and y.is_floating_point() and form_of(output) == "values":
         return F.mse_loss
     if isinstance(y, Tensor) and not y.is_floating_point() and y.dim() == 1:
+        if unlabelled and output is None:
+            return LossByMeaning("logits")
+        if unlabelled:
+            return LossByMeaning(output)
         if output is None or output == "logits":
             return F.cross_entropy
         if output == "probs":

@@ -21,6 +21,7 @@ from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import Batch, Source, TensorRows, place
 from workbench.core.calls.risks import pair_of
 from workbench.core.crossfit import seat
+from workbench.core.outputs.meanings import IGNORED
 from workbench.core.outputs.options import has_detections
 from workbench.core.outputs.said_distributions import nll
 from workbench.core.saving.savepoint import Savepoint
@@ -239,7 +240,7 @@ def fit(
         criterion = (
             criterion
             or weighted_loss
-            or _default_criterion(wrapped, first_batch, structured, has_folds=fold_layout is not None)
+            or _default_criterion(wrapped, [first_batch, train, valid], structured, has_folds=fold_layout is not None)
         )
         settings = {
             "wrapped": wrapped._workbench_name(),
@@ -358,15 +359,24 @@ def _checked(wrapped: Any) -> Wrapped:
     raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
 
 
-def _default_criterion(wrapped: Wrapped, batch: Batch, structured: bool, has_folds: bool) -> Criterion | None:
-    """Return the default loss; None (the likelihood of the risk heads) if the family has no other loss, or with folds and risk heads."""
+def _default_criterion(wrapped: Wrapped, rows: Sequence[Any], structured: bool, has_folds: bool) -> Criterion | None:
+    """Return the default loss; None (the likelihood of the risk heads) if the family has no other loss, or with folds and risk heads.
+
+    Args:
+        wrapped: the model.
+        rows: the first batch, and all rows, those in memory of which are searched for class numbers of -100.
+        structured: whether the prediction is a structure of tensors.
+        has_folds: whether the model is cross-fitted.
+    """
     if wrapped._workbench.says_distributions:
         return nll
     if sole_likelihood(wrapped) is not None or (
         has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
     ):
         return None
-    return default_criterion(wrapped, batch.y, structured)
+    targets = [part.y for part in rows if isinstance(part, Batch | TensorRows)]
+    unlabelled = any(isinstance(y, Tensor) and bool((y == IGNORED).any()) for y in targets)
+    return default_criterion(wrapped, targets[0], structured, unlabelled)
 
 
 def _check_that_folds_decide(validation: Any, optimizer: Any, patience: Any) -> None:

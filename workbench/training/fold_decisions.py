@@ -16,6 +16,7 @@ DEGREES_OF_FREEDOM = (math.inf, 20.0, 10.0, 6.0, 4.0, 3.0)  # candidates for Stu
 FACTORS = torch.logspace(math.log10(0.3), math.log10(4), 36, dtype=torch.float64)
 # For constant noise the first snapshot is best, which predicts about the spread of all targets: much more than the noise.
 SMALL_FACTORS = torch.logspace(math.log10(0.01), math.log10(0.3), 47, dtype=torch.float64)[:-1]
+LEAST_SCALE = 1e-12  # of constant noise, relative to the largest target: predictions may be exact
 MAX_ROWS = 2000  # rows on which scale and tails are chosen: enough for three numbers
 EM_STEPS = 200  # steps of expectation maximisation
 
@@ -30,7 +31,8 @@ class Decisions:
         factor: for each setting, the factor of the standard deviation of the noise; without risk heads, that standard deviation itself.
         df: degrees of freedom of Student's t distribution; infinity keeps the original distribution.
         weights: weights of the settings; they sum to one.
-        log_prob: log density (for classes: log probability) of each row under the voters that have not seen it [n, ...], in nats.
+        log_prob: log density (for classes: log probability) of each row under the voters that have not seen it [n, ...], in nats; 0 where a row
+            has no class.
     """
 
     mean_at: tuple[int, ...]
@@ -59,14 +61,17 @@ def decide(loc: Tensor, risk: Tensor | None, y: Tensor, distribution: Distributi
     loc, y = loc.double().reshape(*loc.shape[:4], -1), y.double().reshape(len(y), -1)
     risk = None if risk is None else risk.double().reshape(loc.shape)
     settings, repeats = loc.shape[1:3]
-    variance = y.var(0, correction=0).clamp_min(1e-24)  # makes outputs of different units count alike
+    # makes outputs of different units count alike; one whose targets are all equal has no unit, and counts only alone
+    varies = y.amin(0) < y.amax(0)
+    variance = y.var(0, correction=0).where(varies, math.inf if bool(varies.any()) else 1.0)
     errors = ((loc.mean(2) - y).square() / variance).mean((2, 3))
     if repeats > 1:
         errors = errors + (loc.var(2) / variance).mean((2, 3)) * (1 / members - 1 / repeats)
     mean_at = [int(i) for i in errors.argmin(0)]
     chosen = torch.stack([loc[mean_at[s], s] for s in range(settings)])  # [settings, repeats, n, elements]
     if risk is None:
-        scale = (chosen.mean(1, keepdim=True) - y).square().mean((2, 3), keepdim=True).sqrt().clamp_min(1e-12)
+        scale = (chosen.mean(1, keepdim=True) - y).square().mean((2, 3), keepdim=True).sqrt()
+        scale = scale.clamp_min(LEAST_SCALE * (float(y.abs().max()) or 1.0))
         log_probs = Normal.log_prob(y.expand_as(chosen), chosen, scale.expand_as(chosen))
         weights, pooled = pool(_mixture_log_prob(log_probs, 1))
         return Decisions(tuple(mean_at), tuple(mean_at), tuple(scale.flatten().tolist()), math.inf, weights, pooled)
@@ -96,15 +101,21 @@ def decide_classes(log_probs: Tensor, y: Tensor) -> Decisions:
         y: class numbers int64 [n, ...], where -100 is ignored; or probabilities [n, ..., classes].
     """
     if y.is_floating_point():
+        kept = torch.ones_like(y[..., 0], dtype=torch.bool)
         terms = (_mixture_log_prob(log_probs.double(), 2) * y.movedim(-1, 1)).sum(3)
     else:
         kept = y != IGNORED
+        if not kept.any():
+            raise ValueError(f"y: no row has a class, all class numbers are {IGNORED}")
         index = y.where(kept, 0)[None, None, None, :, None].expand(*log_probs.shape[:4], 1, *log_probs.shape[5:])
         terms = _mixture_log_prob(log_probs.double().gather(4, index).squeeze(4), 2) * kept
     terms = terms.reshape(*terms.shape[:3], -1)  # [snapshots, settings, n, elements]
     best = [int(i) for i in terms.mean((2, 3)).argmax(0)]
-    weights, pooled = pool(torch.stack([terms[t, s] for s, t in enumerate(best)]))
-    return Decisions(tuple(best), tuple(best), (1.0,) * len(best), math.inf, weights, pooled)
+    chosen, kept = torch.stack([terms[t, s] for s, t in enumerate(best)]), kept.reshape(len(y), -1)
+    weights, pooled = pool(chosen[:, kept])
+    log_prob = torch.zeros_like(chosen[0])
+    log_prob[kept] = pooled
+    return Decisions(tuple(best), tuple(best), (1.0,) * len(best), math.inf, weights, log_prob)
 
 
 def _mixture_log_prob(terms: Tensor, dim: int) -> Tensor:

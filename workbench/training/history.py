@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from workbench.core.outputs.meanings import IGNORED
 from workbench.errors import require
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ class OutOfFold:
     target: Tensor
     fold: Tensor
     decisions: Decisions
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log density (for classes: log probability) of the targets, in nats; class numbers of -100 do not count."""
+        log_prob, target = self.decisions.log_prob, self.target
+        if not target.is_floating_point() and target.numel() == log_prob.numel():
+            log_prob = log_prob[(target != IGNORED).reshape(log_prob.shape)]
+        return -float(log_prob.mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +103,7 @@ class History:
         n = len(self.records)
         parts = [f"{n} epoch{'' if n == 1 else 's'} in {self.seconds:.1f} s"]
         if self.out_of_fold is not None:
-            parts.append(f"out-of-fold nll {-float(self.out_of_fold.decisions.log_prob.mean()):.4g}")
+            parts.append(f"out-of-fold nll {self.out_of_fold.nll:.4g}")
         elif self.best_epoch:
             _, loss, validation, _, _ = self.records[self.best_epoch - 1]
             shown = f", validation loss {validation:.4g}" if validation == validation else ""

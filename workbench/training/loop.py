@@ -271,6 +271,10 @@ class Loop:
             self.watch.update(epoch)
         if epoch and not losses.rows:
             raise ValueError("validation: there was no batch; can the loader be iterated only once?")
+        if epoch and not losses.weight:
+            raise ValueError(
+                f"validation: no row has a class, all class numbers are {IGNORED}; give rows with classes, or validation=0"
+            )
         return mean
 
     def _not_finite(self, value: float, place: str, batch: Batch) -> str:

@@ -106,7 +106,8 @@ def _factor(wrapped: Any, x: Tensor, y: Tensor, inside: Tensor, z: float, covera
     if noise is None:
         noise = distance[inside].square().mean().sqrt().expand_as(distance)
     spread = ((distance / z).square() - as_targets(noise).square()).clamp_min(0).sqrt()
-    factors = spread / as_targets(epistemic).clamp_min(1e-12)
+    # voters may agree exactly; the bound is in the unit of the targets
+    factors = spread / as_targets(epistemic).clamp_min(1e-12 * (float(distance.max()) or 1.0))
     return float(factors[~inside].flatten().quantile(coverage))
 
 

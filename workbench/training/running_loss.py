@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.core.batches.rows import Batch
+from workbench.core.outputs.meanings import IGNORED
 
 Sent = tuple[Tensor, torch.cuda.Event | None]
 
 
 class RunningLoss:
-    """Mean over rows of the losses of batches; a loss that is not finite ends the training.
+    """Mean over rows of the losses of batches; a loss that is not finite ends the training. Of class numbers, those of -100 do not count.
 
     Reading a number from a GPU waits until all queued work is done. So each loss is copied asynchronously, and read after the next batch
     has been started: the GPU is never idle, and a loss that is not finite is detected one batch later.
@@ -25,7 +27,7 @@ class RunningLoss:
 
     def __init__(self, refusal: Callable[[float, str, Batch], str]) -> None:
         self.refusal = refusal
-        self.total, self.rows = 0.0, 0
+        self.total, self.weight, self.rows = 0.0, 0.0, 0
         self._sent: list[tuple[Sent, str, Batch]] = []
 
     def add(self, loss: Tensor, place: str, batch: Batch) -> float | Tensor:
@@ -43,7 +45,8 @@ class RunningLoss:
             FloatingPointError: this loss, or the previous one, is not finite.
         """
         loss = loss.detach()
-        sent = send(loss)
+        wide = loss.to(torch.promote_types(loss.dtype, torch.float32))
+        sent = send(torch.stack([wide, _labelled_share(batch.y, wide)]))
         self._sent.append((sent, place, batch))
         if sent[1] is None:
             return self._wait_for_first()
@@ -52,22 +55,30 @@ class RunningLoss:
         return loss
 
     def mean(self) -> float:
-        """Return the mean over all rows; NaN if there were none."""
+        """Return the mean over all rows; NaN if there were none, 0 if none has a class."""
         while self._sent:
             self._wait_for_first()
-        return self.total / self.rows if self.rows else math.nan
+        return self.total / (self.weight or 1.0) if self.rows else math.nan
 
     def _wait_for_first(self) -> float:
         (loss, copied), place, batch = self._sent.pop(0)
         if copied is not None:
             copied.synchronize()
-        value = loss.item()
+        value, share = loss.tolist()
         if not math.isfinite(value):
             raise FloatingPointError(self.refusal(value, place, batch))
         rows = len(batch)
-        self.total += value * rows
+        self.total += value * (rows * share)
+        self.weight += rows * share
         self.rows += rows
         return value
+
+
+def _labelled_share(y: Any, like: Tensor) -> Tensor:
+    """Return the share [] of the class numbers of a batch that are not -100, over which its loss is a mean; 1 for other targets."""
+    if not isinstance(y, Tensor) or y.is_floating_point() or not y.numel():
+        return like.new_ones(())
+    return (y != IGNORED).sum().to(like) / y.numel()
 
 
 def send(loss: Tensor) -> Sent:

@@ -93,7 +93,7 @@ def _summary(history: History) -> dict[str, float]:
         _, loss, validation, _, _ = history.records[history.best_epoch - 1]
         values |= {"best_loss": loss, "best_validation_loss": validation}
     if history.out_of_fold is not None:
-        values["out_of_fold_nll"] = -float(history.out_of_fold.decisions.log_prob.mean())
+        values["out_of_fold_nll"] = history.out_of_fold.nll
     return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
