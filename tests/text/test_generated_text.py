@@ -203,6 +203,11 @@ def test_tokens_that_are_forced_are_none_of_the_voters(options: Any) -> None:
     assert_those_of_plain_voters(written, wrapped, [reading(prompt, [1, 7]) for prompt in PROMPTS])
 
 
+def test_a_single_token_that_is_a_forced_end_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_new_tokens=1: .*forced_eos_token_id to None"):
+        generate(wrapped_as(bart, eos=2), PROMPTS, max_new_tokens=1, forced_eos_token_id=2)
+
+
 def test_padding_of_an_encoder_is_on_the_right_and_must_be_ignored() -> None:
     wrapped = wrapped_as(bart)
     listed = generate(wrapped, PROMPTS, max_new_tokens=4)
@@ -297,6 +302,13 @@ def test_padding_that_is_the_end_as_well_is_told_by_a_mask_alone() -> None:
         assert_those_of_plain_voters(generate(wrapped, begun, max_new_tokens=3, **options), wrapped, begun.tolist())
 
 
+def test_greedy_search_in_bfloat16_writes_the_most_probable_token_of_the_mean() -> None:
+    wrapped = wrapped_as(gpt).to(torch.bfloat16)
+    written = generate(wrapped, [[a, b] for a in range(3, 20) for b in range(3, 20)], max_new_tokens=4)
+    assert torch.equal(written.tokens, written.alternatives[..., 0])
+    torch.testing.assert_close(written.log_probs.exp(), written.alternative_probs[..., 0])
+
+
 def test_every_step_is_one_pass_of_each_voter() -> None:
     wrapped = wrapped_as(gpt, strategy="loop")
     generate(wrapped, PROMPTS[:1], max_new_tokens=1)  # at the first call the engine looks at the model
@@ -324,6 +336,19 @@ REFUSED = {
     "stops": (lambda: wrapped_as(gpt), {"stop_strings": ["a"]}, TypeError, "stop_strings"),
     "no tokens": (lambda: wrapped_as(gpt), {"max_new_tokens": 0}, ValueError, "max_new_tokens"),
 }
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ({"input_ids": torch.tensor([[3]]), "attention_mask": torch.tensor([[1]])}, r"a dict of input_ids.*\['input_ids'\]"),
+        ([{"role": "user", "content": "hello"}], "apply_chat_template"),
+    ],
+    ids=["dict", "chat"],
+)
+def test_prompts_that_are_dicts_are_refused(prompts: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        generate(wrapped_as(gpt), prompts)
 
 
 @pytest.mark.parametrize("case", REFUSED)

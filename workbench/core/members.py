@@ -207,8 +207,8 @@ def next_token_probabilities(
         state: paths in its output that hold state passed from step to step.
 
     Returns:
-        The model's output with the scores of the members' mean at the last position only, [rows, 1, vocabulary], and the probabilities
-        [members, rows, vocabulary].
+        The model's output with the scores of the members' mean at the last position only, [rows, 1, vocabulary], in float32 at least, and the
+        probabilities [members, rows, vocabulary].
 
     Raises:
         ValueError: if no output, or several, hold class scores.
@@ -241,5 +241,5 @@ def next_token_probabilities(
     n_axes = len(axes) - (pair is not None)
     probs = probs.flatten(0, n_axes - 1) if n_axes else probs[None]
     leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in branched.leaves]
-    leaves[place] = meaning.form(probs.mean(0), leaf)
+    leaves[place] = meaning.form(probs.mean(0), probs)  # not in bfloat16, where close tokens would become equal
     return branched.rebuild(leaves), probs[:, :, 0]

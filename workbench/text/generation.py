@@ -76,7 +76,7 @@ def generate(
     Raises:
         TypeError: if the model is not a wrapped language model of transformers or defines its own `generate`, or for other options.
         ValueError: in training mode; if the output is not declared as class scores; for padding on the right; for prompts of unequal lengths
-            if the model does not ignore padding; and for other generation strategies.
+            if the model does not ignore padding; if no token would be left to choose; and for other generation strategies.
 
     Example:
         >>> import pytest; transformers = pytest.importorskip("transformers")
@@ -96,6 +96,11 @@ def generate(
             if _setting(model, options, name) is None and getattr(tokenizer, name, None) is not None:
                 options[name] = getattr(tokenizer, name)
     setting = functools.partial(_setting, model, options)
+    if max_new_tokens == 1 and setting("forced_eos_token_id") is not None:
+        raise ValueError(
+            "max_new_tokens=1: the only token would be the forced end, which the model does not choose; give 2 or more, or set "
+            "model.generation_config.forced_eos_token_id to None"
+        )
     encoder = model.config.is_encoder_decoder
     if encoder and model.main_input_name != "input_ids":
         inputs = features(model, prompts, attention_mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,12 +16,22 @@ def padded(
     encoder = model.config.is_encoder_decoder
     device = next(model.parameters()).device
     prompts = [prompts] if isinstance(prompts, str) else prompts
+    if isinstance(prompts, Mapping):  # what a tokenizer returns
+        raise ValueError(
+            f"prompts: expected texts or token ids, found a dict of {', '.join(map(str, prompts))}: give inputs['input_ids'], and "
+            "attention_mask=inputs['attention_mask']"
+        )
     if not isinstance(prompts, Tensor):
         if attention_mask is not None:
             raise ValueError(
                 "attention_mask is for ids in one tensor; lists of ids are padded here, so leave attention_mask out"
             )
         prompts = list(prompts)
+        if any(isinstance(prompt, Mapping) for prompt in prompts):
+            raise ValueError(
+                "prompts: found the messages of a chat: give the texts that tokenizer.apply_chat_template(..., tokenize=False, "
+                "add_generation_prompt=True) returns"
+            )
         if any(isinstance(prompt, str) for prompt in prompts):
             if tokenizer is None:
                 raise ValueError("prompts are texts: give tokenizer=, or their token ids")
