@@ -234,6 +234,48 @@ def test_tokens_are_those_of_transformers() -> None:
     assert "forward" not in wrapped.__dict__
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "samples", "beams"]
+)
+def test_repeated_tokens_are_penalised_at_the_level_of_the_logits(options: dict[str, Any]) -> None:
+    """The penalty multiplies logits below 0 and divides those above, so that it is another one of log-probabilities."""
+    torch.manual_seed(0)
+    penalised = {"max_new_tokens": 12, "repetition_penalty": 1.5, **options}
+    ids = torch.tensor(PROMPTS[:1])
+    model = gpt()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    written = generate(vote.Wrapper(1, output=SCORES, finetune=True)(model).eval(), ids, seed=3, **penalised)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        assert torch.equal(model.generate(ids, **penalised), written.sequences)
+
+
+def test_several_voters_are_penalised_at_their_mean_level() -> None:
+    wrapped = wrapped_as(llama)
+    with torch.no_grad():
+        next(p for name, p in wrapped.named_parameters() if name.startswith("lm_head")).mul_(4)  # sure of some tokens
+    ids = list(PROMPTS[0])
+    written = generate(wrapped, [ids], max_new_tokens=12, repetition_penalty=1.3)
+    assert written.tokens.unique().numel() < 12  # in spite of the penalty
+    voters = [voter.eval() for voter in wrapped.voters()]
+    for token in written.tokens[0].tolist():
+        with torch.no_grad():
+            logits = torch.stack([voter(torch.tensor([ids])).logits[0, -1] for voter in voters])
+        scores = logits.softmax(-1).mean(0).log() + logits.logsumexp(-1).mean()
+        for repeated in set(ids):
+            scores[repeated] *= 1.3 if scores[repeated] < 0 else 1 / 1.3
+        assert int(scores.argmax()) == token
+        ids.append(token)
+
+
+def test_a_compiled_model_writes_as_the_eager_one() -> None:
+    wrapped = wrapped_as(gpt)
+    written = generate(torch.compile(wrapped, backend="eager"), PROMPTS, max_new_tokens=3)
+    assert torch.equal(written.tokens, generate(wrapped, PROMPTS, max_new_tokens=3).tokens)
+
+
 def test_padding_on_the_left_is_seen_and_elsewhere_refused() -> None:
     wrapped = wrapped_as(llama)
     ids = torch.tensor([[3, 4, 5, 6], [0, 0, 7, 8]])

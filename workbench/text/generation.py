@@ -15,6 +15,7 @@ from workbench.core.crossfit import committee_of
 from workbench.core.members import next_token_probabilities
 from workbench.core.ownership import extra
 from workbench.core.wrapped import copied, is_wrapped
+from workbench.engine.clone import eager
 from workbench.risk import Risk
 from workbench.text.pieces import words_of
 from workbench.text.prompts import check_padding, features, padded
@@ -47,8 +48,9 @@ def generate(
 ) -> Generation:
     """Generate text from prompts by the mean of all voters or samples, with the risk of every token.
 
-    Tokens are chosen by transformers' own `generate` from the members' mean probabilities (Malinin & Gales 2021). Each member has its own cache,
-    and log-probabilities and risks come from the same passes that generate the text, without a second run. The members' probabilities of all
+    Tokens are chosen by transformers' own `generate` from the members' mean probabilities (Malinin & Gales 2021): it gets their logarithms plus
+    the mean of the members' logsumexp, so that a single member writes what the plain model does. Each member has its own cache, and
+    log-probabilities and risks come from the same passes that generate the text, without a second run. The members' probabilities of all
     steps are kept until the end: members x rows (x beams) x steps x vocabulary numbers.
 
     Args:
@@ -88,6 +90,7 @@ def generate(
         >>> written.tokens.shape, written.risk.epistemic.shape, written.mean_log_prob.shape
         (torch.Size([2, 5]), torch.Size([2, 5]), torch.Size([2]))
     """
+    model = eager(model)
     _check_model(model)
     _check_options(model, options, max_new_tokens, n_alternatives)
     if tokenizer is not None:
