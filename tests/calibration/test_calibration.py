@@ -257,7 +257,9 @@ def test_a_yes_or_no_is_calibrated_as_two_scores(output: Any) -> None:
     wrapped = vote.Wrapper(2, output=output)(model)
     data = x, (torch.rand(40, 3) < 0.5).long()
     for use in (lambda: calibrate(wrapped, data, "temperature"), lambda: calibrate(wrapped, data, "conformal")):
-        with pytest.raises((TypeError, ValueError), match=r"torch.stack\(\[0 \* logit, logit\], -1\), with Logits\(dim=-1\)"):
+        with pytest.raises(
+            (TypeError, ValueError), match=r"torch.stack\(\[0 \* logit, logit\], -1\), with Logits\(dim=-1\)"
+        ):
             use()
 
     def two_scores(x: Tensor) -> Tensor:

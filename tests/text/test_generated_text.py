@@ -234,9 +234,7 @@ def test_tokens_are_those_of_transformers() -> None:
     assert "forward" not in wrapped.__dict__
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "samples", "beams"]
-)
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "samples", "beams"])
 def test_repeated_tokens_are_penalised_at_the_level_of_the_logits(options: dict[str, Any]) -> None:
     """The penalty multiplies logits below 0 and divides those above, so that it is another one of log-probabilities."""
     torch.manual_seed(0)
@@ -383,7 +381,10 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
-        ({"input_ids": torch.tensor([[3]]), "attention_mask": torch.tensor([[1]])}, r"a dict of input_ids.*\['input_ids'\]"),
+        (
+            {"input_ids": torch.tensor([[3]]), "attention_mask": torch.tensor([[1]])},
+            r"a dict of input_ids.*\['input_ids'\]",
+        ),
         ([{"role": "user", "content": "hello"}], "apply_chat_template"),
     ],
     ids=["dict", "chat"],

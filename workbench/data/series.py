@@ -137,7 +137,9 @@ def column_numbers(series: Any, target: Any) -> Any:
 
     def number(name: Any) -> Any:
         if isinstance(name, str) and columns.count(name) != 1:
-            raise ValueError(f"target: {columns.count(name)} columns are named {name!r}; the columns are {columns!r:.200}")
+            raise ValueError(
+                f"target: {columns.count(name)} columns are named {name!r}; the columns are {columns!r:.200}"
+            )
         return columns.index(name) if isinstance(name, str) else name
 
     return [number(name) for name in target] if isinstance(target, list | tuple) else number(target)
