@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -376,6 +377,16 @@ REFUSED = {
     "stops": (lambda: wrapped_as(gpt), {"stop_strings": ["a"]}, TypeError, "stop_strings"),
     "no tokens": (lambda: wrapped_as(gpt), {"max_new_tokens": 0}, ValueError, "max_new_tokens"),
 }
+
+
+def test_prompts_are_integers_of_any_kind() -> None:
+    wrapped = wrapped_as(gpt)
+    expected = generate(wrapped, [PROMPTS[0]], max_new_tokens=2).tokens
+    for prompt in (PROMPTS[0], [*np.array(PROMPTS[0])], [np.array(PROMPTS[0])], [torch.tensor(PROMPTS[0])]):
+        assert torch.equal(generate(wrapped, prompt, max_new_tokens=2).tokens, expected)
+    for prompt in ([[3.5, 4.0]], [[]], [[[3]]]):
+        with pytest.raises(ValueError, match="lists of token ids, which are integers"):
+            generate(wrapped, prompt)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -36,11 +37,14 @@ def padded(
             if tokenizer is None:
                 raise ValueError("prompts are texts: give tokenizer=, or their token ids")
             prompts = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-        if prompts and isinstance(prompts[0], int):
+        if prompts and isinstance(prompts[0], Integral):
             prompts = [prompts]
-        rows = [torch.as_tensor(prompt, dtype=torch.long, device=device) for prompt in prompts]
-        if not rows or any(row.dim() != 1 or not len(row) for row in rows):
-            raise ValueError("prompts: expected one or more lists of token ids, each with one id or more")
+        rows = [torch.as_tensor(prompt) for prompt in prompts]
+        if not rows or any(row.dim() != 1 or not len(row) or row.is_floating_point() for row in rows):
+            raise ValueError(
+                "prompts: expected one or more lists of token ids, which are integers, each with one id or more"
+            )
+        rows = [row.to(device, torch.long) for row in rows]
         longest = max(map(len, rows))
         gaps = [(0, longest - len(row)) if encoder else (longest - len(row), 0) for row in rows]
         ids, mask = (
