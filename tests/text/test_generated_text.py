@@ -204,6 +204,14 @@ def test_tokens_that_are_forced_are_none_of_the_voters(options: Any) -> None:
     assert_those_of_plain_voters(written, wrapped, [reading(prompt, [1, 7]) for prompt in PROMPTS])
 
 
+def test_the_first_token_of_a_decoder_may_be_an_option() -> None:
+    wrapped = wrapped_as(bart)
+    expected = generate(wrapped, PROMPTS, max_new_tokens=3)
+    wrapped.generation_config.decoder_start_token_id = wrapped.generation_config.bos_token_id = None
+    written = generate(wrapped, PROMPTS, max_new_tokens=3, decoder_start_token_id=int(expected.sequences[0, 0]))
+    assert torch.equal(written.sequences, expected.sequences)
+
+
 def test_a_single_token_that_is_a_forced_end_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_new_tokens=1: .*forced_eos_token_id to None"):
         generate(wrapped_as(bart, eos=2), PROMPTS, max_new_tokens=1, forced_eos_token_id=2)

@@ -80,12 +80,19 @@ def padded(
     return prompts, attention_mask
 
 
-def check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
-    """Raise ValueError if padding changes the plain model's predictions, as with positions that count it or a recurrence that reads it."""
+def check_padding(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -> None:
+    """Raise ValueError if padding changes the plain model's predictions, as with positions that count it or a recurrence that reads it.
+
+    Args:
+        model: wrapped model.
+        ids, mask: padded prompts [n, t].
+        options: options of `generate`, of which those that the first token depends on are used.
+    """
     row = int(mask.sum(1).argmin())
     if bool(mask[row].all()):
         return
     plain = model.unwrap().eval()
+    starting = {name: options[name] for name in ("decoder_start_token_id", "pad_token_id") if name in options}
     probabilities = []
     for kept in (torch.ones_like(mask[row], dtype=torch.bool), mask[row].bool()):  # with padding, and without
         output = plain.generate(
@@ -94,6 +101,7 @@ def check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
             **{"max_new_tokens": 1, "min_new_tokens": 0},
             **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
             **{"return_dict_in_generate": True, "output_logits": True},
+            **starting,
         )
         probabilities.append(output.logits[0][0].double().softmax(-1))
     difference = float((probabilities[0] - probabilities[1]).abs().sum() / 2)
