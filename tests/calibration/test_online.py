@@ -169,6 +169,15 @@ def test_forecasts_several_steps_apart() -> None:
         OnlineConformal().replay(torch.zeros(30, 3), truth)
 
 
+@pytest.mark.parametrize("method", ["aci", "dtaci", "pid"])
+def test_forecasts_further_apart_than_their_horizon(method: Any) -> None:
+    """Six hours of each day: nothing is observed in the other hours, and every step learns from its truth once."""
+    truth = draw(60, 3)
+    apart = OnlineConformal(0.8, method, window=900).replay(torch.zeros(60, 3), truth, every=12)
+    expected = OnlineConformal(0.8, method, window=900).replay(torch.zeros(60, 3), truth, every=3)
+    assert torch.equal(torch.stack(apart), torch.stack(expected))
+
+
 def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
     online = OnlineConformal(0.8, window=60)
     online.replay(torch.zeros(50, 2), draw(51).unfold(0, 2, 1))

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from workbench import calibrate, fit, neo, selective, top_uncertain, vote
+from workbench import calibrate, fit, laplace, neo, selective, top_uncertain, vote
 from workbench.core.batches.own_loss import pairing_of
+from workbench.core.ownership import table_of
 from workbench.outputs import Binary, Values
 
 transformers = pytest.importorskip("transformers")
@@ -153,6 +154,34 @@ def test_what_is_fitted_in_closed_form_takes_the_same_forms(form: str) -> None:
     wrapped.fit(FORMS[form](batch))
     wanted.fit((x, batch["labels"]))
     torch.testing.assert_close(dict(wrapped.state_dict()), dict(wanted.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["bert classes", "bert labels", "bert tokens", "gpt2"])
+def test_the_prior_of_laplace_is_tuned_by_the_labels(name: str) -> None:
+    case = LABELLED[name]
+    model = case.build()
+    batch, held = case.batch(20), case.batch(10, seed=1)
+    x, target = by_hand(case, model, held)
+    options = {"output": case.output, "layer": "lm_head" if name == "gpt2" else None}
+    wrapped = laplace.Wrapper(**options)(model)
+    fit(wrapped, batch, validation=held, epochs=1, progress=False)
+    found = table_of(wrapped).get(next(key for key in wrapped.state_dict() if key.endswith("@laplace_prior")))
+    losses = {}
+    trained = copy.deepcopy(wrapped.unwrap())
+    start = laplace.Wrapper(**options)(trained).eval()
+    start.fit(by_hand(case, model, batch))
+    key = next(key for key in start.state_dict() if key.endswith("@laplace_prior"))
+    for factor in 10.0 ** torch.arange(-1, 4.5, 0.5):
+        fixed = laplace.Wrapper(prior_precision=float(factor * table_of(start).get(key)), **options)(trained)
+        fixed.eval().fit(by_hand(case, model, batch))
+        losses[float(factor)] = loss_of(case, fixed(**x).logits, target).item()
+    best = min(losses, key=lambda factor: losses[factor])
+    assert float(found) == pytest.approx(best * float(table_of(start).get(key)), rel=1e-4)
+    if name == "bert classes":
+        with pytest.raises(ValueError, match="there is no class number"):
+            laplace.tune(start, [x])
+        expected = laplace.mean_field(start, **x)
+        torch.testing.assert_close(expected.sum(-1), torch.ones(10))
 
 
 def losses(history: Any) -> list[Any]:

@@ -90,6 +90,34 @@ def test_windows_follow_the_times_of_pandas_or_are_refused() -> None:
         windows(days.drop(days.index[10]), 3)
 
 
+def test_times_that_a_file_gives_as_texts_are_times() -> None:
+    hours = pd.date_range("2024-01-01", periods=40, freq="h")
+    for texts in (hours.astype(str), hours.strftime("%Y-%m-%dT%H:%M:%S+02:00")):
+        series = pd.Series(np.arange(40.0), index=texts)
+        assert windows(series, 3).x.shape == (37, 3)
+        with pytest.raises(ValueError, match="are not increasing"):
+            windows(series[::-1], 3)
+        with pytest.raises(ValueError, match="are repeated in 1 rows"):
+            windows(pd.concat([series[:3], series[2:]]), 3)
+        with pytest.warns(WorkbenchWarning, match="1 steps between its times differ"):
+            windows(series.drop(series.index[10]), 3)
+    with pytest.raises(TypeError, match=r"'date': it holds texts.*frame\.set_index\('date'\)"):
+        windows(series.rename_axis("date").rename("load").reset_index(), 3)
+
+
+def test_columns_of_a_frame_are_targets_by_name() -> None:
+    frame = pd.DataFrame(np.arange(60.0).reshape(20, 3), columns=["load", "wind", "sun"])
+    for named, numbered in (("wind", 1), (["sun", "load"], [2, 0]), (("wind",), [1])):
+        expected = windows(frame, 4, 2, target=numbered)
+        assert torch.equal(windows(frame, 4, 2, target=named).y, expected.y)
+        by_name, by_number = (Data.from_series(frame, window=4, target=target) for target in (named, numbered))
+        assert torch.equal(by_name.test.y, by_number.test.y)
+    with pytest.raises(ValueError, match=r"0 columns are named 'rain'; the columns are \['load', 'wind', 'sun'\]"):
+        windows(frame, 4, target="rain")
+    with pytest.raises(TypeError, match="whole number"):
+        windows(torch.zeros(20, 3), 4, target="wind")
+
+
 def test_what_a_mask_leaves_out_of_a_series_is_no_value() -> None:
     masked = np.ma.masked_equal(np.append(np.arange(20.0), -999.0), -999.0)
     assert windows(masked, 3).y[-1].isnan().all()

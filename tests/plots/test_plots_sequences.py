@@ -74,6 +74,20 @@ def test_tokens_are_written_in_lines_and_words_stay_together() -> None:
     assert full[:3] == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.parametrize("kind", ["total", "aleatoric", "epistemic", "vacuitic"])
+def test_letters_are_readable_on_every_shade(kind: str) -> None:
+    from matplotlib.colors import to_rgb
+
+    def luminance(colour: Any) -> float:  # of WCAG 2, whose AA asks for a contrast of 4.5
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    ax = plots.tokens(["word"] * 30, torch.linspace(0, 1, 30), kind=kind)
+    for text, background in zip(ax.texts, ax.patches, strict=True):
+        low, high = sorted([luminance(text.get_color()), luminance(background.get_facecolor())])
+        assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -203,6 +204,19 @@ def test_tokens_that_are_forced_are_none_of_the_voters(options: Any) -> None:
     assert_those_of_plain_voters(written, wrapped, [reading(prompt, [1, 7]) for prompt in PROMPTS])
 
 
+def test_the_first_token_of_a_decoder_may_be_an_option() -> None:
+    wrapped = wrapped_as(bart)
+    expected = generate(wrapped, PROMPTS, max_new_tokens=3)
+    wrapped.generation_config.decoder_start_token_id = wrapped.generation_config.bos_token_id = None
+    written = generate(wrapped, PROMPTS, max_new_tokens=3, decoder_start_token_id=int(expected.sequences[0, 0]))
+    assert torch.equal(written.sequences, expected.sequences)
+
+
+def test_a_single_token_that_is_a_forced_end_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_new_tokens=1: .*forced_eos_token_id to None"):
+        generate(wrapped_as(bart, eos=2), PROMPTS, max_new_tokens=1, forced_eos_token_id=2)
+
+
 def test_padding_of_an_encoder_is_on_the_right_and_must_be_ignored() -> None:
     wrapped = wrapped_as(bart)
     listed = generate(wrapped, PROMPTS, max_new_tokens=4)
@@ -227,6 +241,46 @@ def test_tokens_are_those_of_transformers() -> None:
             torch.manual_seed(3)
             assert torch.equal(wrapped.generate(ids, max_new_tokens=6, **options), written.sequences)
     assert "forward" not in wrapped.__dict__
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "samples", "beams"])
+def test_repeated_tokens_are_penalised_at_the_level_of_the_logits(options: dict[str, Any]) -> None:
+    """The penalty multiplies logits below 0 and divides those above, so that it is another one of log-probabilities."""
+    torch.manual_seed(0)
+    penalised = {"max_new_tokens": 12, "repetition_penalty": 1.5, **options}
+    ids = torch.tensor(PROMPTS[:1])
+    model = gpt()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    written = generate(vote.Wrapper(1, output=SCORES, finetune=True)(model).eval(), ids, seed=3, **penalised)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        assert torch.equal(model.generate(ids, **penalised), written.sequences)
+
+
+def test_several_voters_are_penalised_at_their_mean_level() -> None:
+    wrapped = wrapped_as(llama)
+    with torch.no_grad():
+        next(p for name, p in wrapped.named_parameters() if name.startswith("lm_head")).mul_(4)  # sure of some tokens
+    ids = list(PROMPTS[0])
+    written = generate(wrapped, [ids], max_new_tokens=12, repetition_penalty=1.3)
+    assert written.tokens.unique().numel() < 12  # in spite of the penalty
+    voters = [voter.eval() for voter in wrapped.voters()]
+    for token in written.tokens[0].tolist():
+        with torch.no_grad():
+            logits = torch.stack([voter(torch.tensor([ids])).logits[0, -1] for voter in voters])
+        scores = logits.softmax(-1).mean(0).log() + logits.logsumexp(-1).mean()
+        for repeated in set(ids):
+            scores[repeated] *= 1.3 if scores[repeated] < 0 else 1 / 1.3
+        assert int(scores.argmax()) == token
+        ids.append(token)
+
+
+def test_a_compiled_model_writes_as_the_eager_one() -> None:
+    wrapped = wrapped_as(gpt)
+    written = generate(torch.compile(wrapped, backend="eager"), PROMPTS, max_new_tokens=3)
+    assert torch.equal(written.tokens, generate(wrapped, PROMPTS, max_new_tokens=3).tokens)
 
 
 def test_padding_on_the_left_is_seen_and_elsewhere_refused() -> None:
@@ -297,6 +351,13 @@ def test_padding_that_is_the_end_as_well_is_told_by_a_mask_alone() -> None:
         assert_those_of_plain_voters(generate(wrapped, begun, max_new_tokens=3, **options), wrapped, begun.tolist())
 
 
+def test_greedy_search_in_bfloat16_writes_the_most_probable_token_of_the_mean() -> None:
+    wrapped = wrapped_as(gpt).to(torch.bfloat16)
+    written = generate(wrapped, [[a, b] for a in range(3, 20) for b in range(3, 20)], max_new_tokens=4)
+    assert torch.equal(written.tokens, written.alternatives[..., 0])
+    torch.testing.assert_close(written.log_probs.exp(), written.alternative_probs[..., 0])
+
+
 def test_every_step_is_one_pass_of_each_voter() -> None:
     wrapped = wrapped_as(gpt, strategy="loop")
     generate(wrapped, PROMPTS[:1], max_new_tokens=1)  # at the first call the engine looks at the model
@@ -324,6 +385,32 @@ REFUSED = {
     "stops": (lambda: wrapped_as(gpt), {"stop_strings": ["a"]}, TypeError, "stop_strings"),
     "no tokens": (lambda: wrapped_as(gpt), {"max_new_tokens": 0}, ValueError, "max_new_tokens"),
 }
+
+
+def test_prompts_are_integers_of_any_kind() -> None:
+    wrapped = wrapped_as(gpt)
+    expected = generate(wrapped, [PROMPTS[0]], max_new_tokens=2).tokens
+    for prompt in (PROMPTS[0], [*np.array(PROMPTS[0])], [np.array(PROMPTS[0])], [torch.tensor(PROMPTS[0])]):
+        assert torch.equal(generate(wrapped, prompt, max_new_tokens=2).tokens, expected)
+    for prompt in ([[3.5, 4.0]], [[]], [[[3]]]):
+        with pytest.raises(ValueError, match="lists of token ids, which are integers"):
+            generate(wrapped, prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (
+            {"input_ids": torch.tensor([[3]]), "attention_mask": torch.tensor([[1]])},
+            r"a dict of input_ids.*\['input_ids'\]",
+        ),
+        ([{"role": "user", "content": "hello"}], "apply_chat_template"),
+    ],
+    ids=["dict", "chat"],
+)
+def test_prompts_that_are_dicts_are_refused(prompts: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        generate(wrapped_as(gpt), prompts)
 
 
 @pytest.mark.parametrize("case", REFUSED)

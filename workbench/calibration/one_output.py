@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -26,8 +26,8 @@ def one_meaning(output: Any) -> Any:
     if len(chosen) == 1:
         return chosen[0]
     raise ValueError(
-        f"the model was wrapped with output={output!r}; this needs exactly one output that is values [n, ...] or class scores: name only that "
-        'one, output={"logits": Logits()}, or wrap a function that returns it'
+        f"the model was wrapped with output={output!r}; this needs exactly one output that is values [n, ...] or class scores: "
+        f"{_remedy(entries, 'name only that one')}"
     )
 
 
@@ -50,9 +50,16 @@ def one_name(output: Any, y: Any) -> str:
         return paths[places[0]]
     several = ", ".join(repr(paths[i]) for i in places) or "none"
     raise TypeError(
-        f"the model gives a {type(y).__name__}; calibration needs exactly one tensor of predictions [rows, ...], and found: {several}. Name "
-        'it when wrapping, output={"logits": Logits()}, or wrap a function that returns it'
+        f"the model gives a {type(y).__name__}; calibration needs exactly one tensor of predictions [rows, ...], and found: {several}. "
+        f"{_remedy(meanings, 'Name it when wrapping')}"
     )
+
+
+def _remedy(entries: Sequence[Any], naming: str) -> str:
+    if any(entry is not None and form_of(entry) == "binary" for entry in entries):
+        # which Logits() would take for classes that exclude each other
+        return "For a yes or no wrap a function that returns the scores of both, torch.stack([0 * logit, logit], -1), with Logits(dim=-1)"
+    return f'{naming}, output={{"logits": Logits()}}, or wrap a function that returns it'
 
 
 def pick(tree: Any, name: str) -> Any:

@@ -50,7 +50,7 @@ class OnlineConformal:
         coverage: strictly between 0 and 1.
         method: "dtaci", "aci", "pid" or "enbpi".
         rate: step size of "aci" and "pid"; None: 0.005 and 0.1.
-        window: number of latest times whose scores are used.
+        window: number of latest times whose scores are used; of forecasts made every 24 times, each step has a score at one time in 24.
 
     Raises:
         ValueError: an option is out of range.
@@ -198,7 +198,7 @@ class OnlineConformal:
             prediction: forecasts [times, steps, ...], in the order in which they were made.
             target: observations of the same shape; NaN where missing.
             risk: standard deviations > 0 of the same shape, or None.
-            every: number of steps between two forecasts, at most `steps`.
+            every: number of steps between two forecasts; with more than `steps`, no observations are known in between.
 
         Returns:
             (lower, upper), each shaped like the prediction.
@@ -211,8 +211,9 @@ class OnlineConformal:
         same_shape(prediction=prediction, target=target, **({} if risk is None else {"risk": risk}))
         if prediction.dim() < 2:
             raise ValueError(f"prediction must have shape [times, steps, ...], found {list(prediction.shape)}")
-        check_integer("every", every, maximum=prediction.shape[1])
-        earlier, later = target[:-1, every:], target[1:, : target.shape[1] - every]
+        check_integer("every", every)
+        n_common = max(0, target.shape[1] - every)
+        earlier, later = target[:-1, every:], target[1:, :n_common]
         if not torch.equal(earlier.nan_to_num(), later.nan_to_num()):
             raise ValueError(
                 f"target: forecasts made {every} steps apart must have the same target at the same time; is every={every} right, and are "
@@ -222,7 +223,7 @@ class OnlineConformal:
         for row, observed in enumerate(target):
             intervals.append(self.interval(prediction[row], None if risk is None else risk[row]))
             for step in range(every):
-                self.observe(observed[step])
+                self.observe(observed[step] if step < len(observed) else torch.full(observed.shape[1:], math.nan))
         lower, upper = zip(*intervals, strict=True)
         return torch.stack(lower), torch.stack(upper)
 

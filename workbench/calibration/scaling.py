@@ -168,12 +168,11 @@ class TemperatureScaling(Calibrated):
         self.register_buffer("temperature", torch.tensor(1.0))
 
     def _fit(self, answers: Answers, seed: int) -> None:
+        form = output_of(self.wrapped)  # before labels are checked, which would ask for class numbers of a yes or no
         check_labels(answers, "temperature scaling")
         check_rows(answers, "temperature scaling")
         known = answers.known
-        temperature = fit_temperature(
-            log_probabilities(answers.y[known], output_of(self.wrapped)), answers.target[known]
-        )
+        temperature = fit_temperature(log_probabilities(answers.y[known], form), answers.target[known])
         self.temperature = torch.tensor(temperature, dtype=answers.y.dtype, device=answers.y.device)
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:

@@ -22,7 +22,7 @@ from .calls.predict import loss_of_model, plan_of, run
 from .calls.risks import meanings_of, pair_of, reduced
 from .crossfit import Committee, committee_of
 from .method import Call, split_heads
-from .outputs.class_scores import Classes
+from .outputs.class_scores import Classes, Logits
 from .outputs.meanings import Values
 from .outputs.options import form_of
 from .outputs.resolution import check_numbers
@@ -209,7 +209,8 @@ def next_token_probabilities(
 
     Returns:
         The model's output with the scores of the members' mean at the last position only, [rows, 1, vocabulary], and the probabilities
-        [members, rows, vocabulary].
+        [members, rows, vocabulary]. The scores are in float32 at least, where close tokens stay different, and logits have the mean level
+        (logsumexp) of the members' own, which penalties of repeated tokens depend on.
 
     Raises:
         ValueError: if no output, or several, hold class scores.
@@ -242,5 +243,9 @@ def next_token_probabilities(
     n_axes = len(axes) - (pair is not None)
     probs = probs.flatten(0, n_axes - 1) if n_axes else probs[None]
     leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in branched.leaves]
-    leaves[place] = meaning.form(probs.mean(0), leaf)
+    scores = meaning.form(probs.mean(0), probs)
+    if isinstance(meaning, Logits):
+        level = meaning.log_scores(leaf).logsumexp(-1, keepdim=True)
+        scores = scores + (level.flatten(0, n_axes - 1).mean(0) if n_axes else level)
+    leaves[place] = scores
     return branched.rebuild(leaves), probs[:, :, 0]

@@ -15,7 +15,7 @@ from workbench.data import assembly
 from workbench.data.columns import Card, Column
 from workbench.data.conversion import check_targets
 from workbench.data.digests import arrays_of, digest, row_bytes
-from workbench.data.series import as_series, windows
+from workbench.data.series import as_series, column_numbers, windows
 from workbench.data.split_drawing import partition
 from workbench.data.splits import LazySplit, Split
 from workbench.data.summary import as_html, as_text
@@ -336,7 +336,7 @@ class Data:
             raise ValueError(
                 f"test: found {test!r:.100}; give the share of the latest values to use as test targets, such as 0.2"
             )
-        values = as_series(series)
+        values, target = as_series(series), column_numbers(series, target)
         cut = len(values) - round(test * len(values))
         (x, y, _), (test_x, test_y, _) = (
             windows(part, window, horizon, target=target) for part in (values[:cut], values[max(0, cut - window) :])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.core.batches.arrays import is_frame, numbers_of
 from workbench.data.split_drawing import whole_number
-from workbench.errors import WorkbenchWarning
+from workbench.errors import WorkbenchWarning, require
 
 # if at least this share of the time steps are equal, the others are gaps; with less (months, working days) the series is irregular
 REGULAR_SHARE = 0.9
@@ -40,7 +40,7 @@ def windows(series: Any, window: int, horizon: int = 1, *, every: int = 1, targe
         window: number of past values in x.
         horizon: number of values to forecast, in y.
         every: distance between two origins in time steps.
-        target: index of the series to forecast, or several indices; None: all series.
+        target: index of the series to forecast, or several indices; for a frame also names of columns. None: all series.
 
     Returns:
         x [n, window] or [n, window, k], y [n, horizon] or, for several targets, [n, horizon, k], and the origins [n].
@@ -60,7 +60,7 @@ def windows(series: Any, window: int, horizon: int = 1, *, every: int = 1, targe
             raise ValueError(f"{name} must be at least 1; found {number}")
     if len(values) < window + horizon:
         raise ValueError(f"series: {len(values)} values are fewer than window + horizon = {window} + {horizon}")
-    target_series = chosen(values, target)
+    target_series = chosen(values, column_numbers(series, target))
     x = values[: len(values) - horizon].unfold(0, window, every).movedim(-1, 1)
     y = target_series[window:].unfold(0, horizon, every).movedim(-1, 1)
     return Windows(x.contiguous(), y.contiguous(), window + every * torch.arange(len(x)))
@@ -83,8 +83,9 @@ def as_series(series: Any) -> Tensor:
     try:
         values = series if isinstance(series, Tensor) else torch.tensor(numbers_of(series))
     except (TypeError, ValueError, RuntimeError) as error:
+        hint = "; times belong in the index of a frame, frame.set_index('date')" if hasattr(series, "set_index") else ""
         raise TypeError(
-            f"series must hold numbers [time] or [time, k], found {type(series).__name__} ({error})"
+            f"series must hold numbers [time] or [time, k], found {type(series).__name__} ({error}){hint}"
         ) from error
     if values.dim() not in (1, 2) or not values.numel() or values.is_complex():
         raise ValueError(
@@ -96,6 +97,10 @@ def as_series(series: Any) -> Tensor:
 
 def _check_times(index: Any) -> None:
     """Raise if the times of a series are not increasing, and warn of gaps, which windows would span."""
+    if index.dtype.kind == "O" and len(index) and isinstance(index[0], str):  # read from a file
+        index = require("pandas").to_datetime(index, format="ISO8601", errors="coerce", utc=True)
+        if index.isna().any():
+            return
     if index.dtype.kind not in "iufM" and not hasattr(index, "asfreq"):
         return  # texts and the like
     if not (index.is_monotonic_increasing and index.is_unique):
@@ -118,6 +123,26 @@ def _check_times(index: Any) -> None:
             WorkbenchWarning,
             stacklevel=4,
         )
+
+
+def column_numbers(series: Any, target: Any) -> Any:
+    """Return the target with names of columns of a frame replaced by their numbers.
+
+    Raises:
+        ValueError: not exactly one column has a name.
+    """
+    if not hasattr(series, "columns"):
+        return target
+    columns = list(series.columns)
+
+    def number(name: Any) -> Any:
+        if isinstance(name, str) and columns.count(name) != 1:
+            raise ValueError(
+                f"target: {columns.count(name)} columns are named {name!r}; the columns are {columns!r:.200}"
+            )
+        return columns.index(name) if isinstance(name, str) else name
+
+    return [number(name) for name in target] if isinstance(target, list | tuple) else number(target)
 
 
 def chosen(series: Tensor, target: Any) -> Tensor:

@@ -17,7 +17,7 @@ from workbench import metrics
 from workbench.calibration.base import check_model, named_risks, output_of
 from workbench.core.method import evaluating
 from workbench.core.wrapped import is_wrapped
-from workbench.data.series import as_series, chosen, windows
+from workbench.data.series import as_series, chosen, column_numbers, windows
 from workbench.data.split_drawing import whole_number
 from workbench.distributions.mixture import Mixture
 from workbench.engine.effects.private_random import own_random
@@ -54,7 +54,7 @@ class Backtest:
     paths: Tensor | None = None
 
     def summary(self, level: float = 0.9, season: int = 1) -> dict[str, float]:
-        """Return metrics over all origins and steps.
+        """Return metrics over all origins, steps and series; all but mase and coverage follow the series with the largest numbers.
 
         Args:
             level: coverage of the intervals, which are those of normal distributions with the total risk as standard deviation.
@@ -155,7 +155,7 @@ def backtest(
         refit: number of origins between two trainings, the first being at the first origin; 1 trains at each origin, a number as large as
             that of the origins only once. None never trains: the model must then have been trained on values before `start`.
         history: number of latest values to train on; None: all.
-        target: index of the series to forecast, or several indices; None: all series.
+        target: index of the series to forecast, or several indices; for a frame also names of columns. None: all series.
         validation: share of the windows, the latest ones, by which the best epoch is chosen; windows whose targets overlap with theirs are not
             trained on. 0: no validation, as with `folds=` (here contiguous periods).
         paths: number of sample paths of each forecast to keep, `wrapped.predictive(x).sample_paths`.
@@ -184,7 +184,7 @@ def backtest(
         >>> sorted(result.summary())
         ['coverage', 'crps', 'interval_score', 'mae', 'mase', 'rmse', 'width', 'worst_step']
     """
-    values = as_series(series).detach()
+    values, target = as_series(series).detach(), column_numbers(series, target)
     _check_numbers(values, window, horizon, start, every, refit, history, paths, validation, options)
     target_values = chosen(values, target)
     with own_random(seed, values.device):

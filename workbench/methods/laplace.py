@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,12 +13,12 @@ from ..core.additions import extra
 from ..core.method import Call, Method, evaluating
 from ..core.outputs.class_scores import Classes, at_least_float32, cross_entropy
 from ..core.outputs.options import form_of, has_classes
-from ..core.outputs.resolution import resolve
+from ..core.outputs.resolution import resolve, targets_of
 from ..core.ownership import engine_of, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Bank, Intervention, Plan, Shared, Stacked
-from ..engine.tree import tree_map
+from ..engine.tree import flatten, names, tree_map
 from ..errors import NotFittedError
 from .densities.moments import full_precision
 from .design import NAMES, Design
@@ -320,18 +321,23 @@ def _negative_log_likelihood(wrapped: Any, args: tuple, kwargs: dict[str, Any], 
     device = next(wrapped.parameters()).device
     args, kwargs, target = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs, target))
     y = wrapped(*args, **kwargs)
-    if not isinstance(y, Tensor) or not isinstance(target, Tensor):
-        raise ValueError(
-            f"laplace.tune takes one tensor of scores and class numbers, not {type(y).__name__} and {type(target).__name__}"
-        )
-    meaning: Any = resolve(wrapped._workbench.output, lambda: [""], [y], 0)[0]
-    try:
-        labels = meaning.labels(target, y)
-    except ValueError as error:
-        raise ValueError(
-            f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(y.shape)}; it got {list(target.shape)}"
-        ) from error
-    return cross_entropy(meaning.log_scores(y).log_softmax(-1), labels, "sum").item()
+    leaves, paths = flatten(y)[0], names(y)
+    meanings: Any = resolve(wrapped._workbench.output, lambda: paths, leaves, 0)
+    losses = []
+    for scores, meaning, labels in zip(leaves, meanings, targets_of(target, paths, meanings), strict=True):
+        if not isinstance(meaning, Classes) or labels is None:
+            continue
+        try:
+            labels = meaning.labels(labels, scores)
+        except ValueError as error:
+            raise ValueError(
+                f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(scores.shape)}; it got "
+                f"{list(labels.shape)}"
+            ) from error
+        losses.append(cross_entropy(meaning.log_scores(scores).log_softmax(-1), labels, "sum").item())
+    if not losses:
+        raise ValueError("laplace.tune takes pairs (input, class number), and there is no class number")
+    return sum(losses)
 
 
 def tune(wrapped: Any, held: Any) -> Any:
@@ -364,10 +370,18 @@ def tune(wrapped: Any, held: Any) -> Any:
 def _classifier_method(wrapped: Any, function: str) -> Any:
     """Return the laplace method of a fitted classifier, or raise an error that names the function."""
     method = method_of(wrapped, "laplace")
-    if form_of(wrapped._workbench.output) not in ("logits", "probs", "binary"):
+    if _class_form(wrapped) is None:
         raise ValueError(f'{function} is for class outputs: wrap the model with output="logits", "probs" or "binary"')
     method.check_ready(wrapped)
     return method
+
+
+def _class_form(wrapped: Any) -> str | None:
+    """Return the form of the class scores, "logits", "probs" or "binary"; None if there are none, or some of several forms."""
+    output = wrapped._workbench.output
+    forms = {form_of(entry) for entry in (output.values() if isinstance(output, Mapping) else [output])}
+    forms &= {"logits", "probs", "binary"}
+    return forms.pop() if len(forms) == 1 else None
 
 
 @torch.no_grad()
@@ -408,7 +422,7 @@ def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
         with full_precision(basis):
             v = variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
         scores = at_least_float32(taps["outputs"]) / (1 + math.pi * v / 8).sqrt()
-        probs.append(scores.sigmoid() if form_of(wrapped._workbench.output) == "binary" else scores.softmax(-1))
+        probs.append(scores.sigmoid() if _class_form(wrapped) == "binary" else scores.softmax(-1))
     return torch.stack(probs).mean(0)
 
 

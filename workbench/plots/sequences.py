@@ -249,7 +249,7 @@ def tokens(
         raise ValueError(f"width: expected at least 1 character, found {width}")
     label = risk_label(kind, unit)
     spelled = [_spelled(word, width) for word in words]
-    ax = new_axes(ax, (width * 0.09 + 0.2, 0.3 * _draw_words(None, spelled, width) + 0.9))
+    ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * _draw_words(None, spelled, width) + 0.9))
     shades = _shades_of_text(kind)
     scale = Normalize(0, highest or float(numbers.max()) or 1.0)
     _draw_words(ax, spelled, width, np.where(np.isnan(values)[:, None], np.nan, shades(scale(values))), size=10)
@@ -261,10 +261,16 @@ def tokens(
 
 
 def _shades_of_text(kind: str) -> Any:
-    """Return a colour map from white to the colour of a risk; dark letters are readable on all of it."""
+    """Return a colour map from white to the colour of a risk."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind]])
+
+
+def _letters_on(shade: Array) -> str:
+    """Return black or white, whichever is better readable on a background [4], RGBA: a contrast of at least 4.5 (WCAG 2, relative luminance)."""
+    channels = np.where(shade[:3] <= 0.04045, shade[:3] / 12.92, ((shade[:3] + 0.055) / 1.055) ** 2.4)
+    return "#000000" if float(channels @ [0.2126, 0.7152, 0.0722]) > 0.179 else "#FFFFFF"
 
 
 def _draw_words(
@@ -311,7 +317,7 @@ def _draw_words(
             fontsize=size,
             ha="center",
             va="center",
-            color="#111111" if shaded else ink(ax),
+            color=_letters_on(shades[i]) if shaded else ink(ax),
         )
     ax.set(xlim=(0, width), ylim=(lines - 0.4, -0.6), xticks=[], yticks=[])
     ax.grid(False)

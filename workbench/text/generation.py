@@ -15,6 +15,7 @@ from workbench.core.additions import extra
 from workbench.core.crossfit import committee_of
 from workbench.core.members import next_token_probabilities
 from workbench.core.wrapped import copied, is_wrapped
+from workbench.engine.clone import eager
 from workbench.risk import Risk
 from workbench.text.pieces import words_of
 from workbench.text.prompts import check_padding, features, padded
@@ -47,8 +48,9 @@ def generate(
 ) -> Generation:
     """Generate text from prompts by the mean of all voters or samples, with the risk of every token.
 
-    Tokens are chosen by transformers' own `generate` from the members' mean probabilities (Malinin & Gales 2021). Each member has its own cache,
-    and log-probabilities and risks come from the same passes that generate the text, without a second run. The members' probabilities of all
+    Tokens are chosen by transformers' own `generate` from the members' mean probabilities (Malinin & Gales 2021): it gets their logarithms plus
+    the mean of the members' logsumexp, so that a single member writes what the plain model does. Each member has its own cache, and
+    log-probabilities and risks come from the same passes that generate the text, without a second run. The members' probabilities of all
     steps are kept until the end: members x rows (x beams) x steps x vocabulary numbers.
 
     Args:
@@ -76,7 +78,7 @@ def generate(
     Raises:
         TypeError: if the model is not a wrapped language model of transformers or defines its own `generate`, or for other options.
         ValueError: in training mode; if the output is not declared as class scores; for padding on the right; for prompts of unequal lengths
-            if the model does not ignore padding; and for other generation strategies.
+            if the model does not ignore padding; if no token would be left to choose; and for other generation strategies.
 
     Example:
         >>> import pytest; transformers = pytest.importorskip("transformers")
@@ -88,6 +90,7 @@ def generate(
         >>> written.tokens.shape, written.risk.epistemic.shape, written.mean_log_prob.shape
         (torch.Size([2, 5]), torch.Size([2, 5]), torch.Size([2]))
     """
+    model = eager(model)
     _check_model(model)
     _check_options(model, options, max_new_tokens, n_alternatives)
     if tokenizer is not None:
@@ -96,12 +99,17 @@ def generate(
             if _setting(model, options, name) is None and getattr(tokenizer, name, None) is not None:
                 options[name] = getattr(tokenizer, name)
     setting = functools.partial(_setting, model, options)
+    if max_new_tokens == 1 and setting("forced_eos_token_id") is not None:
+        raise ValueError(
+            "max_new_tokens=1: the only token would be the forced end, which the model does not choose; give 2 or more, or set "
+            "model.generation_config.forced_eos_token_id to None"
+        )
     encoder = model.config.is_encoder_decoder
     if encoder and model.main_input_name != "input_ids":
         inputs = features(model, prompts, attention_mask)
     else:
         ids, mask = padded(model, prompts, tokenizer, attention_mask, setting("pad_token_id"), setting("eos_token_id"))
-        check_padding(model, ids, mask)
+        check_padding(model, ids, mask, options)
         inputs = {"input_ids": ids, "attention_mask": mask}
     start = 1 if encoder else inputs["input_ids"].shape[1]
     # a first token that is forced, such as a language, is not chosen by the model and counts as part of the prompt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -15,21 +17,34 @@ def padded(
     encoder = model.config.is_encoder_decoder
     device = next(model.parameters()).device
     prompts = [prompts] if isinstance(prompts, str) else prompts
+    if isinstance(prompts, Mapping):  # what a tokenizer returns
+        raise ValueError(
+            f"prompts: expected texts or token ids, found a dict of {', '.join(map(str, prompts))}: give inputs['input_ids'], and "
+            "attention_mask=inputs['attention_mask']"
+        )
     if not isinstance(prompts, Tensor):
         if attention_mask is not None:
             raise ValueError(
                 "attention_mask is for ids in one tensor; lists of ids are padded here, so leave attention_mask out"
             )
         prompts = list(prompts)
+        if any(isinstance(prompt, Mapping) for prompt in prompts):
+            raise ValueError(
+                "prompts: found the messages of a chat: give the texts that tokenizer.apply_chat_template(..., tokenize=False, "
+                "add_generation_prompt=True) returns"
+            )
         if any(isinstance(prompt, str) for prompt in prompts):
             if tokenizer is None:
                 raise ValueError("prompts are texts: give tokenizer=, or their token ids")
             prompts = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-        if prompts and isinstance(prompts[0], int):
+        if prompts and isinstance(prompts[0], Integral):
             prompts = [prompts]
-        rows = [torch.as_tensor(prompt, dtype=torch.long, device=device) for prompt in prompts]
-        if not rows or any(row.dim() != 1 or not len(row) for row in rows):
-            raise ValueError("prompts: expected one or more lists of token ids, each with one id or more")
+        rows = [torch.as_tensor(prompt) for prompt in prompts]
+        if not rows or any(row.dim() != 1 or not len(row) or row.is_floating_point() for row in rows):
+            raise ValueError(
+                "prompts: expected one or more lists of token ids, which are integers, each with one id or more"
+            )
+        rows = [row.to(device, torch.long) for row in rows]
         longest = max(map(len, rows))
         gaps = [(0, longest - len(row)) if encoder else (longest - len(row), 0) for row in rows]
         ids, mask = (
@@ -65,12 +80,19 @@ def padded(
     return prompts, attention_mask
 
 
-def check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
-    """Raise ValueError if padding changes the plain model's predictions, as with positions that count it or a recurrence that reads it."""
+def check_padding(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -> None:
+    """Raise ValueError if padding changes the plain model's predictions, as with positions that count it or a recurrence that reads it.
+
+    Args:
+        model: wrapped model.
+        ids, mask: padded prompts [n, t].
+        options: options of `generate`, of which those that the first token depends on are used.
+    """
     row = int(mask.sum(1).argmin())
     if bool(mask[row].all()):
         return
     plain = model.unwrap().eval()
+    starting = {name: options[name] for name in ("decoder_start_token_id", "pad_token_id") if name in options}
     probabilities = []
     for kept in (torch.ones_like(mask[row], dtype=torch.bool), mask[row].bool()):  # with padding, and without
         output = plain.generate(
@@ -79,6 +101,7 @@ def check_padding(model: Any, ids: Tensor, mask: Tensor) -> None:
             **{"max_new_tokens": 1, "min_new_tokens": 0},
             **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
             **{"return_dict_in_generate": True, "output_logits": True},
+            **starting,
         )
         probabilities.append(output.logits[0][0].double().softmax(-1))
     difference = float((probabilities[0] - probabilities[1]).abs().sum() / 2)
