@@ -77,6 +77,33 @@ def test_layers_that_change_after_wrapping_are_refused() -> None:
     torch.testing.assert_close(adapted(X), torch.stack([voter(X) for voter in adapted.voters()]).mean(0))
 
 
+def test_states_between_calls_that_branches_would_share_are_refused() -> None:
+    recurrent = k.Sequential([k.Input(batch_shape=(4, 3, 2)), k.layers.Bidirectional(k.layers.LSTM(5, stateful=True))])
+    with pytest.raises(ValueError, match=r"ward_lstm.* is stateful.*wrap with state="):
+        vote.Wrapper(2)(recurrent)
+
+    class Counter(k.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = _Hidden(k.Variable(0.0, trainable=False, name="count"))
+
+        def call(self, x: Any) -> Any:
+            self.hidden.variable.assign(self.hidden.variable + 1)
+            return x * self.hidden.variable
+
+    plain = sequential(Counter())
+    with pytest.raises(RuntimeError, match=r"assigns to the variable count.*add_weight\(trainable=False\)"):
+        vote.Wrapper(2)(plain)(X)
+    assert float(plain.layers[1].hidden.variable.value) == 0
+
+
+class _Hidden:
+    """Holder in which Keras does not find a variable."""
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = variable
+
+
 class Past:
     """A train_step that calls layers and never the model."""
 
