@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import keras_models
-from helpers.keras_models import X, Y, k, net_class, sequential, subclassed
+from helpers.keras_models import X, Y, functional, k, net_class, sequential, subclassed
 
 import workbench
 from workbench import NotFittedError, augment, laplace, sample, sculpt, snapshot, swag, vote
+from workbench.errors import WorkbenchWarning
 
 seeded_keras = keras_models.seeded_keras
 
@@ -69,12 +70,40 @@ def test_layers_that_change_after_wrapping_are_refused() -> None:
     wrapped.compile("sgd", "mse")
     with pytest.raises(RuntimeError, match="lora_kernel_a"):
         wrapped.fit(X, Y, verbose=0)
+    for use in (lambda: wrapped(X), wrapped.voters, wrapped.as_torch):
+        with pytest.raises(RuntimeError, match="lora_kernel_a"):
+            use()
     plain = sequential()
     plain.layers[0].enable_lora(2)
     plain.compile("sgd", "mse")
     adapted = vote.Wrapper(2)(plain)
     adapted.fit(X, Y, verbose=0)
     torch.testing.assert_close(adapted(X), torch.stack([voter(X) for voter in adapted.voters()]).mean(0))
+
+
+def test_what_would_change_the_given_model_is_refused() -> None:
+    plain = functional()
+    wrapped = vote.Wrapper(2)(plain)
+    before = [variable.numpy() for variable in plain.weights]
+    with pytest.raises(NotImplementedError, match="quantize a plain model"):
+        wrapped.quantize("int8")
+    with pytest.raises(NotImplementedError, match="set_dtype_policy"):
+        wrapped.double()
+    assert wrapped.to("cpu") is wrapped
+    for variable, value in zip(plain.weights, before, strict=True):
+        assert variable.value.dtype == torch.float32
+        assert np.array_equal(variable.numpy(), value)
+
+
+def test_other_tensors_and_other_models_are_refused() -> None:
+    wrapped = vote.Wrapper(2)(functional())
+    zeros = {name: torch.zeros_like(parameter) for name, parameter in wrapped.as_torch().named_parameters()}
+    with pytest.raises(NotImplementedError, match=r"torch\.func\.functional_call\(model\.as_torch\(\)"):
+        wrapped.stateless_call([*zeros.values()], [], X)
+    answer = torch.func.functional_call(wrapped.as_torch(), zeros, torch.as_tensor(X))
+    assert torch.equal(answer, torch.zeros(12, 1))
+    with pytest.warns(WorkbenchWarning, match="voters"), pytest.raises(NotImplementedError, match="wrap the clone"):
+        k.models.clone_model(wrapped)
 
 
 def test_states_between_calls_that_branches_would_share_are_refused() -> None:

@@ -103,19 +103,7 @@ class KerasTraining:
                 data_batch = next(data[0] for _, _, data in iterator)
             x = keras.utils.unpack_x_y_sample_weight(data_batch)[0]
             self._materialize((keras.tree.map_structure(as_tensor, x),), {})
-        else:
-            self._refuse_changes()
         build_optimizer(self)
-
-    def _refuse_changes(self) -> None:
-        """Raise RuntimeError if layers have new variables since the model was wrapped."""
-        known = {id(place.variable) for place in self._workbench_module.places}
-        new = [v.path for v in self._workbench_plain.weights if id(v) not in known]
-        if new:
-            raise RuntimeError(
-                f"{type(self).__name__} has new weights since it was wrapped ({new[0]}), which its voters and heads do not have: change the "
-                "layers first (enable_lora, add), then wrap the model"
-            )
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train with Keras, then fit methods in closed form to the same inputs; a model that is not compiled is only fitted in closed form.
