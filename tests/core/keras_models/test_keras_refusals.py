@@ -163,6 +163,29 @@ def test_steps_that_never_call_the_model_are_refused(wrapper: Any) -> None:
         wrapper(plain).fit(X, Y, epochs=1, verbose=0)
 
 
+def test_own_steps_of_a_risk_head_are_told_of_the_pair() -> None:
+    class Own(k.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = k.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.out(x)
+
+        def test_step(self, data: Any) -> Any:
+            x, y = data
+            return {"error": k.ops.mean(k.ops.square(self(x, training=False) - y))}
+
+    plain = Own()
+    plain(X)
+    plain.compile("sgd", "mse")
+    wrapped = sculpt.Wrapper()(plain)
+    with pytest.raises(TypeError) as caught:
+        wrapped.evaluate(X, Y, verbose=0)
+    assert "returns the pair (prediction, risk)" in caught.value.__notes__[0]
+    wrapped.fit(X, Y, verbose=0)
+
+
 def test_an_optimizer_whose_config_leaves_something_out_is_refused() -> None:
     class Scaled(k.optimizers.SGD):  # type: ignore[misc]
         def __init__(self, factor: float = 1.0, **kwargs: Any) -> None:

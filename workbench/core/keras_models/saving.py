@@ -93,7 +93,7 @@ class KerasFiles:
         keras.saving.get_registered_object("workbench>WrappedModel")(self).write(path, outer)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_config("export", "export a voter with torch.export.export: model.as_torch().voters()[0]")
+        self._refuse_config("export", 'torch.export.export(model.as_torch(), (x,), {"return_risk": True})')
 
     def get_config(self) -> Any:
         self._refuse_config(

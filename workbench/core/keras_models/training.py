@@ -32,6 +32,11 @@ _BYPASSED = (
     "test_step call self(x, training=...), or wrap the parts that they call, and build the model from these"
 )
 
+_PAIR = (
+    "in the steps of {0}, which has a risk head, self(x) returns the pair (prediction, risk): hand it to self.compute_loss and "
+    "self.compute_metrics as it is, or take it apart for what is computed by hand"
+)
+
 
 class KerasTraining:
     """Mix-in of `WrappedKeras` for training and evaluation by Keras."""
@@ -68,9 +73,13 @@ class KerasTraining:
         self.__dict__.update(_workbench_step=training, _workbench_noise=noise, _workbench_called=False)
         try:
             yield
-        except ValueError as error:
+        except Exception as error:
             if not self._workbench_called and "No gradients" in str(error):
                 raise RuntimeError(_BYPASSED.format(type(self).__name__)) from error
+            step = "train_step" if training else "test_step"
+            own = getattr(type(self._workbench_plain), step) is not getattr(keras.Model, step)
+            if own and self._head is not None:
+                error.add_note(_PAIR.format(type(self).__name__))
             raise
         finally:
             self.__dict__.update(_workbench_step=original[0], _workbench_noise=original[1])
