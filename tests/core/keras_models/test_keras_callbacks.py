@@ -11,7 +11,7 @@ import torch
 from helpers import keras_models
 from helpers.keras_models import X, Y, k, sequential
 
-from workbench import compose, sculpt, vote
+from workbench import compose, neo, sculpt, vote
 
 seeded_keras = keras_models.seeded_keras
 
@@ -70,6 +70,20 @@ def test_early_stopping_gives_back_the_weights_of_the_best_epoch() -> None:
     best = int(np.argmin(losses))
     assert best < len(losses) - 1
     assert all(map(np.array_equal, values(wrapped), seen[best]))
+
+
+@pytest.mark.parametrize("wrapper", [neo.Wrapper(), compose(sculpt.Wrapper(), neo.Wrapper())])
+def test_weights_whose_shape_is_learned_are_restored(wrapper: Any) -> None:
+    plain = sequential()
+    plain.compile(k.optimizers.Adam(0.05), "mse")
+    wrapped = wrapper(plain)
+    wrapped.fit(X, Y, epochs=1, verbose=0)
+    before = values(wrapped)
+    stop = k.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    wrapped.fit(X, Y, epochs=2, verbose=0, callbacks=[stop])
+    assert [tuple(v.shape) for v in wrapped.weights] == [v.shape for v in values(wrapped)]
+    wrapped.set_weights(before)
+    assert all(map(np.array_equal, values(wrapped), before))
 
 
 @pytest.mark.parametrize("weights_only", [False, True])

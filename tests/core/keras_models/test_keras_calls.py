@@ -63,6 +63,21 @@ def test_sample_of_fixed_noise_equals_noise_by_hand() -> None:
     assert (y - plain(X)).abs().max().item() < 4 * risk.max().item() / 7
 
 
+def test_noise_without_a_seed_is_drawn_anew_at_each_call() -> None:
+    class Noise(k.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x + k.random.normal(k.ops.shape(x))
+
+    plain = sequential(Noise())
+    wrapped = compose()(plain)
+    answers = []
+    for model in (wrapped, plain):
+        k.utils.set_random_seed(7)
+        answers.append(torch.stack([model(X), model(X)]))
+    assert not torch.allclose(*answers[0])
+    torch.testing.assert_close(answers[0], answers[1])
+
+
 def test_neo_says_what_it_says_of_the_same_network_in_torch() -> None:
     plain = sequential()
     wrapped = neo.Wrapper()(plain)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import keras_models
-from helpers.keras_models import X, Y, k, net_class, sequential, subclassed
+from helpers.keras_models import X, Y, functional, k, net_class, sequential, subclassed
 
 import workbench
 from workbench import NotFittedError, augment, laplace, sample, sculpt, snapshot, swag, vote
+from workbench.errors import WorkbenchWarning
 
 seeded_keras = keras_models.seeded_keras
 
@@ -69,12 +70,67 @@ def test_layers_that_change_after_wrapping_are_refused() -> None:
     wrapped.compile("sgd", "mse")
     with pytest.raises(RuntimeError, match="lora_kernel_a"):
         wrapped.fit(X, Y, verbose=0)
+    for use in (lambda: wrapped(X), wrapped.voters, wrapped.as_torch):
+        with pytest.raises(RuntimeError, match="lora_kernel_a"):
+            use()
     plain = sequential()
     plain.layers[0].enable_lora(2)
     plain.compile("sgd", "mse")
     adapted = vote.Wrapper(2)(plain)
     adapted.fit(X, Y, verbose=0)
     torch.testing.assert_close(adapted(X), torch.stack([voter(X) for voter in adapted.voters()]).mean(0))
+
+
+def test_what_would_change_the_given_model_is_refused() -> None:
+    plain = functional()
+    wrapped = vote.Wrapper(2)(plain)
+    before = [variable.numpy() for variable in plain.weights]
+    with pytest.raises(NotImplementedError, match="quantize a plain model"):
+        wrapped.quantize("int8")
+    with pytest.raises(NotImplementedError, match="set_dtype_policy"):
+        wrapped.double()
+    assert wrapped.to("cpu") is wrapped
+    for variable, value in zip(plain.weights, before, strict=True):
+        assert variable.value.dtype == torch.float32
+        assert np.array_equal(variable.numpy(), value)
+
+
+def test_other_tensors_and_other_models_are_refused() -> None:
+    wrapped = vote.Wrapper(2)(functional())
+    zeros = {name: torch.zeros_like(parameter) for name, parameter in wrapped.as_torch().named_parameters()}
+    with pytest.raises(NotImplementedError, match=r"torch\.func\.functional_call\(model\.as_torch\(\)"):
+        wrapped.stateless_call([*zeros.values()], [], X)
+    answer = torch.func.functional_call(wrapped.as_torch(), zeros, torch.as_tensor(X))
+    assert torch.equal(answer, torch.zeros(12, 1))
+    with pytest.warns(WorkbenchWarning, match="voters"), pytest.raises(NotImplementedError, match="wrap the clone"):
+        k.models.clone_model(wrapped)
+
+
+def test_states_between_calls_that_branches_would_share_are_refused() -> None:
+    recurrent = k.Sequential([k.Input(batch_shape=(4, 3, 2)), k.layers.Bidirectional(k.layers.LSTM(5, stateful=True))])
+    with pytest.raises(ValueError, match=r"ward_lstm.* is stateful.*wrap with state="):
+        vote.Wrapper(2)(recurrent)
+
+    class Counter(k.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = _Hidden(k.Variable(0.0, trainable=False, name="count"))
+
+        def call(self, x: Any) -> Any:
+            self.hidden.variable.assign(self.hidden.variable + 1)
+            return x * self.hidden.variable
+
+    plain = sequential(Counter())
+    with pytest.raises(RuntimeError, match=r"assigns to the variable count.*add_weight\(trainable=False\)"):
+        vote.Wrapper(2)(plain)(X)
+    assert float(plain.layers[1].hidden.variable.value) == 0
+
+
+class _Hidden:
+    """Holder in which Keras does not find a variable."""
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = variable
 
 
 class Past:
@@ -105,6 +161,29 @@ def test_steps_that_never_call_the_model_are_refused(wrapper: Any) -> None:
     plain.compile("sgd", "mse")
     with pytest.raises(RuntimeError, match="never the model itself"):
         wrapper(plain).fit(X, Y, epochs=1, verbose=0)
+
+
+def test_own_steps_of_a_risk_head_are_told_of_the_pair() -> None:
+    class Own(k.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = k.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.out(x)
+
+        def test_step(self, data: Any) -> Any:
+            x, y = data
+            return {"error": k.ops.mean(k.ops.square(self(x, training=False) - y))}
+
+    plain = Own()
+    plain(X)
+    plain.compile("sgd", "mse")
+    wrapped = sculpt.Wrapper()(plain)
+    with pytest.raises(TypeError) as caught:
+        wrapped.evaluate(X, Y, verbose=0)
+    assert "returns the pair (prediction, risk)" in caught.value.__notes__[0]
+    wrapped.fit(X, Y, verbose=0)
 
 
 def test_an_optimizer_whose_config_leaves_something_out_is_refused() -> None:

@@ -148,6 +148,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
                 with torch.no_grad():
                     plain(*args, **{**kwargs, "training": False})
             self._make()
+        self._refuse_changes()
         return self._workbench_torch
 
     def _make(self) -> None:
@@ -160,7 +161,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
         _refuse_methods(wrapped, module)
         module.belong_to(self)
         for name, value in plain.__dict__.items():
-            if name not in self.__dict__:
+            if name not in self.__dict__ and name not in _BOUND:
                 self.__dict__[name] = value
         for name, layer in plain._modules.items():
             self._modules.setdefault(name, layer)
@@ -215,6 +216,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
             if not is_built(self._workbench_plain):
                 raise RuntimeError(f"{type(self).__name__} has no weights yet: call it once with inputs, or build it")
             self._make()
+        self._refuse_changes()
         return self._workbench_torch
 
     def unwrap_shared(self) -> Any:
@@ -304,7 +306,7 @@ def twin(model: Any, cls: type) -> Any:
     for name in ("_modules", "_parameters", "_buffers"):
         new.__dict__[name] = dict(model.__dict__[name])
     new._modules.pop("_torch_params", None)
-    for name in ("build", "quantize", "_tracker"):  # bound to the model
+    for name in _BOUND:
         new.__dict__.pop(name, None)
     new.__dict__.update(_inbound_nodes=[], _outbound_nodes=[], _losses=[], _loss_ids=set())
     tracked = {name: list(model.__dict__[name]) for name in _TRACKED}
@@ -314,6 +316,7 @@ def twin(model: Any, cls: type) -> Any:
     return new
 
 
+_BOUND = ("build", "quantize", "_tracker")  # attributes of a model that are bound to it
 _TRACKED = ("_trainable_variables", "_non_trainable_variables", "_layers", "_metrics", "_seed_generators")
 
 

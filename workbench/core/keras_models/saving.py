@@ -1,4 +1,4 @@
-"""Saving and loading of wrapped Keras models, and refusal of methods that rely on a config, which cannot describe wrappers."""
+"""Saving and loading of wrapped Keras models, and refusal of methods and changes that wrappers rule out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import torch
 
 from .compiled import build_optimizer
 from .files import load_from, seeds_of, write_into
@@ -19,6 +20,8 @@ class KerasFiles:
     _workbench_plain: Any
     _workbench_torch: Any
     _made: Any
+    _workbench_module: Any
+    parameters: Any
     trainable_variables: Any
     compiled: bool
     optimizer: Any
@@ -90,7 +93,7 @@ class KerasFiles:
         keras.saving.get_registered_object("workbench>WrappedModel")(self).write(path, outer)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_config("export", "export a voter with torch.export.export: model.as_torch().voters()[0]")
+        self._refuse_config("export", 'torch.export.export(model.as_torch(), (x,), {"return_risk": True})')
 
     def get_config(self) -> Any:
         self._refuse_config(
@@ -113,11 +116,44 @@ class KerasFiles:
     def quantize(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_config("quantize", "quantize a plain model of model.voters()")
 
+    def _refuse_changes(self) -> None:
+        """Raise RuntimeError if layers have new variables since the model was wrapped."""
+        known = {id(place.variable) for place in self._workbench_module.places}
+        new = [v.path for v in self._workbench_plain.weights if id(v) not in known]
+        if new:
+            raise RuntimeError(
+                f"{type(self).__name__} has new weights since it was wrapped ({new[0]}), which its voters and heads do not have: change the "
+                "layers first (enable_lora, quantize, add), then wrap the model"
+            )
+
     def _refuse_config(self, what: str, remedy: str) -> None:
         raise NotImplementedError(
             f"{what} of a wrapped Keras model is not supported: its voters and noise are not part of the config from which Keras would build "
             f"the {type(self).__name__}. Instead: {remedy}"
         )
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"the class of a wrapped {cls.__name__} builds no models, as clone_model and from_config would: clone the plain model, "
+            "model.unwrap_shared(), and wrap the clone"
+        )
+
+    def stateless_call(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            "stateless_call of a wrapped Keras model is not supported: its branches use their own tensors, not those handed over. Instead: "
+            "torch.func.functional_call(model.as_torch(), {name: tensor}, x)"
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Refuse to cast or move the weights, which torch would do to the layers of the given model."""
+        for parameter in self.parameters():
+            empty = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+            if fn(empty).dtype != empty.dtype or fn(empty).device != empty.device:
+                raise NotImplementedError(
+                    "the weights of a wrapped Keras model are neither cast nor moved: set the dtype (keras.config.set_dtype_policy) or device "
+                    "(keras.device) before the model is built, then wrap it"
+                )
+        return self
 
     def __reduce__(self) -> Any:
         self._refuse_config("a copy or pickle", "model.save(path) and workbench.load(path)")

@@ -170,7 +170,7 @@ class KerasModule(nn.Module):
             kwargs["training"] = training
         current = [self._tensor_at(place) for place in calls.places]
         mapping = [(place.variable, tensor) for place, tensor in zip(calls.places, current, strict=True)]
-        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+        with _Scope(mapping, calls.states) as scope:
             initial = [scope.get_current_value(place.variable) for place in calls.places]
             output = calls.run(*args, **kwargs)
         for place, tensor, old in zip(calls.places, current, initial, strict=True):
@@ -184,7 +184,7 @@ class KerasModule(nn.Module):
                 )
             with torch.no_grad():
                 tensor.copy_(new)
-        for state in calls.states:
+        for state in scope.states:
             new = scope.get_current_value(state)
             if new is not None:
                 state.assign(new)
@@ -212,7 +212,7 @@ class KerasModule(nn.Module):
 
 
 def refuse_layers(model: Any) -> None:
-    """Raise ValueError if a torch module or a wrapped model is among the layers, since these do not read their variables through Keras."""
+    """Raise ValueError if a layer is wrapped, a torch module or a stateful RNN, whose tensors branches could not have for themselves."""
     for layer in model._flatten_layers():
         if "_workbench_plain" in vars(layer):
             raise ValueError(
@@ -224,6 +224,37 @@ def refuse_layers(model: Any) -> None:
                 f"the layer {layer.name!r} of the Keras model {model.name!r} is the torch module {inner}, which does not use its parameters "
                 "through Keras, so that branches would not differ there: write the layer in Keras, or the whole model in torch, and wrap that"
             )
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                f"the layer {layer.name!r} of the Keras model {model.name!r} is stateful, and its only state cannot be that of every branch: use "
+                "return_state=True in place of stateful=True, let the model take and return the state, and wrap with state= to hand it on"
+            )
+
+
+class _Scope(keras.StatelessScope):
+    """Scope of one branch, which also keeps the seeds of generators that belong to no layer, such as the global one of `keras.random`.
+
+    Args:
+        mapping: pairs of a variable and its tensor in this branch.
+        states: seed variables of the layers.
+    """
+
+    def __init__(self, mapping: list[tuple[Any, Tensor]], states: tuple[Any, ...]) -> None:
+        super().__init__(state_mapping=mapping, collect_losses=True)
+        self.states = [*states]
+        self._known = {id(variable) for variable, _ in mapping} | set(map(id, states))
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable = update[0]
+        if id(variable) not in self._known:
+            if variable.name != "seed_generator_state":
+                raise RuntimeError(
+                    f"the model assigns to the variable {variable.path} when it is called, which is none of its weights, so that branches cannot "
+                    "have their own: create it with add_weight(trainable=False)"
+                )
+            self._known.add(id(variable))
+            self.states.append(variable)
+        super().add_update(update)
 
 
 class _Shared:

@@ -32,6 +32,11 @@ _BYPASSED = (
     "test_step call self(x, training=...), or wrap the parts that they call, and build the model from these"
 )
 
+_PAIR = (
+    "in the steps of {0}, which has a risk head, self(x) returns the pair (prediction, risk): hand it to self.compute_loss and "
+    "self.compute_metrics as it is, or take it apart for what is computed by hand"
+)
+
 
 class KerasTraining:
     """Mix-in of `WrappedKeras` for training and evaluation by Keras."""
@@ -68,9 +73,13 @@ class KerasTraining:
         self.__dict__.update(_workbench_step=training, _workbench_noise=noise, _workbench_called=False)
         try:
             yield
-        except ValueError as error:
+        except Exception as error:
             if not self._workbench_called and "No gradients" in str(error):
                 raise RuntimeError(_BYPASSED.format(type(self).__name__)) from error
+            step = "train_step" if training else "test_step"
+            own = getattr(type(self._workbench_plain), step) is not getattr(keras.Model, step)
+            if own and self._head is not None:
+                error.add_note(_PAIR.format(type(self).__name__))
             raise
         finally:
             self.__dict__.update(_workbench_step=original[0], _workbench_noise=original[1])
@@ -103,19 +112,7 @@ class KerasTraining:
                 data_batch = next(data[0] for _, _, data in iterator)
             x = keras.utils.unpack_x_y_sample_weight(data_batch)[0]
             self._materialize((keras.tree.map_structure(as_tensor, x),), {})
-        else:
-            self._refuse_changes()
         build_optimizer(self)
-
-    def _refuse_changes(self) -> None:
-        """Raise RuntimeError if layers have new variables since the model was wrapped."""
-        known = {id(place.variable) for place in self._workbench_module.places}
-        new = [v.path for v in self._workbench_plain.weights if id(v) not in known]
-        if new:
-            raise RuntimeError(
-                f"{type(self).__name__} has new weights since it was wrapped ({new[0]}), which its voters and heads do not have: change the "
-                "layers first (enable_lora, add), then wrap the model"
-            )
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train with Keras, then fit methods in closed form to the same inputs; a model that is not compiled is only fitted in closed form.

@@ -45,7 +45,7 @@ def _variables(model: Any, wrapped: Any, tensors: dict[str, torch.Tensor]) -> li
             continue
         source = places.get(name.partition(MARK)[0])
         variable = existing[name] if name in existing else _variable(name, tensor, source, wrapped)
-        variable._value = tensor
+        variable._value, variable._shape = tensor, tuple(tensor.shape)  # what neo learns changes its shape
         out.append(variable)
     return out
 
