@@ -1,0 +1,171 @@
+"""What peft is about to do to a wrapped model: refused by name, before anything is changed, where voters or risk heads cannot follow.
+
+peft offers no hook before it changes a model. All its entry points first walk through the modules, so a wrapped model looks there at who asks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from torch import nn
+
+from .crossfit import members_axis
+from .ownership import MARK, table_of
+from .saving.savepoint import Savepoint
+
+# initialisations of a LoRA that depend neither on weights nor on data
+_DRAWN = (True, False, "gaussian")
+# options of a LoRA that do more than add layers next to the base, with the value that switches them off
+_PLAIN = {"bias": "none", "use_dora": False, "target_parameters": None, "trainable_token_indices": None}
+
+
+def look_who_walks(wrapped: Any, prefix: str) -> None:
+    """Check what peft is about to do, if it is peft that walks through the modules of a wrapped object.
+
+    Args:
+        wrapped: the wrapped object.
+        prefix: its dotted path in the model that peft changes; "" if that is the object itself.
+
+    Raises:
+        TypeError: if peft is about to do what voters or risk heads cannot follow; nothing is changed.
+    """
+    if "peft" not in sys.modules or "_workbench" not in wrapped.__dict__:
+        return
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == "torch.nn.modules.module":
+        frame = frame.f_back
+    check = _CHECKS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
+    if check is not None:
+        check(wrapped, prefix, frame.f_locals)
+
+
+def _injected(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
+    """`inject_adapter` of a tuner."""
+    record, config = wrapped._workbench, call["peft_config"]
+    if getattr(config, "target_parameters", None) and call["model"] is wrapped:
+        refuse(wrapped, f"target_parameters={config.target_parameters!r}, which each call sets anew")
+    if not record.rules:  # all branches share the layers
+        return
+    if call["model"] is not wrapped:
+        _refuse_part(wrapped, prefix, config, call["self"]._check_target_module_exists)
+        return
+    if not members_axis(record.methods):
+        refuse(wrapped, f"{', '.join(map(repr, record.methods))} depends on the layers that it was applied to")
+    for method in record.methods:
+        if not method.movable:
+            refuse(wrapped, f"{method!r} depends on the layers that it was applied to")
+    if record.method != "forward":
+        refuse(wrapped, f"it answers with risk in {record.method}()")
+    if record.tails and not record.ordered:
+        refuse(wrapped, "no call has shown yet whether the layers that vote are the last ones (call it once before)")
+    present = [name for name in call["self"].peft_config if name != call["adapter_name"]]
+    if present or any(hasattr(module, "base_layer") for module in wrapped.modules()):
+        refuse(wrapped, f"it has adapters already ({', '.join(map(repr, present or wrapped.peft_config))})")
+    _check_config(wrapped, call["adapter_name"], config)
+    wrapped.__dict__["_engine"].injection = Savepoint(wrapped, values=False)
+
+
+def _check_config(wrapped: Any, name: str, config: Any) -> None:
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if kind != "LORA":
+        refuse(wrapped, f"adapter {name!r} is of type {kind}, not LORA")
+    for option, plain in _PLAIN.items():
+        value = getattr(config, option, plain)
+        if value and value != plain:
+            refuse(wrapped, f"adapter {name!r} has {option}={value!r}")
+    if not any(config.init_lora_weights is value or config.init_lora_weights == value for value in _DRAWN):
+        refuse(
+            wrapped,
+            f"adapter {name!r} has init_lora_weights={config.init_lora_weights!r}, which depends on weights or data",
+        )
+
+
+def _refuse_part(wrapped: Any, prefix: str, config: Any, matches: Callable[[Any, str], Any]) -> None:
+    """Refuse adapters inside a part that is wrapped with `at=`; those around it are right."""
+    saved, parameters = (tuple(getattr(config, name, None) or ()) for name in ("modules_to_save", "target_parameters"))
+    linear = str(config.target_modules).lower() == "all-linear"
+    for path, module in nn.Module.named_modules(wrapped, prefix=prefix):
+        if MARK in path:
+            continue
+        inside = path != prefix and path.endswith(saved) if saved else False
+        names = [f"{path}.{name}" for name in (*module._parameters, *module._buffers)]
+        inside = inside or any(name.partition(MARK)[0].endswith(parameters) for name in names if parameters)
+        if inside or (isinstance(module, nn.Linear) if linear else matches(config, path)):
+            model = type(wrapped)._plain_class.__name__
+            raise TypeError(
+                f"peft would put adapters into {path!r}, inside the part {prefix!r} ({model}) that is wrapped with at={prefix!r}, and all its "
+                "branches would share them. Add them to the plain model, and wrap the part of that: "
+                f"wrapper(peft.get_peft_model(model, config), at='base_model.model.{prefix}')"
+            )
+
+
+def _prompted(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
+    """`_setup_prompt_encoder` of a model of peft."""
+    if call["self"].base_model is wrapped and wrapped._workbench.rules:
+        kind = getattr(call["config"].peft_type, "value", call["config"].peft_type)
+        refuse(wrapped, f"adapter {call['adapter_name']!r} is of type {kind}, a prompt outside of the model")
+
+
+def _adapted(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
+    """`add_adapter` of adaption prompts, which replace the attention."""
+    target = f".{call['config'].target_modules}"
+    if call["self"].model is wrapped or any(
+        path.endswith(target) for path, _ in nn.Module.named_modules(wrapped, prefix=prefix)
+    ):
+        refuse(wrapped, f"adapter {call['adapter_name']!r} is of type ADAPTION_PROMPT")
+
+
+def _loaded(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
+    """`set_peft_model_state_dict`, which `load_adapter` and `from_pretrained` call."""
+    voters = any("lora_" in name and MARK in name for name, _ in nn.Module.named_parameters(wrapped))
+    if voters and not any(MARK in key for key in call["peft_model_state_dict"]):
+        error = TypeError(
+            f"these are the adapters of one plain model, and each voter of this wrapped {type(wrapped)._plain_class.__name__} has its own. Load "
+            "them into the plain model and wrap that, vote.Wrapper(finetune=True)(peft.PeftModel.from_pretrained(model, folder, "
+            "is_trainable=True)): all voters then start at them, on a shared base. For voters with their own base, load them into each of "
+            "wrapped.voters()"
+        )
+        if within_from_pretrained():
+            undo(wrapped, error)
+        raise error
+    wrapped.__dict__["_engine"].injection = None
+
+
+_CHECKS: dict[tuple[str, str], Callable[[Any, str, Mapping[str, Any]], None]] = {
+    ("peft.tuners.tuners_utils", "inject_adapter"): _injected,
+    ("peft.peft_model", "_setup_prompt_encoder"): _prompted,
+    ("peft.tuners.adaption_prompt.model", "add_adapter"): _adapted,
+    ("peft.utils.save_and_load", "set_peft_model_state_dict"): _loaded,
+}
+
+
+def within_from_pretrained() -> bool:
+    """Return whether `PeftModel.from_pretrained` is running, which adds layers and then loads them."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("peft.peft_model", "from_pretrained"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def undo(wrapped: Any, error: TypeError) -> None:
+    """Take out what peft has put in since `inject_adapter` began."""
+    savepoint = wrapped.__dict__["_engine"].injection
+    if savepoint is not None:
+        savepoint.restore(error)
+        table_of(wrapped).show()
+
+
+def refuse(wrapped: Any, what: str) -> NoReturn:
+    """Raise the error that layers of peft cannot be added."""
+    raise TypeError(
+        f"peft cannot add its layers to this wrapped {type(wrapped)._plain_class.__name__}, since its branches can't each have their "
+        f"own: {what}. Add them to the plain model and wrap that, wrapper(peft.get_peft_model(model, config)); voters then share the frozen "
+        "base. For voters with their own base, add them to each of wrapped.voters()"
+    )
+
+
+__all__ = ["look_who_walks", "refuse", "undo", "within_from_pretrained"]
