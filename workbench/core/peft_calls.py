@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, NoReturn
 
 from torch import nn
@@ -143,7 +144,7 @@ _CHECKS: dict[tuple[str, str], Callable[[Any, str, Mapping[str, Any]], None]] = 
 
 def within_from_pretrained() -> bool:
     """Return whether `PeftModel.from_pretrained` is running, which adds layers and then loads them."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("peft.peft_model", "from_pretrained"):
             return True
