@@ -35,6 +35,86 @@ from helpers.peft_models import (  # noqa: E402  # it needs peft
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
+ATTENTION = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+KINDS: dict[str, Callable[[], Any]] = {
+    "DoRA": functools.partial(classes, use_dora=True),
+    "orthogonal": functools.partial(classes, init_lora_weights="orthogonal"),
+    "IA3": lambda: peft.IA3Config(feedforward_modules=["value"], **ATTENTION),
+    "LoHa": lambda: peft.LoHaConfig(r=2, **ATTENTION),
+    "LoKr": lambda: peft.LoKrConfig(r=2, **ATTENTION),
+    "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=4, **ATTENTION),
+    "BOFT": lambda: peft.BOFTConfig(boft_block_size=4, **ATTENTION),
+    "HRA": lambda: peft.HRAConfig(r=2, **ATTENTION),
+    "FourierFT": lambda: peft.FourierFTConfig(n_frequency=10, init_weights=True, **ATTENTION),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_voter_gets_such_adapters_and_keeps_them(kind: str, tmp_path: Path) -> None:
+    wrapped = voting(independent=False)
+    plain, start = wrapped.voters(), copy.deepcopy(wrapped)
+    with torch.no_grad():
+        before = logits(plain)
+    torch.manual_seed(1)
+    adapted = peft.get_peft_model(wrapped, KINDS[kind]()).eval()
+    torch.manual_seed(1)
+    first = peft.get_peft_model(copy.deepcopy(plain[0]), KINDS[kind]())
+    parameters = dict(adapted.named_parameters())
+    trained = {name: p for name, p in first.named_parameters() if p.requires_grad}
+    assert {name for name, p in parameters.items() if p.requires_grad} == {f"{name}@vote" for name in trained}
+    assert all(torch.equal(parameters[f"{name}@vote"][0], p) for name, p in trained.items())
+    with torch.no_grad():  # no adapter has an effect at the start, which DoRA's magnitudes depend on
+        torch.testing.assert_close(logits(wrapped.voters()), before, rtol=1e-3, atol=1e-4)
+    learned(adapted)
+    models = references(plain, adapted, KINDS[kind])
+    for model in (adapted, *models):
+        model(input_ids=IDS, labels=LABELS).loss.backward()
+    for name in trained:
+        expected = torch.stack([model.get_parameter(name).grad for model in models]) / N
+        torch.testing.assert_close(parameters[f"{name}@vote"].grad, expected, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        expected = logits(models)
+        assert float((expected - before).abs().amax(dim=(1, 2)).min()) > 1e-4
+        assert_answers(adapted, expected)
+        with adapted.disable_adapter():
+            assert_answers(adapted, before)
+        adapted.save_pretrained(tmp_path)
+        assert_answers(peft.PeftModel.from_pretrained(start, tmp_path).eval(), expected)
+        adapted.merge_adapter()
+        assert_answers(adapted, expected)
+        adapted.unmerge_adapter()
+        assert_answers(adapted, expected)
+        assert_answers(copy.deepcopy(adapted).unload(), logits([copy.deepcopy(model).unload() for model in models]))
+        merged = adapted.merge_and_unload()
+        assert_answers(merged, expected)
+        for voter, model in zip(merged.voters(), models, strict=True):
+            torch.testing.assert_close(voter.state_dict(), model.merge_and_unload().state_dict())
+
+
+@pytest.mark.parametrize("kind", ["DoRA", "IA3", "OFT"])
+@pytest.mark.parametrize(
+    "options", [{"share": 1}, {"use_bias": False}, {"finetune": True}, {"share": "rank1"}], ids=str
+)
+def test_whatever_voters_share_they_get_such_adapters(options: dict[str, Any], kind: str) -> None:
+    def config() -> Any:
+        found = KINDS[kind]()
+        found.task_type = None
+        return found
+
+    wrapped = vote.Wrapper(N, output={"logits": Logits()}, **options)(bert()).eval()
+    wrapped(IDS)
+    plain = wrapped.voters()
+    adapted = peft.get_peft_model(wrapped, config()).eval()
+    learned(adapted)
+    with torch.no_grad():
+        expected = logits(references(plain, adapted, config))
+        assert_answers(adapted, expected)
+        if "finetune" not in options and (kind != "DoRA" or "share" in options):
+            with pytest.raises(TypeError, match=r"merge of '.*(query|value)'.*all voters share.*voters\(\)"):
+                adapted.merge_adapter()
+            assert_answers(adapted, expected)
+
+
 @pytest.mark.parametrize("called_before", [False, True])
 def test_each_voter_keeps_its_base_and_gets_adapters_as_peft_draws_them(called_before: bool) -> None:
     wrapped = voting()

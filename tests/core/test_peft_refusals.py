@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from workbench import compose, neo, sample, sculpt, snapshot, vote
+from workbench.errors import FrozenModelError
 from workbench.outputs import Logits
 
 peft = pytest.importorskip("peft")
@@ -56,13 +57,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: peft.LoraConfig(r=2, target_modules=["query"]),
         "snapshot",
     ),
-    "IA3": (
-        voting,
-        lambda: peft.IA3Config(target_modules=["query"], feedforward_modules=[]),
-        "IA3",
-    ),
+    "another kind": (voting, lambda: peft.VeraConfig(target_modules=["query"]), "VERA"),
     "biases": (voting, lambda: classes(bias="all"), "bias='all'"),
-    "magnitudes": (voting, lambda: classes(use_dora=True), "use_dora"),
     "of the first": (voting, lambda: classes(init_lora_weights="pissa"), "init_lora_weights='pissa'"),
     "tied": (
         lambda: vote.Wrapper(N, output={"logits": Logits(dim=-1)})(decoder()),
@@ -130,7 +126,7 @@ def test_what_voters_cannot_have_each_is_refused_by_name_and_changes_nothing(cas
     wrapped.voters(), wrapped.unwrap()
 
 
-@pytest.mark.parametrize("case", ["tied", "IA3"])
+@pytest.mark.parametrize("case", ["tied", "another kind"])
 def test_after_a_refusal_other_adapters_are_taken(case: str) -> None:
     wrapped = REFUSED[case][0]()
     with pytest.raises(TypeError, match="can't each have"):
@@ -142,6 +138,14 @@ def test_after_a_refusal_other_adapters_are_taken(case: str) -> None:
     config = functools.partial(peft.LoraConfig, r=2, target_modules=targets)
     with torch.no_grad():
         assert_answers(adapted, logits(references(plain, adapted, config)))
+
+
+def test_a_frozen_model_gets_no_adapters() -> None:
+    wrapped = voting()
+    modules = [*wrapped.modules()]
+    with wrapped.frozen(), pytest.raises(FrozenModelError, match="adding layers of peft"):
+        peft.get_peft_model(wrapped, classes())
+    assert [*map(id, wrapped.modules())] == [*map(id, modules)]
 
 
 def test_a_second_adapter_is_refused_and_the_first_goes_on() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from .ownership import MARK, Record, Slot, Table, table_of
 from .peft_calls import refuse, undo, within_from_pretrained
 from .peft_layers import merge_for_voters
 from .runtime import Runtime
+
+if TYPE_CHECKING:
+    from .peft_calls import Injection
 
 
 def follow(root: Any) -> None:
@@ -63,11 +66,11 @@ def follow(root: Any) -> None:
     record.execution = record.tails = None
     views = {names[slot]: view for slot, view in before.views.items() if slot in names}
     given = {names[slot]: original for slot, original in before.given.items() if slot in names}
-    savepoint = root.__dict__["_engine"].injection if within_from_pretrained() else None
+    injection = root.__dict__["_engine"].injection
     root.__dict__["_engine"] = runtime = Runtime(root, views, given)
-    runtime.injection = savepoint
+    runtime.injection = injection if within_from_pretrained() else None
     if record.rules:
-        _give_each_its_own(runtime.table, added, axis)
+        _give_each_its_own(runtime.table, added, axis, injection)
     else:
         slots.update({slot.name: slot for slot in added})
     for method in record.methods:
@@ -141,7 +144,7 @@ class _Moves:
 
 
 # ---- what is new
-def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
+def _give_each_its_own(table: Table, added: list[Slot], axis: str, injection: Injection) -> None:
     """Give each branch along an axis its own row of every new tensor; copies of stacked tensors have theirs already."""
     record = table.record
     new: list[tuple[str, Tensor]] = []
@@ -156,14 +159,16 @@ def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
             table.views[name] = module.__dict__[attribute]
         elif not slot.buffer or attribute not in module._non_persistent_buffers_set:
             new.append((name, table.get(name)))
+    if not new:
+        return
     methods = (method.axis(Call(training=False, return_risk=True)) for method in record.methods)
     size = next(found.size for found in methods if found is not None and found.name == axis)
     rows = {name: [tensor.detach().clone()] for name, tensor in new}
     with private_stream({tensor.device for _, tensor in new}), torch.no_grad():
-        for _ in range(1, size):
-            _draw_adapters(table.root, rows.keys())
-            for name, tensor in new:
-                rows[name].append(tensor.detach().clone())
+        for i in range(1, size):
+            voter = injection.into({axis: i})
+            for name in rows:
+                rows[name].append(_tensor_at(voter, record.slots[name]).detach().clone())
     for name, tensor in new:
         buffer = record.slots[name].buffer
         registered = table.register(f"{name}{MARK}{axis}", torch.stack(rows[name]), like=tensor, buffer=buffer)
@@ -171,26 +176,17 @@ def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
         table.release(name)
 
 
-def _draw_adapters(root: Any, names: Any) -> None:
-    """Initialise the new adapters of a LoRA once more, as peft does."""
-    for path, layer in root.named_modules():
-        for adapter, config in root.peft_config.items() if hasattr(layer, "reset_lora_parameters") else ():
-            if not any(name.startswith(f"{path}.lora_") and adapter in name.split(".") for name in names):
-                continue
-            if config.init_lora_weights is not False:
-                layer.reset_lora_parameters(adapter, config.init_lora_weights)
-                continue
-            for part in (layer.lora_A, layer.lora_B):
-                if adapter in part:
-                    part[adapter].reset_parameters()
-            for part in (layer.lora_embedding_A, layer.lora_embedding_B):
-                if adapter in part:
-                    nn.init.normal_(part[adapter])
+def _tensor_at(model: nn.Module, slot: Slot) -> Tensor:
+    path, attribute = slot.owners[0]
+    module = model.get_submodule(path)
+    tensor = module._buffers[attribute] if slot.buffer else module._parameters[attribute]
+    assert tensor is not None
+    return tensor
 
 
 # ---- what cannot be followed
 def _check(root: Any, moves: _Moves, added: list[Slot], axis: str) -> None:
-    if added and not hasattr(root, "peft_config"):
+    if added and root.__dict__["_engine"].injection is None:
         refuse(root, "its layers were replaced")
     for slot in added:
         if MARK in slot.name and slot.name.rpartition(MARK)[2] != axis:

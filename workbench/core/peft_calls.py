@@ -5,21 +5,36 @@ peft offers no hook before it changes a model. All its entry points first walk t
 
 from __future__ import annotations
 
+import copy
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
 from torch import nn
 
+from ..engine.clone import structural_copy
+from .calls.frozen import refuse_change
 from .crossfit import members_axis
 from .ownership import MARK, table_of
+from .runtime import plain_clone, restore
 from .saving.savepoint import Savepoint
+from .saving.state_dict import extract
 
-# initialisations of a LoRA that depend neither on weights nor on data
-_DRAWN = (True, False, "gaussian")
-# options of a LoRA that do more than add layers next to the base, with the value that switches them off
-_PLAIN = {"bias": "none", "use_dora": False, "target_parameters": None, "trainable_token_indices": None}
+# adapters that only add layers next to the base, and with which merging, saving and loading do for each voter what they do for a plain model
+_KINDS = ("LORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "HRA", "FOURIERFT")
+# initialisations that leave the base as it is, and depend on no data
+_DRAWN = (True, False, "gaussian", "orthogonal", "lycoris")
+# options that do more than add layers next to the base, with the value that switches them off
+_PLAIN = {
+    "bias": "none",
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "layer_replication": None,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+}
 
 
 def look_who_walks(wrapped: Any, prefix: str) -> None:
@@ -35,7 +50,9 @@ def look_who_walks(wrapped: Any, prefix: str) -> None:
     if "peft" not in sys.modules or "_workbench" not in wrapped.__dict__:
         return
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == "torch.nn.modules.module":
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__") == "torch.nn.modules.module" or frame.f_code.co_name.startswith("<")
+    ):
         frame = frame.f_back
     check = _CHECKS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
     if check is not None:
@@ -44,7 +61,8 @@ def look_who_walks(wrapped: Any, prefix: str) -> None:
 
 def _injected(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
     """`inject_adapter` of a tuner."""
-    record, config = wrapped._workbench, call["peft_config"]
+    record, config = wrapped._workbench, call["self"].peft_config[call["adapter_name"]]
+    refuse_change(wrapped, "adding layers of peft")
     if getattr(config, "target_parameters", None) and call["model"] is wrapped:
         refuse(wrapped, f"target_parameters={config.target_parameters!r}, which each call sets anew")
     if not record.rules:  # all branches share the layers
@@ -65,22 +83,47 @@ def _injected(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
     if present or any(hasattr(module, "base_layer") for module in wrapped.modules()):
         refuse(wrapped, f"it has adapters already ({', '.join(map(repr, present or wrapped.peft_config))})")
     _check_config(wrapped, call["adapter_name"], config)
-    wrapped.__dict__["_engine"].injection = Savepoint(wrapped, values=False)
+    wrapped.__dict__["_engine"].injection = Injection(wrapped, call["self"], call["adapter_name"], config)
+
+
+class Injection:
+    """What peft is about to put into a wrapped model, and the model before.
+
+    Args:
+        wrapped: the wrapped model.
+        tuner: the module of peft that does it.
+        name: name of the adapter.
+        config: its configuration.
+    """
+
+    def __init__(self, wrapped: Any, tuner: Any, name: str, config: Any) -> None:
+        self.savepoint = Savepoint(wrapped, values=False)
+        table = table_of(wrapped)
+        self._before: Any = restore(structural_copy(wrapped), table.given, table.views)
+        self._tuner, self._configs = type(tuner), {name: copy.deepcopy(config)}
+
+    def into(self, index: Mapping[str, int]) -> nn.Module:
+        """Return a plain model of one branch, into which peft has put the same."""
+        model = extract(plain_clone(self._before)[0], table_of(self._before), dict(index), False)
+        (name,) = self._configs
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft has warned already
+            self._tuner(model, copy.deepcopy(self._configs), name)
+        return model
 
 
 def _check_config(wrapped: Any, name: str, config: Any) -> None:
     kind = getattr(config.peft_type, "value", config.peft_type)
-    if kind != "LORA":
-        refuse(wrapped, f"adapter {name!r} is of type {kind}, not LORA")
+    if kind not in _KINDS:
+        refuse(wrapped, f"adapter {name!r} is of type {kind}, not {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
     for option, plain in _PLAIN.items():
         value = getattr(config, option, plain)
         if value and value != plain:
             refuse(wrapped, f"adapter {name!r} has {option}={value!r}")
-    if not any(config.init_lora_weights is value or config.init_lora_weights == value for value in _DRAWN):
-        refuse(
-            wrapped,
-            f"adapter {name!r} has init_lora_weights={config.init_lora_weights!r}, which depends on weights or data",
-        )
+    for option in ("init_weights", f"init_{kind.lower()}_weights"):
+        value = getattr(config, option, True)
+        if not any(value is drawn or value == drawn for drawn in _DRAWN):
+            refuse(wrapped, f"adapter {name!r} has {option}={value!r}, which changes the base, or depends on data")
 
 
 def _refuse_part(wrapped: Any, prefix: str, config: Any, matches: Callable[[Any, str], Any]) -> None:
@@ -120,7 +163,8 @@ def _adapted(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
 
 def _loaded(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
     """`set_peft_model_state_dict`, which `load_adapter` and `from_pretrained` call."""
-    voters = any("lora_" in name and MARK in name for name, _ in nn.Module.named_parameters(wrapped))
+    names = [name.partition(MARK) for name, _ in nn.Module.named_parameters(wrapped)]
+    voters = any(mark and call["adapter_name"] in name.split(".") for name, mark, _ in names)
     if voters and not any(MARK in key for key in call["peft_model_state_dict"]):
         error = TypeError(
             f"these are the adapters of one plain model, and each voter of this wrapped {type(wrapped)._plain_class.__name__} has its own. Load "
@@ -154,9 +198,9 @@ def within_from_pretrained() -> bool:
 
 def undo(wrapped: Any, error: TypeError) -> None:
     """Take out what peft has put in since `inject_adapter` began."""
-    savepoint = wrapped.__dict__["_engine"].injection
-    if savepoint is not None:
-        savepoint.restore(error)
+    injection = wrapped.__dict__["_engine"].injection
+    if injection is not None:
+        injection.savepoint.restore(error)
         table_of(wrapped).show()
 
 

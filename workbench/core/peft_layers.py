@@ -12,6 +12,8 @@ from torch import nn
 
 from ..engine.plan import Stacked
 
+_VOTERS = "@voters"  # key for what the layer of each voter remembers
+
 
 class Merging:
     """`merge` or `unmerge` of a layer of peft in a wrapped model: calls peft's method for one voter after another.
@@ -36,8 +38,10 @@ class Merging:
             for slot, rule in record.rules.items()
             if any(path == self.path or path.startswith(f"{self.path}.") for path, _ in record.slots[slot].owners)
         ]
-        written = ("weight", "bias") if any(getattr(layer, "lora_bias", {}).values()) else ("weight",)
-        shared = any(name in layer.get_base_layer()._parameters for name in written)
+        # a LoRA changes the bias only if it has one of its own
+        unbiased = hasattr(layer, "lora_A") and not any(getattr(layer, "lora_bias", {}).values())
+        written = ("weight",) if unbiased else ("weight", "bias")
+        shared = any(layer.get_base_layer()._parameters.get(name) is not None for name in written)
         if shared or not all(isinstance(rule, Stacked) for _, rule in below):
             raise TypeError(
                 f"{self.name} of {self.path!r} in this wrapped {type(table.root)._plain_class.__name__} would change weights that all voters "
@@ -46,18 +50,31 @@ class Merging:
             )
         stacks = {slot: table.get(rule.name) for slot, rule in below if isinstance(rule, Stacked)}
         values = {slot: stack.detach().clone() for slot, stack in stacks.items()}
-        merged = [*layer.merged_adapters]
+        merged, size = [*layer.merged_adapters], len(next(iter(stacks.values())))
+        # what DoRA remembers of a merged weight, to unmerge it
+        caches = layer.__dict__.get("_caches", {})
+        remembered = dict(caches)
+        by_voter = remembered.get(_VOTERS, [{}] * size)
+        new = []
         try:
-            for i in range(len(next(iter(stacks.values())))):
+            for i in range(size):
                 layer.merged_adapters[:] = merged
+                caches.clear()
+                caches.update(by_voter[i])
                 table.show({rule.axis: i for _, rule in below if isinstance(rule, Stacked)})
                 getattr(type(layer), self.name)(layer, *args, **kwargs)
                 # peft may have given the voter's view new memory
                 with torch.no_grad():
                     for slot, stack in stacks.items():
                         stack[i].copy_(table.views[slot])
+                new.append(dict(caches))
+            caches.clear()
+            if any(new):
+                caches[_VOTERS] = new
         except BaseException:
             layer.merged_adapters[:] = merged
+            caches.clear()
+            caches.update(remembered)
             with torch.no_grad():
                 for slot, stack in stacks.items():
                     stack.copy_(values[slot])
