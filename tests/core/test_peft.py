@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from workbench.outputs import Logits
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+from helpers.peft_models import bert, learned, llama  # noqa: E402  # it needs peft
 
 INPUTS = {"input_ids": torch.arange(32).reshape(4, 8)}
 
@@ -61,6 +63,58 @@ def test_voters_cost_their_adapters_and_answer_as_plain_ones(plain: Any) -> None
     torch.testing.assert_close(risk.total.logits, torch.special.entr(probs.mean(0)).sum(-1))
     torch.testing.assert_close(risk.aleatoric.logits, torch.special.entr(probs).sum(-1).mean(0))
     assert bool((risk.epistemic.logits > 1e-6).all())
+
+
+ATTENTION = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+KINDS: dict[str, Callable[[], Any]] = {
+    "DoRA": lambda: peft.LoraConfig(r=2, use_dora=True, **ATTENTION),
+    "rsLoRA and biases": lambda: peft.LoraConfig(r=2, use_rslora=True, bias="lora_only", **ATTENTION),
+    "PiSSA": lambda: peft.LoraConfig(r=2, init_lora_weights="pissa", **ATTENTION),
+    "OLoRA": lambda: peft.LoraConfig(r=2, init_lora_weights="olora", **ATTENTION),
+    "norms to save": lambda: peft.LoraConfig(r=2, modules_to_save=["LayerNorm"], **ATTENTION),
+    "LoRA and tokens": lambda: peft.LoraConfig(r=2, trainable_token_indices={"word_embeddings": [1, 2]}, **ATTENTION),
+    "IA3": lambda: peft.IA3Config(feedforward_modules=["value"], **ATTENTION),
+    "LoHa": lambda: peft.LoHaConfig(r=2, **ATTENTION),
+    "LoKr": lambda: peft.LoKrConfig(r=2, **ATTENTION),
+    "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=4, **ATTENTION),
+    "BOFT": lambda: peft.BOFTConfig(boft_block_size=4, **ATTENTION),
+    "VeRA": lambda: peft.VeraConfig(r=2, **ATTENTION),
+    "LN tuning": lambda: peft.LNTuningConfig(target_modules=["LayerNorm"], task_type="SEQ_CLS"),
+    "AdaLoRA": lambda: peft.AdaLoraConfig(init_r=2, target_r=1, total_step=9, **ATTENTION),
+    "prompts": lambda: peft.PromptTuningConfig(num_virtual_tokens=3, task_type="SEQ_CLS"),
+    "P-tuning": lambda: peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=8, task_type="SEQ_CLS"),
+    "prefixes": lambda: peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+    "adaption prompts": lambda: peft.AdaptionPromptConfig(adapter_len=3, adapter_layers=1, task_type="CAUSAL_LM"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_adapter_votes(kind: str) -> None:
+    config = KINDS[kind]()
+    torch.manual_seed(0)
+    decodes = config.task_type == "CAUSAL_LM"
+    model = peft.get_peft_model(llama() if decodes else bert(), config).eval()
+    output = {"logits": Logits(dim=-1 if decodes else None)}
+    wrapped = vote.Wrapper(2, output=output, independent=False)(model).eval()
+    learned(wrapped)
+    voters = wrapped.voters()
+    with torch.no_grad():
+        probs = torch.stack([voter(**INPUTS).logits.softmax(-1) for voter in voters])
+        found, risk = wrapped(**INPUTS, return_risk=True)
+        torch.testing.assert_close(found.logits.softmax(-1), probs.mean(0))
+        torch.testing.assert_close(risk.total.logits, torch.special.entr(probs.mean(0)).sum(-1))
+        assert float((probs[0] - probs[1]).abs().max()) > 1e-6
+        for other in (neo.Wrapper(output=output), sculpt.Wrapper(output=output)):
+            torch.testing.assert_close(other(model).eval()(**INPUTS).logits, model(**INPUTS).logits)
+    labels = INPUTS["input_ids"] if decodes else torch.tensor([0, 1, 2, 0])
+    for each in (wrapped, *voters):
+        each(**INPUTS, labels=labels).loss.backward()
+    trained = {name: p.grad for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert trained.keys() == {f"{name}@vote" for name, p in model.named_parameters() if p.requires_grad}
+    for name, gradient in trained.items():
+        expected = torch.stack([voter.get_parameter(name.removesuffix("@vote")).grad for voter in voters]) / 2
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_adapters_are_disabled_for_all_voters(plain: Any) -> None:
@@ -117,8 +171,8 @@ def test_adapters_are_put_into_a_model_whose_layers_all_branches_share(plain: An
     headed = sculpt.Wrapper(output={"logits": Logits()})(copy.deepcopy(plain).unload())
     with pytest.raises(TypeError, match=r"sculpt\(.*depends on the layers.*wrapper\(peft\.get_peft_model"):
         peft.get_peft_model(headed, peft.LoraConfig(r=2, target_modules=["dense"], task_type="SEQ_CLS"))
-    with pytest.raises(RuntimeError, match=r"replaced after wrapping.*plain model \(workbench\.unwrap"):
-        headed(**INPUTS)
+    with torch.no_grad():  # nothing has changed
+        torch.testing.assert_close(headed.eval()(**INPUTS).logits, headed.unwrap().eval()(**INPUTS).logits)
 
 
 def test_adapters_next_to_risk_heads_are_not_merged() -> None:
@@ -128,6 +182,36 @@ def test_adapters_next_to_risk_heads_are_not_merged() -> None:
     assert any("base_layer.weight@sculpt" in name for name, _ in wrapped.named_parameters())
     with pytest.raises(TypeError, match=r"merge of 'base_model\.model\.2'.*risk heads"):
         wrapped.base_model.merge_adapter()
+
+
+def test_ranks_are_not_allocated_over_all_voters_together() -> None:
+    config = peft.AdaLoraConfig(init_r=2, target_r=1, tinit=0, tfinal=1, total_step=9, target_modules=["0", "2"])
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), config)
+    wrapped, x = vote.Wrapper(2)(model), torch.randn(4, 2)
+    wrapped(x).sum().backward()
+    for call in (wrapped.base_model.update_and_allocate, copy.deepcopy(wrapped).base_model.update_and_allocate):
+        with pytest.raises(TypeError, match=r"update_and_allocate of 'base_model'.*all voters together.*voters\(\)"):
+            call(1)
+    (voter, _), neighbour = wrapped.voters(), neo.Wrapper()(model)
+    for each in (voter, neighbour):  # by itself, or where all branches share the adapters
+        each(x).sum().backward()
+        each.base_model.update_and_allocate(1)
+        assert sum(int((p == 0).sum()) for name, p in each.named_parameters() if "lora_E" in name) > 0
+
+
+def test_adapters_of_parameters_are_refused() -> None:
+    def config() -> Any:
+        return peft.LoraConfig(r=2, target_modules=[], target_parameters=["0.weight"])
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    model = peft.get_peft_model(network(), config())
+    for wrapper in (vote.Wrapper(2), sample.Wrapper(2), sculpt.Wrapper(), neo.Wrapper()):
+        with pytest.raises(TypeError, match=r"'base_model\.model\.0' adds an adapter.*target_modules"):
+            wrapper(model)
+        with pytest.raises(TypeError, match=r"target_parameters|depends on the layers"):
+            peft.get_peft_model(wrapper(network()), config())
 
 
 def test_layers_that_peft_puts_into_the_first_voter_alone_are_refused(plain: Any) -> None:

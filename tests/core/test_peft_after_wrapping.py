@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -10,71 +11,108 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import workbench
-from workbench import compose, sample, sculpt, snapshot, vote
+from workbench import sample, vote
 from workbench.outputs import Logits
 
 peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
+from helpers.peft_models import (  # noqa: E402  # it needs peft
+    IDS,
+    LABELS,
+    N,
+    assert_answers,
+    bert,
+    classes,
+    decoder,
+    learned,
+    logits,
+    references,
+    voting,
+)
+
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
-IDS = torch.arange(32).reshape(4, 8)
-LABELS = torch.tensor([0, 1, 2, 0])
-N = 3
+
+ATTENTION = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+KINDS: dict[str, Callable[[], Any]] = {
+    "DoRA": functools.partial(classes, use_dora=True),
+    "orthogonal": functools.partial(classes, init_lora_weights="orthogonal"),
+    "IA3": lambda: peft.IA3Config(feedforward_modules=["value"], **ATTENTION),
+    "LoHa": lambda: peft.LoHaConfig(r=2, **ATTENTION),
+    "LoKr": lambda: peft.LoKrConfig(r=2, **ATTENTION),
+    "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=4, **ATTENTION),
+    "BOFT": lambda: peft.BOFTConfig(boft_block_size=4, **ATTENTION),
+    "HRA": lambda: peft.HRAConfig(r=2, **ATTENTION),
+    "FourierFT": lambda: peft.FourierFTConfig(n_frequency=10, init_weights=True, **ATTENTION),
+}
 
 
-def bert() -> Any:
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3
-    )
-    return transformers.BertForSequenceClassification(config).eval()
-
-
-def classes(**options: Any) -> Any:
-    return peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS", **options)
-
-
-def voting(**options: Any) -> Any:
-    return vote.Wrapper(N, output={"logits": Logits()}, **options)(bert()).eval()
-
-
-def learned(model: Any) -> None:
-    """Let all that is trained be something that a training could have made of it."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_voter_gets_such_adapters_and_keeps_them(kind: str, tmp_path: Path) -> None:
+    wrapped = voting(independent=False)
+    plain, start = wrapped.voters(), copy.deepcopy(wrapped)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                generator = torch.Generator().manual_seed(sum(name.encode()))
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-
-
-def references(plain: list[Any], adapted: Any, config: Callable[..., Any] = classes) -> list[Any]:
-    """Models of peft around each of these, which have never seen a wrapper, with the adapters of that voter."""
-    models = [peft.get_peft_model(copy.deepcopy(model), config()).eval() for model in plain]
-    trained = dict(adapted.named_parameters())
+        before = logits(plain)
+    torch.manual_seed(1)
+    adapted = peft.get_peft_model(wrapped, KINDS[kind]()).eval()
+    torch.manual_seed(1)
+    first = peft.get_peft_model(copy.deepcopy(plain[0]), KINDS[kind]())
+    parameters = dict(adapted.named_parameters())
+    trained = {name: p for name, p in first.named_parameters() if p.requires_grad}
+    assert {name for name, p in parameters.items() if p.requires_grad} == {f"{name}@vote" for name in trained}
+    assert all(torch.equal(parameters[f"{name}@vote"][0], p) for name, p in trained.items())
+    with torch.no_grad():  # no adapter has an effect at the start, which DoRA's magnitudes depend on
+        torch.testing.assert_close(logits(wrapped.voters()), before, rtol=1e-3, atol=1e-4)
+    learned(adapted)
+    models = references(plain, adapted, KINDS[kind])
+    for model in (adapted, *models):
+        model(input_ids=IDS, labels=LABELS).loss.backward()
+    for name in trained:
+        expected = torch.stack([model.get_parameter(name).grad for model in models]) / N
+        torch.testing.assert_close(parameters[f"{name}@vote"].grad, expected, rtol=1e-4, atol=1e-6)
     with torch.no_grad():
-        for i, model in enumerate(models):
-            for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
-                    parameter.copy_(trained[f"{name}@vote"][i])
-    return models
+        expected = logits(models)
+        assert float((expected - before).abs().amax(dim=(1, 2)).min()) > 1e-4
+        assert_answers(adapted, expected)
+        with adapted.disable_adapter():
+            assert_answers(adapted, before)
+        adapted.save_pretrained(tmp_path)
+        assert_answers(peft.PeftModel.from_pretrained(start, tmp_path).eval(), expected)
+        adapted.merge_adapter()
+        assert_answers(adapted, expected)
+        adapted.unmerge_adapter()
+        assert_answers(adapted, expected)
+        assert_answers(copy.deepcopy(adapted).unload(), logits([copy.deepcopy(model).unload() for model in models]))
+        merged = adapted.merge_and_unload()
+        assert_answers(merged, expected)
+        for voter, model in zip(merged.voters(), models, strict=True):
+            torch.testing.assert_close(voter.state_dict(), model.merge_and_unload().state_dict())
 
 
-def logits(models: list[Any]) -> Tensor:
-    return torch.stack([model(input_ids=IDS).logits for model in models])
+@pytest.mark.parametrize("kind", ["DoRA", "IA3", "OFT"])
+@pytest.mark.parametrize(
+    "options", [{"share": 1}, {"use_bias": False}, {"finetune": True}, {"share": "rank1"}], ids=str
+)
+def test_whatever_voters_share_they_get_such_adapters(options: dict[str, Any], kind: str) -> None:
+    def config() -> Any:
+        found = KINDS[kind]()
+        found.task_type = None
+        return found
 
-
-@torch.no_grad()
-def assert_answers(adapted: Any, expected: Tensor) -> None:
-    """Prediction and risk of all, and each voter by itself, against [voters, rows, classes]."""
-    output, risk = adapted(input_ids=IDS, return_risk=True)
-    probs = expected.softmax(-1).mean(0)
-    torch.testing.assert_close(output.logits.softmax(-1), probs)
-    torch.testing.assert_close(risk.total.logits, torch.special.entr(probs).sum(-1))
-    torch.testing.assert_close(adapted(input_ids=IDS).logits.softmax(-1), probs)
-    inner = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
-    torch.testing.assert_close(logits(inner.voters()), expected)
+    wrapped = vote.Wrapper(N, output={"logits": Logits()}, **options)(bert()).eval()
+    wrapped(IDS)
+    plain = wrapped.voters()
+    adapted = peft.get_peft_model(wrapped, config()).eval()
+    learned(adapted)
+    with torch.no_grad():
+        expected = logits(references(plain, adapted, config))
+        assert_answers(adapted, expected)
+        if "finetune" not in options and (kind != "DoRA" or "share" in options):
+            with pytest.raises(TypeError, match=r"merge of '.*(query|value)'.*all voters share.*voters\(\)"):
+                adapted.merge_adapter()
+            assert_answers(adapted, expected)
 
 
 @pytest.mark.parametrize("called_before", [False, True])
@@ -267,11 +305,6 @@ def test_whatever_voters_share_they_get_adapters_of_their_own(options: dict[str,
             assert_answers(adapted, expected)
 
 
-def decoder() -> Any:
-    config = transformers.GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2, n_positions=16)
-    return transformers.GPT2LMHeadModel(config).eval()
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -339,6 +372,20 @@ def test_norms_and_convolutions_get_adapters_and_copies_of_each_voters_own() -> 
         torch.testing.assert_close(adapted.merge_and_unload()(x), answers.mean(0))
 
 
+@pytest.mark.parametrize("kept", [["4"], ["1", "4"]], ids=str)
+def test_norms_whose_layers_all_branches_share_count_each_call_once(kept: list[str]) -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    x = torch.randn(4, 1, 8, 8)
+    config = functools.partial(peft.LoraConfig, r=2, target_modules=["0"], modules_to_save=kept)
+    plain = peft.get_peft_model(copy.deepcopy(network), config())
+    adapted = peft.get_peft_model(sample.Wrapper(3)(network), config())
+    plain(x), adapted(x, return_risk=True)
+    buffers = dict(plain.named_buffers())
+    assert buffers
+    for name, buffer in adapted.named_buffers():
+        torch.testing.assert_close(buffer, buffers[name])
+
+
 def test_adapters_of_half_precision_models_are_cast_as_peft_does() -> None:
     wrapped = voting().to(torch.bfloat16)
     plain = wrapped.voters()
@@ -349,66 +396,6 @@ def test_adapters_of_half_precision_models_are_cast_as_peft_does() -> None:
         expected = logits(references(plain, adapted)).float().softmax(-1).mean(0)
         found = adapted(input_ids=IDS).logits.float().softmax(-1)
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
-
-
-REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
-    "heads": (
-        lambda: compose(vote.Wrapper(2, output={"logits": Logits()}), sculpt.Wrapper())(bert()),
-        lambda: peft.LoraConfig(r=2, target_modules=["dense"]),
-        "sculpt",
-    ),
-    "noise": (
-        lambda: compose(vote.Wrapper(2, output={"logits": Logits()}), sample.Wrapper(2))(bert()),
-        lambda: peft.LoraConfig(r=2, target_modules=["query"]),
-        "sample",
-    ),
-    "prior": (lambda: voting(prior=1.0), classes, "vote"),
-    "not the last yet": (lambda: voting(share=1), classes, "call it once"),
-    "sets of weights": (
-        lambda: snapshot.Wrapper(2, output={"logits": Logits()})(bert()),
-        lambda: peft.LoraConfig(r=2, target_modules=["query"]),
-        "snapshot",
-    ),
-    "another kind": (
-        voting,
-        lambda: peft.IA3Config(target_modules=["query"], feedforward_modules=[]),
-        "IA3",
-    ),
-    "biases": (voting, lambda: classes(bias="all"), "bias='all'"),
-    "magnitudes": (voting, lambda: classes(use_dora=True), "use_dora"),
-    "of the first": (voting, lambda: classes(init_lora_weights="pissa"), "init_lora_weights='pissa'"),
-    "tied": (
-        lambda: vote.Wrapper(N, output={"logits": Logits(dim=-1)})(decoder()),
-        lambda: peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["lm_head"]),
-        "'transformer.wte.weight' is tied.*copy of 'lm_head' alone",
-    ),
-    "tied to the first": (
-        lambda: vote.Wrapper(N, output={"logits": Logits(dim=-1)})(decoder()),
-        lambda: peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["wte"]),
-        "is tied.*copy of 'transformer.wte' alone",
-    ),
-    "tokens": (voting, lambda: classes(trainable_token_indices=[1]), "trainable_token_indices"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_voters_cannot_have_each_is_refused_by_name(case: str) -> None:
-    make, config, says = REFUSED[case]
-    wrapped = make()
-    with pytest.raises(TypeError, match=rf"(?s){says}.*wrapper\(peft\.get_peft_model\(model, config\)\)"):
-        peft.get_peft_model(wrapped, config())
-    for call in (lambda: wrapped(IDS), lambda: wrapped.voters(), lambda: wrapped.unwrap()):
-        with pytest.raises(RuntimeError, match=r"peft has added .* after wrapping|replaced after wrapping"):
-            call()
-
-
-def test_a_second_adapter_is_refused_by_the_next_call(tmp_path: Path) -> None:
-    adapted = peft.get_peft_model(voting(), classes()).eval()
-    adapted(input_ids=IDS)
-    adapted.add_adapter("two", peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
-    adapted.set_adapter("two")
-    with pytest.raises(RuntimeError, match=r"peft has added '.*two.*' to this wrapped .* after wrapping"):
-        adapted(input_ids=IDS)
 
 
 def test_what_takes_a_wrapped_model_names_the_part_of_a_model_of_peft() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +16,26 @@ from .crossfit import members_axis
 from .method import Call
 from .optimizer_guard import watch
 from .ownership import Record, Slot, Table, table_of
+from .peft_calls import refuse, undo, within_from_pretrained
 from .peft_layers import merge_for_voters
 from .runtime import Runtime
 
-# initialisations of a LoRA that depend neither on weights nor on data
-_DRAWN = (True, False, "gaussian")
-# options of a LoRA that do more than add layers next to the base, with the value that switches them off
-_PLAIN = {"bias": "none", "use_dora": False, "target_parameters": None, "trainable_token_indices": None}
+if TYPE_CHECKING:
+    from .peft_calls import Injection
 
 
 def follow(root: Any) -> None:
-    """Update a wrapped model with voters after peft has added layers to it or removed them.
+    """Update a wrapped model after peft has added layers to it or removed them.
 
-    Each voter keeps its own base weights. Its adapters are initialised as peft does; the first voter gets those that peft has made. Layers that
-    peft copies to train them (`modules_to_save`) start at each voter's own weights.
+    Without voters or risk heads, all branches share the layers. Each voter keeps its own base weights. Its adapters are initialised as peft
+    does; the first voter gets those that peft has made. Layers that peft copies to train them (`modules_to_save`) start at each voter's own
+    weights.
 
     Args:
         root: the wrapped model.
 
     Raises:
-        TypeError: if voters can't have such layers each; calls of the model then raise as well.
+        TypeError: if voters can't have such layers each; the model is as before.
     """
     record, before = root._workbench, table_of(root)
     axis = members_axis(record.methods)
@@ -43,15 +43,18 @@ def follow(root: Any) -> None:
     known = {id(module) for module in before.modules.values()}
     # removed modules may have been garbage-collected, so compare the paths as well
     same = tree.keys() == record.order.keys() and {id(module) for module in tree.values()} == known
-    # without rules all branches share the layers
-    if same or not record.rules:
+    if same:
         return
-    if not axis:
-        _refuse(root, f"{', '.join(map(repr, record.methods))} depends on the layers that it was applied to")
     moves = _Moves(before, tree)
-    added = [slot for slot in Record.of(root).slots.values() if MARK not in slot.owners[0][0]]
+    found = Record.of(root, record.method).slots
+    added = [slot for slot in found.values() if MARK not in slot.owners[0][0]]
     added = [slot for slot in added if id(tree[slot.owners[0][0]]) not in known]
-    _check(root, moves, added, axis)
+    if record.rules:  # without them all branches share the layers
+        try:
+            _check(root, moves, added, axis)
+        except TypeError as error:
+            undo(root, error)
+            raise
     slots, names = moves.slots()
     record.slots = slots
     record.rules = {names[slot]: moves.rule(rule) for slot, rule in record.rules.items() if slot in names}
@@ -64,8 +67,13 @@ def follow(root: Any) -> None:
     record.execution = record.tails = None
     views = {names[slot]: view for slot, view in before.views.items() if slot in names}
     given = {names[slot]: original for slot, original in before.given.items() if slot in names}
+    injection = root.__dict__["_engine"].injection
     root.__dict__["_engine"] = runtime = Runtime(root, views, given)
-    _give_each_its_own(runtime.table, added, axis)
+    runtime.injection = injection if within_from_pretrained() else None
+    if record.rules:
+        _give_each_its_own(runtime.table, added, axis, injection)
+    else:
+        slots.update({slot.name: slot for slot in added})
     for method in record.methods:
         method.move(names, [_owner(slot.name) for slot in added])
     watch_layers(runtime.table)
@@ -137,7 +145,7 @@ class _Moves:
 
 
 # ---- what is new
-def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
+def _give_each_its_own(table: Table, added: list[Slot], axis: str, injection: Injection) -> None:
     """Give each branch along an axis its own row of every new tensor; copies of stacked tensors have theirs already."""
     record = table.record
     new: list[tuple[str, Tensor]] = []
@@ -152,14 +160,16 @@ def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
             table.views[name] = module.__dict__[attribute]
         elif not slot.buffer or attribute not in module._non_persistent_buffers_set:
             new.append((name, table.get(name)))
+    if not new:
+        return
     methods = (method.axis(Call(training=False, return_risk=True)) for method in record.methods)
     size = next(found.size for found in methods if found is not None and found.name == axis)
     rows = {name: [tensor.detach().clone()] for name, tensor in new}
     with private_stream({tensor.device for _, tensor in new}), torch.no_grad():
-        for _ in range(1, size):
-            _draw_adapters(table.root, rows.keys())
-            for name, tensor in new:
-                rows[name].append(tensor.detach().clone())
+        for i in range(1, size):
+            voter = injection.into({axis: i})
+            for name in rows:
+                rows[name].append(_tensor_at(voter, record.slots[name]).detach().clone())
     for name, tensor in new:
         buffer = record.slots[name].buffer
         registered = table.register(f"{name}{MARK}{axis}", torch.stack(rows[name]), like=tensor, buffer=buffer)
@@ -167,66 +177,28 @@ def _give_each_its_own(table: Table, added: list[Slot], axis: str) -> None:
         table.release(name)
 
 
-def _draw_adapters(root: Any, names: Any) -> None:
-    """Initialise the new adapters of a LoRA once more, as peft does."""
-    for path, layer in root.named_modules():
-        for adapter, config in root.peft_config.items() if hasattr(layer, "reset_lora_parameters") else ():
-            if not any(name.startswith(f"{path}.lora_") and adapter in name.split(".") for name in names):
-                continue
-            if config.init_lora_weights is not False:
-                layer.reset_lora_parameters(adapter, config.init_lora_weights)
-                continue
-            for part in (layer.lora_A, layer.lora_B):
-                if adapter in part:
-                    part[adapter].reset_parameters()
-            for part in (layer.lora_embedding_A, layer.lora_embedding_B):
-                if adapter in part:
-                    nn.init.normal_(part[adapter])
+def _tensor_at(model: nn.Module, slot: Slot) -> Tensor:
+    path, attribute = slot.owners[0]
+    module = model.get_submodule(path)
+    tensor = module._buffers[attribute] if slot.buffer else module._parameters[attribute]
+    assert tensor is not None
+    return tensor
 
 
 # ---- what cannot be followed
 def _check(root: Any, moves: _Moves, added: list[Slot], axis: str) -> None:
-    record = root._workbench
-    for method in record.methods:
-        if not method.movable:
-            _refuse(root, f"{method!r} depends on the layers that it was applied to")
-    if record.method != "forward":
-        _refuse(root, f"it answers with risk in {record.method}()")
-    if record.tails and not record.ordered:
-        _refuse(root, "no call has shown yet whether the layers that vote are the last ones (call it once before)")
-    if added and not hasattr(root, "peft_config"):
-        _refuse(root, "its layers were replaced")
-    for name, config in root.peft_config.items() if added else ():
-        kind = getattr(config.peft_type, "value", config.peft_type)
-        if kind != "LORA":
-            _refuse(root, f"adapter {name!r} is of type {kind}, not LORA")
-        for option, plain in _PLAIN.items():
-            value = getattr(config, option, plain)
-            if value and value != plain:
-                _refuse(root, f"adapter {name!r} has {option}={value!r}")
-        if not any(config.init_lora_weights is value or config.init_lora_weights == value for value in _DRAWN):
-            _refuse(
-                root,
-                f"adapter {name!r} has init_lora_weights={config.init_lora_weights!r}, which depends on weights or data",
-            )
+    if added and root.__dict__["_engine"].injection is None:
+        refuse(root, "its layers were replaced")
     for slot in added:
         if MARK in slot.name and slot.name.rpartition(MARK)[2] != axis:
-            _refuse(root, f"{_owner(slot.name)!r} is a copy of a weight with factors of each voter")
+            refuse(root, f"{_owner(slot.name)!r} is a copy of a weight with factors of each voter")
     for name, slot in moves.slots()[0].items():
         copied = [path for path, _ in slot.owners if "original_module" in path.split(".")]
         if copied and name in moves.tied():
-            _refuse(
+            refuse(
                 root,
                 f"{name!r} is tied to another layer, and peft would train a copy of {copied[0].rpartition('.')[0]!r} alone",
             )
-
-
-def _refuse(root: Any, what: str) -> NoReturn:
-    raise TypeError(
-        f"peft has added layers to this wrapped {type(root)._plain_class.__name__}, and the voters can't each have their own: {what}. Add them "
-        "to the plain model and wrap that, wrapper(peft.get_peft_model(model, config)); voters then share the frozen base. For voters with "
-        "their own base, add them to each of wrapped.voters()"
-    )
 
 
 __all__ = ["follow"]

@@ -12,6 +12,8 @@ from torch import nn
 
 from ..engine.plan import Stacked
 
+_VOTERS = "@voters"  # key for what the layer of each voter remembers
+
 
 class Merging:
     """`merge` or `unmerge` of a layer of peft in a wrapped model: calls peft's method for one voter after another.
@@ -36,8 +38,10 @@ class Merging:
             for slot, rule in record.rules.items()
             if any(path == self.path or path.startswith(f"{self.path}.") for path, _ in record.slots[slot].owners)
         ]
-        written = ("weight", "bias") if any(getattr(layer, "lora_bias", {}).values()) else ("weight",)
-        shared = any(name in layer.get_base_layer()._parameters for name in written)
+        # a LoRA changes the bias only if it has one of its own
+        unbiased = hasattr(layer, "lora_A") and not any(getattr(layer, "lora_bias", {}).values())
+        written = ("weight",) if unbiased else ("weight", "bias")
+        shared = any(layer.get_base_layer()._parameters.get(name) is not None for name in written)
         if shared or not all(isinstance(rule, Stacked) for _, rule in below):
             raise TypeError(
                 f"{self.name} of {self.path!r} in this wrapped {type(table.root)._plain_class.__name__} would change weights that all voters "
@@ -46,18 +50,31 @@ class Merging:
             )
         stacks = {slot: table.get(rule.name) for slot, rule in below if isinstance(rule, Stacked)}
         values = {slot: stack.detach().clone() for slot, stack in stacks.items()}
-        merged = [*layer.merged_adapters]
+        merged, size = [*layer.merged_adapters], len(next(iter(stacks.values())))
+        # what DoRA remembers of a merged weight, to unmerge it
+        caches = layer.__dict__.get("_caches", {})
+        remembered = dict(caches)
+        by_voter = remembered.get(_VOTERS, [{}] * size)
+        new = []
         try:
-            for i in range(len(next(iter(stacks.values())))):
+            for i in range(size):
                 layer.merged_adapters[:] = merged
+                caches.clear()
+                caches.update(by_voter[i])
                 table.show({rule.axis: i for _, rule in below if isinstance(rule, Stacked)})
                 getattr(type(layer), self.name)(layer, *args, **kwargs)
                 # peft may have given the voter's view new memory
                 with torch.no_grad():
                     for slot, stack in stacks.items():
                         stack[i].copy_(table.views[slot])
+                new.append(dict(caches))
+            caches.clear()
+            if any(new):
+                caches[_VOTERS] = new
         except BaseException:
             layer.merged_adapters[:] = merged
+            caches.clear()
+            caches.update(remembered)
             with torch.no_grad():
                 for slot, stack in stacks.items():
                     stack.copy_(values[slot])
@@ -72,14 +89,42 @@ class Merging:
         return Merging, (self.name, self.path)
 
 
+class RefusedAllocation(Merging):
+    """`update_and_allocate` of AdaLoRA in a wrapped model, which would rank the adapters of all voters together: raises."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError(
+            f"{self.name} of {self.path!r} in this wrapped {type(self._root())._plain_class.__name__} would rank the adapters of all voters "
+            "together. Train without it, all voters at the initial rank, or train and allocate each of wrapped.voters() by itself"
+        )
+
+    def __deepcopy__(self, memo: Any) -> RefusedAllocation:
+        return RefusedAllocation(self.name, self.path)
+
+    def __reduce__(self) -> Any:
+        return RefusedAllocation, (self.name, self.path)
+
+
 def merge_for_voters(root: Any) -> None:
-    """Let layers of peft merge and unmerge the adapters of each voter, if each has its own."""
+    """Let layers of peft merge and unmerge the adapters of each voter, if each has its own; ranks are not allocated."""
     slots = root._workbench.slots
     owners = [path for name in root._workbench.rules if name in slots for path, _ in slots[name].owners]
     for path, layer in root.named_modules() if owners else ():
         mergeable = hasattr(layer, "merged_adapters") and hasattr(layer, "get_base_layer")
         if mergeable and any(owner.startswith(f"{path}.") for owner in owners):
             layer.__dict__.update({name: Merging(name, path, root) for name in ("merge", "unmerge")})
+        if hasattr(type(layer), "update_and_allocate") and any("lora_" in name for name in root._workbench.rules):
+            layer.__dict__["update_and_allocate"] = RefusedAllocation("update_and_allocate", path, root)
+
+
+def refuse_rewritten(model: nn.Module) -> None:
+    """Raise if adapters of peft are added to parameters (`target_parameters`), which each call then sets anew."""
+    for path, layer in model.named_modules():
+        if "peft" in sys.modules and type(layer).__name__ == "ParamWrapper" and hasattr(layer, "parameter_name"):
+            raise TypeError(
+                f"{path!r} adds an adapter of peft to the parameter {layer.parameter_name!r} (target_parameters), which each call sets anew, "
+                "and branches cannot share. Add adapters to layers (target_modules), or merge these first, model.merge_and_unload()"
+            )
 
 
 def refuse_injected(root: nn.Module, record: Any) -> None:
@@ -120,4 +165,4 @@ def _refuse_resting(root: nn.Module, path: str, layer: Any) -> None:
         )
 
 
-__all__ = ["Merging", "merge_for_voters", "refuse_injected"]
+__all__ = ["Merging", "merge_for_voters", "refuse_injected", "refuse_rewritten"]

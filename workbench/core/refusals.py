@@ -17,6 +17,7 @@ from ..introspect.unregistered import warn_unregistered
 from .additions import MARK
 from .method import Method
 from .offloaded import refuse_offloaded
+from .peft_layers import refuse_rewritten
 from .wrapped import Wrapped, is_wrapped
 
 
@@ -53,6 +54,7 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
             "the wrapped one"
         )
     refuse_offloaded(model)
+    refuse_rewritten(model)
     foreign = [name for name, module in model.named_modules() if is_keras(module)]
     if foreign:
         raise TypeError(

@@ -50,6 +50,7 @@ class Runtime:
     strict: bool | None = None  # argument of the load in progress
     loading: Loading | None = None
     frozen: Frozen | None = None  # set inside `with wrapped.frozen():`
+    injection: Any = None  # savepoint from before peft adds layers
     observe: Callable[[Branched], None] | None = None  # callback that receives the outputs of all branches of a call
 
     def __init__(self, root: Any, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]) -> None:

@@ -30,6 +30,7 @@ from .members import predictive
 from .method import Call
 from .ownership import Record, engine_of, table_of
 from .parameters import WrappedParameters
+from .peft_calls import look_who_walks
 from .prior import NAME as PRIOR
 from .prior import install
 from .quantised import own_scales
@@ -260,6 +261,16 @@ class Wrapped(WrappedParameters, Persistent):
         if name == "peft_config" and "_workbench" in self.__dict__:  # and where it takes them out
             follow(self)
 
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """Iterate over all modules, as for any module."""
+        look_who_walks(self, kwargs.get("prefix", args[1] if len(args) > 1 else ""))
+        return super().named_modules(*args, **kwargs)
+
+    def named_children(self) -> Any:
+        """Iterate over the modules directly below, as for any module."""
+        look_who_walks(self, "")
+        return super().named_children()
+
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("return_risk") and self._forward_hooks and "_workbench" in self.__dict__:
             return hooked(self, super()._call_impl, args, kwargs)
@@ -269,7 +280,7 @@ class Wrapped(WrappedParameters, Persistent):
 PUBLIC = tuple(
     name
     for name in (*vars(Wrapped), *vars(WrappedParameters), "frozen")
-    if not name.startswith("_") and name != "forward"
+    if not name.startswith("_") and name not in ("forward", "named_modules", "named_children")
 )
 
 
