@@ -272,7 +272,12 @@ SOFT = sculpt.Wrapper(sculpt.LogitNormal, n_layers=1, output="logits")
     [
         (compose(), VALUES, {"class_weight": "balanced"}, "no output with a target holds class scores"),
         (compose(), VALUES, {"class_weight": WEIGHT}, "no output with a target holds class scores"),
-        (vote.Wrapper(2, output="values"), VALUES, {"class_weight": WEIGHT}, "no output with a target holds class scores"),
+        (
+            vote.Wrapper(2, output="values"),
+            VALUES,
+            {"class_weight": WEIGHT},
+            "no output with a target holds class scores",
+        ),
         (vote.Wrapper(2, output="logits"), ROWS, {"class_weight": [1.0, 2.0]}, r"shape \[2\]"),
         (vote.Wrapper(2, output="logits"), ROWS, {"class_weight": 2.0}, r"shape \[\]"),
         (vote.Wrapper(2, output="logits"), ROWS, {"class_weight": [1.0, -2.0, 1.0]}, "0 or more"),
