@@ -270,9 +270,14 @@ SOFT = sculpt.Wrapper(sculpt.LogitNormal, n_layers=1, output="logits")
 @pytest.mark.parametrize(
     ("wrapper", "rows", "options", "match"),
     [
-        (compose(), VALUES, {"class_weight": "balanced"}, "no classes"),
-        (compose(), VALUES, {"class_weight": WEIGHT}, "no classes"),
-        (vote.Wrapper(2, output="values"), VALUES, {"class_weight": WEIGHT}, "no classes"),
+        (compose(), VALUES, {"class_weight": "balanced"}, "no output with a target holds class scores"),
+        (compose(), VALUES, {"class_weight": WEIGHT}, "no output with a target holds class scores"),
+        (
+            vote.Wrapper(2, output="values"),
+            VALUES,
+            {"class_weight": WEIGHT},
+            "no output with a target holds class scores",
+        ),
         (vote.Wrapper(2, output="logits"), ROWS, {"class_weight": [1.0, 2.0]}, r"shape \[2\]"),
         (vote.Wrapper(2, output="logits"), ROWS, {"class_weight": 2.0}, r"shape \[\]"),
         (vote.Wrapper(2, output="logits"), ROWS, {"class_weight": [1.0, -2.0, 1.0]}, "0 or more"),

@@ -30,8 +30,8 @@ def padded(
         prompts = list(prompts)
         if any(isinstance(prompt, Mapping) for prompt in prompts):
             raise ValueError(
-                "prompts: found the messages of a chat: give the texts that tokenizer.apply_chat_template(..., tokenize=False, "
-                "add_generation_prompt=True) returns"
+                "prompts: found the messages of a chat: give its token ids, tokenizer.apply_chat_template(messages, "
+                "add_generation_prompt=True, return_dict=True)['input_ids']"  # as a text it would get a second start token
             )
         if any(isinstance(prompt, str) for prompt in prompts):
             if tokenizer is None:

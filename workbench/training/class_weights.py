@@ -14,7 +14,6 @@ from workbench.core.batches.rows import Source, TensorRows, rows_loader, split_b
 from workbench.core.calls.risks import pair_of
 from workbench.core.outputs.class_scores import Binary, Classes
 from workbench.core.outputs.meanings import IGNORED
-from workbench.core.outputs.options import form_of
 from workbench.core.wrapped import Wrapped
 from workbench.training.default_losses import LossByMeaning
 from workbench.training.unshadowed import unshadowed
@@ -49,7 +48,8 @@ def weighted_criterion(
     }
     if not classes:
         raise ValueError(
-            f'class_weight: the model gives {form_of(output)}, which have no classes; leave it out, or pass output="logits" when wrapping it'
+            f"class_weight: no output with a target holds class scores (output={output!r}); leave it out, or pass "
+            'output="logits" when wrapping'
         )
     weight_by_output: Any = class_weight
     if _is_by_class(weight_by_output) or not isinstance(weight_by_output, Mapping):
