@@ -214,6 +214,16 @@ def test_adapters_of_parameters_are_refused() -> None:
             peft.get_peft_model(wrapper(network()), config())
 
 
+def test_where_peft_is_imported_wrapped_models_are_still_one_graph() -> None:
+    torch._dynamo.reset()
+    wrapped = vote.Wrapper(2)(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)))
+    x = torch.randn(4, 2)
+    wrapped(x)
+    rows = torch.compile(wrapped, backend="eager", fullgraph=True)(x)  # dealt to the voters
+    each = torch.stack([voter(x) for voter in wrapped.voters()])
+    assert float((each - rows).detach().abs().min(0).values.max()) < 1e-6
+
+
 def test_layers_that_peft_puts_into_the_first_voter_alone_are_refused(plain: Any) -> None:
     wrapped = _trained(plain)
     wrapped(**INPUTS)

@@ -151,7 +151,7 @@ def test_a_frozen_model_gets_no_adapters() -> None:
 def test_a_second_adapter_is_refused_and_the_first_goes_on() -> None:
     adapted = peft.get_peft_model(voting(), classes()).eval()
     expected = adapted(input_ids=IDS).logits
-    with pytest.raises(TypeError, match=r"it has adapters already \('default'\)"):
+    with pytest.raises(TypeError, match=r"it has adapters already \('default', 'two'\)"):
         adapted.add_adapter("two", peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
     with pytest.raises(TypeError, match=r"it has adapters already \('default'\)"):
         peft.get_peft_model(adapted.get_base_model(), classes())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
 from ..engine.clone import structural_copy
@@ -48,7 +49,7 @@ def look_who_walks(wrapped: Any, prefix: str) -> None:
     Raises:
         TypeError: if peft is about to do what voters or risk heads cannot follow; nothing is changed.
     """
-    if "peft" not in sys.modules or "_workbench" not in wrapped.__dict__:
+    if torch.compiler.is_compiling() or "peft" not in sys.modules or "_workbench" not in wrapped.__dict__:
         return
     frame = sys._getframe(2)
     while frame.f_back is not None and (
@@ -80,9 +81,9 @@ def _injected(wrapped: Any, prefix: str, call: Mapping[str, Any]) -> None:
         refuse(wrapped, f"it answers with risk in {record.method}()")
     if record.tails and not record.ordered:
         refuse(wrapped, "no call has shown yet whether the layers that vote are the last ones (call it once before)")
-    present = [name for name in call["self"].peft_config if name != call["adapter_name"]]
-    if present or any(hasattr(module, "base_layer") for module in wrapped.modules()):
-        refuse(wrapped, f"it has adapters already ({', '.join(map(repr, present or wrapped.peft_config))})")
+    bases = {base.__module__ for module in wrapped.modules() for base in type(module).__mro__}
+    if len(call["self"].peft_config) > 1 or any(name.startswith("peft.") for name in bases):
+        refuse(wrapped, f"it has adapters already ({', '.join(map(repr, call['self'].peft_config))})")
     _check_config(wrapped, call["adapter_name"], config)
     wrapped.__dict__["_engine"].injection = Injection(wrapped, call["self"], call["adapter_name"], config)
 
