@@ -122,3 +122,33 @@ def test_a_model_that_was_trained_in_these_units_gets_no_warning() -> None:
             epochs=1,
             progress=False,
         )
+
+
+def test_series_in_other_units_are_told_and_learned_with_scales_of_their_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.tensor([0.1, 2.0])
+    x = torch.randn(400, 4, 2, generator=generator) * 10 * noise + torch.tensor([0.0, 50.0])
+    y = x[:, :2] + noise * torch.randn(400, 2, 2, generator=generator)
+
+    def forecaster() -> Any:
+        torch.manual_seed(0)
+        return sculpt.Wrapper(n_layers=1)(nn.Sequential(nn.Flatten(), nn.Linear(8, 4), nn.Unflatten(1, (2, 2))))
+
+    def errors(wrapped: Any) -> torch.Tensor:
+        return (wrapped(x) - y).detach().square().mean((0, 1)).sqrt()
+
+    with pytest.warns(WorkbenchWarning, match=r"y \[n, 2, 2\] have one scale, 29\.7, and y\[..., 0\] varies by 0\.9"):
+        fit(common := forecaster(), (x, y), epochs=60, progress=False)
+    assert errors(common)[0] > 3 * noise[0]  # which is why
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped = forecaster()
+        moments = {
+            f"{name}_{k}": v
+            for name, t in (("x", x), ("y", y))
+            for k, v in (("mean", t.mean((0, 1))), ("scale", t.std((0, 1))))
+        }
+        wrapped.scale(**moments)
+        fit(wrapped, (x, y), epochs=60, progress=False)
+        fit(forecaster(), (x / noise, y / noise), epochs=1, progress=False)
+    torch.testing.assert_close(errors(wrapped), noise, rtol=0.1, atol=0)

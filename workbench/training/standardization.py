@@ -15,7 +15,7 @@ from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.training.checks import allows_standardization
 from workbench.training.default_losses import Criterion
-from workbench.training.told_units import is_far
+from workbench.training.told_units import FAR, is_far
 from workbench.training.unshadowed import unshadowed
 
 # non-floating-point dtypes that can be scaled, and their largest values
@@ -81,6 +81,8 @@ def choose_standardization(
         return values  # counts and shares must keep their units
     if has_values and (standardize or allows_standardization(criterion)):
         values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
+        if standardize is None:
+            _warn_about_series(wrapped, y, values["y_scale"])
     return values
 
 
@@ -112,6 +114,23 @@ def _warn_about_units(wrapped: Wrapped, targets: Any) -> None:
                 f"fit: of several targets none is standardised, and y[{key!r}] has mean {mean:.3g} and standard deviation {scale:.3g}, which "
                 f"takes a model long to learn: train on (y[{key!r}] - mean) / scale, or wrap a function that returns this output alone",
             )
+
+
+def _warn_about_series(wrapped: Wrapped, y: Tensor, scale: Tensor) -> None:
+    """Warn once about columns of targets [n, steps, k], such as series in other units, that vary by less than a tenth of the common scale."""
+    if y.dim() != 3:
+        return
+    spread = y.double().flatten(0, 1).std(0, correction=0)
+    small = ((spread > 0) & (spread * FAR < scale)).nonzero()[:, 0].tolist()
+    if small:
+        tell(
+            wrapped,
+            "series",
+            f"fit: all numbers of y [n, {y.shape[1]}, {y.shape[2]}] have one scale, {scale:.3g}, and y[..., {small[0]}] varies by "
+            f"{spread[small[0]]:.3g}, which is hardly learned, and its risk is too large. If the last dimension holds series, give each its own "
+            "scale before fit: wrapped.scale(x_mean=x.mean((0, 1)), x_scale=x.std((0, 1)), y_mean=y.mean((0, 1)), y_scale=y.std((0, 1))); "
+            "standardize=True keeps the common one without this warning",
+        )
 
 
 def warn_about_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
