@@ -82,9 +82,8 @@ def _is_lazy(node: Distribution) -> bool:
 
 
 def _rebuild_distribution(node: Distribution, values: list[Any]) -> Distribution:
-    if _is_lazy(
-        node
-    ):  # the covariance of a process without noise is often singular in floating point: it stays lazy, not factorised
+    if _is_lazy(node):
+        # without noise, the covariance of a process is often singular in floating point, so it is not factorised
         mean, covariance = values
         lazy = sys.modules["linear_operator"].to_linear_operator(covariance)
         return type(node)(mean, lazy)
