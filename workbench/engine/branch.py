@@ -16,7 +16,7 @@ from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import copy_values, set_values
 from .effects.containers import Containers, holds_mutable
 from .effects.parameters import REMEDY
-from .joint_convolution import JointForward, can_be_joint
+from .joint_layers import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, RankOne, Rule
 from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
 from .results import Result

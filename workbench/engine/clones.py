@@ -79,7 +79,8 @@ class Clones:
         self.changed_buffers: dict[bool, frozenset[str]] = {}
         # by mode: whether forward drew from generators other than torch's in that call
         self.drew_outside_torch: dict[bool, bool] = {}
-        self.n_weights = 0  # number of weights of a network with linear layers only, 0 for others
+        # of a network with linear layers only, 0 for others: number of weights, and largest number of inputs or outputs of a layer
+        self.n_weights = self.width = 0
 
     # ---- clones
     def existing(self) -> list[Clone]:
@@ -88,7 +89,11 @@ class Clones:
 
     def of(self, plan: Plan, index: Index) -> Clone:
         """Return the clone of a branch, which `begin` has created."""
-        return self._clones[branch_key(plan, index)]
+        return self.at(branch_key(plan, index))
+
+    def at(self, key: Key) -> Clone:
+        """Return the clone with a key that `begin` has returned."""
+        return self._clones[key]
 
     def sources(self, leaves: list[Any]) -> RandomSources:
         """Return the sources that the model may draw random numbers from, given the leaves of the inputs."""
@@ -241,7 +246,7 @@ class Clones:
             self._current = set(self._memory)
             self._clones.clear()
             self._generators = find_generators(self._tree)
-            self.n_weights = _count_weights(self._tree)
+            self.n_weights, self.width = _size(self._tree)
         self._note()
 
     def _note(self) -> None:
@@ -258,7 +263,7 @@ class Clones:
             PurityError: if forward changes attributes and `plan.purity` is "raise".
             RuntimeError: if forward creates layers, which nothing would train.
         """
-        if first and self.root.training in self.watched and not self.impure:
+        if self.root.training in self.watched and not self.impure and (first or self._writes is None):
             self._last = clone
             return nullcontext()
         return self._watching(clone, plan, first)
@@ -320,10 +325,10 @@ class Clones:
             plan: plan of the run.
             at_once: whether all branches ran on the clone of the first.
         """
-        keys = [branch_key(plan, index) for index in plan.indices]
-        self._store_modes(self._clones[keys[0]].tree)
+        self._store_modes(self.of(plan, plan.indices[0]).tree)
         if not self.impure:
             return
+        keys = [branch_key(plan, index) for index in plan.indices]
         source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
         new = copy_values(get_values(self.impure, source.tree), source.tree, self._tree)
         if not at_once and plan.purity != "allow":
@@ -350,12 +355,13 @@ class Clones:
                 module.__dict__["training"] = self.modes[i] = tree[path].training
 
 
-def _count_weights(tree: Tree) -> int:
-    """Return the number of weights of a network with linear layers only, 0 for others."""
+def _size(tree: Tree) -> tuple[int, int]:
+    """Return the number of weights of a network with linear layers only, and the largest number of inputs or outputs of one; 0 for others."""
     layers = [module for module in tree.values() if module._parameters]
-    if any(not isinstance(layer, nn.Linear) for layer in layers):
-        return 0
-    return sum(layer.in_features * layer.out_features for layer in layers if isinstance(layer, nn.Linear))
+    if not layers or any(not isinstance(layer, nn.Linear) for layer in layers):
+        return 0, 0
+    sizes = [(layer.in_features, layer.out_features) for layer in layers if isinstance(layer, nn.Linear)]
+    return sum(a * b for a, b in sizes), max(map(max, sizes))
 
 
 def _refuse_layers(
