@@ -31,6 +31,7 @@ from .effects.contents import Contents
 from .effects.inputs import Key
 from .effects.parameters import ParameterWrites, explain_write
 from .effects.random import RandomSources, find_generators
+from .encoder_layers import in_modes
 from .plan import Index, Plan
 from .rank_one import DenseSlots
 
@@ -68,6 +69,7 @@ class Clones:
         self._saved: tuple[dict[Key, Values], frozenset[Attribute], set[bool]] = ({}, frozenset(), set())
         self.kept = False  # whether the side effects of the present call have been kept
         self._writes: ParameterWrites | None = None  # of the present call, if it is the first in its mode
+        self.undisturbed = True  # whether no function mode or transform is active around the present call
         self._tree: Tree = {}
         self._facts: tuple = ()
         self._shape: tuple = ()
@@ -120,7 +122,7 @@ class Clones:
         self._last = None
         missing = [key for key in keys if key not in self._clones]
         for key in missing:
-            self._clones[key] = Clone(*self._build(), plan.rules, self.dense_slots)
+            self._clones[key] = Clone(*self._build(), plan.rules, self.dense_slots, lambda: self.undisturbed)
         written = self.changed_buffers.get(self.root.training)
         # with gradients every buffer is copied, since the backward pass may need its present values
         if written is not None and (torch.is_grad_enabled() or any(self.modes) or torch.jit.is_tracing()):
@@ -232,7 +234,8 @@ class Clones:
                 setattr(self, name, value)
 
     def refresh(self) -> None:
-        """Drop clones that no longer match the wrapped object, in which a layer or an attribute may have been replaced, or a list changed."""
+        """Prepare for a call: drop clones that no longer match the wrapped object, whose layers, attributes or lists may have changed."""
+        self.undisturbed = not in_modes()
         same = self._objects.unchanged()
         if same and self._modules is not None and self._modules.unchanged():
             return
