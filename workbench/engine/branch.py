@@ -16,7 +16,7 @@ from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import copy_values, set_values
 from .effects.containers import Containers, holds_mutable
 from .effects.parameters import REMEDY
-from .encoder_layers import PaddedForward, can_be_padded
+from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_whole
 from .joint_layers import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, RankOne, Rule
 from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
@@ -80,6 +80,8 @@ class Clone:
             pair = [f"{path}.{name}".lstrip(".") for name in ("weight", "bias")]
             if can_be_joint(module) and all(slot in rules and rules[slot].axes() for slot in pair):
                 module.__dict__["forward"] = JointForward(module)
+            elif can_be_whole(module):
+                module.__dict__["forward"] = WholeForward(module, path)
             elif can_be_padded(module):
                 module.__dict__["forward"] = PaddedForward(module, undisturbed)
 

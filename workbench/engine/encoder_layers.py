@@ -7,8 +7,46 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _pop_mode_temporarily
 
 from .rank_one import LayerForward
+from .sites import Sites
+
+
+class WholeForward(LayerForward):
+    """Forward of an encoder layer in a clone, which hides the operations inside from `Sites` if these need no more than the layer's input.
+
+    Args:
+        layer: see `LayerForward`.
+        path: name of the layer.
+    """
+
+    __slots__ = ("_path",)
+
+    def __init__(self, layer: nn.Module, path: str) -> None:
+        super().__init__(layer)
+        self._path = path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        layer: Any = self._layer()
+        # other modes would have to see the operations
+        if torch._C._len_torch_function_stack() == 1 and not torch.compiler.is_compiling():
+            sites, source = torch._C._get_function_stack_at(0), args[0] if args else kwargs.get("src")
+            if isinstance(sites, Sites) and type(source) is Tensor:
+                with _pop_mode_temporarily():
+                    if source.dim() == 3 and not source.is_nested and sites.at_layer(self._path, layer, source):
+                        return type(layer).forward(layer, *args, **kwargs)
+        return type(layer).forward(layer, *args, **kwargs)
+
+
+def can_be_whole(layer: nn.Module) -> bool:
+    """Return whether `WholeForward` can be used for a layer: an encoder layer of torch that has a fused kernel and begins with attention."""
+    if type(layer) is not nn.TransformerEncoderLayer or "forward" in layer.__dict__:
+        return False
+    attention: Any = layer.self_attn
+    if type(attention) is not nn.MultiheadAttention or layer.norm_first or not layer.activation_relu_or_gelu:
+        return False
+    return bool(attention.batch_first and attention.in_proj_weight is not None and attention.in_proj_bias is not None)
 
 
 class PaddedForward(LayerForward):
@@ -77,4 +115,4 @@ def _padding(
     return kept.logical_not()
 
 
-__all__ = ["PaddedForward", "can_be_padded", "in_modes"]
+__all__ = ["PaddedForward", "WholeForward", "can_be_padded", "can_be_whole", "in_modes"]
