@@ -12,12 +12,13 @@ import torch
 from helpers.density_rows import draw
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import workbench
 from workbench import neo
 from workbench.errors import NotFittedError
-from workbench.methods.densities import DENSITIES, Gaussian
+from workbench.methods.densities import DENSITIES, Gaussian, pool
 
 GROUPS = torch.arange(300) % 3
 X = 4 * draw(3, 5, seed=1)[GROUPS] + draw(300, 5, seed=2)
@@ -297,3 +298,68 @@ def test_recurrent_layers_as_many_rows_as_steps(batch_first: bool) -> None:
             torch.testing.assert_close(wrapped(lay(x[rows]), return_risk=True)[1], expected[rows], rtol=1e-3, atol=1e-3)
         backwards = wrapped(lay(x.flip(1)), return_risk=True)[1]
         assert backwards.mean() > expected.mean() + 1  # the halves are not alike
+
+
+# ---- encoder layers of torch with a fused kernel ---------------------------------------------------------------------
+class Kernels(TorchDispatchMode):
+    """Counts calls of the fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = 0
+
+    def __torch_dispatch__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.fused += "transformer_encoder_layer" in function.name()
+        return function(*args, **(kwargs or {}))
+
+
+def encoder(layers: int = 3) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        stack = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        return nn.Sequential(nn.Linear(3, 8), stack, nn.Linear(8, 1)).eval()
+
+
+@pytest.mark.parametrize("steps", [4, 6])  # as many as rows, and more
+def test_encoder_layers_without_features_inside_run_as_a_whole(steps: int) -> None:
+    model, x = encoder(layers=12), draw(4, steps, 3)
+    wrapped: Any = neo.Wrapper(per="row")(model).eval().fit(draw(200, steps, 3, seed=1))
+    method = wrapped._workbench.methods[0]
+    first = "1.layers.9.self_attn.in_proj_weight"
+    inside = {site.removeprefix("1.layers.").partition(".")[0] for site in method.sites if "layers" in site} - {"9"}
+    assert first in method.sites
+    inputs: list[Tensor] = []
+    copied: Any = copy.deepcopy(model)
+    copied[1].layers[9].register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
+    with torch.no_grad():
+        copied(x)
+        with Kernels() as kernels:
+            y, risk = wrapped(x, return_risk=True)
+        assert kernels.fused == 12 - len(inside)
+        torch.testing.assert_close(y, model(x))
+        found = method.features(wrapped, (x,), {})[2][method.sites.index(first)]
+        torch.testing.assert_close(found, pool(inputs[0], 4))
+    with_gradients = wrapped(x, return_risk=True)[1]  # where torch does not use the kernel
+    torch.testing.assert_close(with_gradients, risk, rtol=1e-4, atol=1e-4)
+
+
+def test_a_density_of_the_last_features_observes_no_other_layer() -> None:
+    model, x = encoder(), draw(4, 6, 3)
+    wrapped: Any = neo.Wrapper(density="knn", per="row")(model).eval().fit(draw(200, 6, 3, seed=1))
+    assert wrapped._workbench.methods[0].sites == ["2.weight"]
+    with torch.no_grad(), Kernels() as kernels:
+        y, _ = wrapped(x, return_risk=True)
+    assert kernels.fused == 3
+    assert torch.equal(y, torch.no_grad()(model)(x))
+
+
+@pytest.mark.parametrize("chosen", ["1.layers.1.linear1", "1.layers.1", "1"])
+def test_layers_inside_an_encoder_layer_can_be_chosen(chosen: str) -> None:
+    model, x = encoder(), draw(4, 6, 3)
+    wrapped: Any = neo.Wrapper(layers=[chosen], per="row")(model).eval().fit(draw(200, 6, 3, seed=1))
+    assert "1.layers.1.linear1.weight" in wrapped._workbench.methods[0].sites
+    with torch.no_grad(), Kernels() as kernels:
+        y, _ = wrapped(x, return_risk=True)
+    assert kernels.fused == (0 if chosen == "1" else 2)
+    torch.testing.assert_close(y, model(x))

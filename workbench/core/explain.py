@@ -95,6 +95,8 @@ def _row(kind: CallKind, decision: RungDecision, share: float) -> tuple[str, ...
         cost = f"{models} {'pass' if models == 1 else 'passes'}, and {n} of the last layers"
     elif decision.shared and decision.rung != "loop":
         cost = f"1 pass, and {n} of the last layers ({share:.0%} of all parameters)"
+    elif decision.chunk is not None and RUNGS[decision.rung].at_once:
+        cost = f"{n} passes, {decision.chunk * n // kind.axes[0].size} at once"
     else:
         cost = f"{n} passes{' in one' if RUNGS[decision.rung].at_once else ''}"
     refused = "; ".join(

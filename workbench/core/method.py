@@ -18,6 +18,7 @@ from .settings import settings_of
 if TYPE_CHECKING:
     from .ownership import Table
 
+FEW = 64  # number of variances below which torch.var is faster on a CPU than separate operations
 PIECE = 2**17  # number of elements per branch of which the variance is computed at a time
 LARGE = 2**20  # number of elements over all branches above which the variance on a CPU is summed branch by branch
 
@@ -235,12 +236,17 @@ def _variance(y: Tensor, mean: Tensor, dim: int) -> Tensor:
     """Return the population variance along a dimension, given the mean."""
     if not y.numel():
         return mean.real  # torch.var warns about an empty batch
-    # torch.export would turn the comparison of `numel` into a constraint on the number of rows
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    # torch.export would turn comparisons of `numel` into constraints on the number of rows
+    on_cpu = not torch.compiler.is_compiling() and y.device.type == "cpu"
+    if not on_cpu or y.dtype not in (torch.float32, torch.float64) or mean.numel() < FEW:
         return torch.var(y, dim, correction=0)
-    if y.device.type != "cpu" or y.dtype not in (torch.float32, torch.float64) or y.numel() <= LARGE:
+    if y.numel() <= LARGE:
+        # about 20 times as fast as torch.var over an outer dimension; relative to the first model, so that models that agree have none
+        differences = y - y.narrow(dim, 0, 1)
+        return (differences - differences.mean(dim, keepdim=True)).square().mean(dim)
+    if torch.is_grad_enabled():
         return torch.var(y, dim, correction=0)
-    # branch by branch, about 20 times as fast as torch.var over an outer dimension on a CPU; in pieces that fit its cache
+    # branch by branch, in pieces that fit the cache
     variance = torch.empty_like(mean, memory_format=torch.contiguous_format)
     parts = [mean.contiguous(), variance, *y.unbind(dim)]
     for means, squares, *branches in zip(*(part.reshape(-1).split(PIECE) for part in parts), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -16,7 +16,8 @@ from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import copy_values, set_values
 from .effects.containers import Containers, holds_mutable
 from .effects.parameters import REMEDY
-from .joint_convolution import JointForward, can_be_joint
+from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_whole
+from .joint_layers import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, RankOne, Rule
 from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
 from .results import Result
@@ -34,6 +35,7 @@ class Clone:
         method: name of the method that a branch calls.
         rules: rules of the plans that it will run, by slot.
         dense_slots: slots that must hold dense tensors, not factors.
+        undisturbed: function that returns whether no function mode or transform is active around the present call of the wrapped object.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Clone:
         method: str,
         rules: dict[str, Rule],
         dense_slots: DenseSlots,
+        undisturbed: Callable[[], bool],
     ) -> None:
         self.root, self.method = root, method
         self.tree = modules(root)
@@ -77,6 +80,10 @@ class Clone:
             pair = [f"{path}.{name}".lstrip(".") for name in ("weight", "bias")]
             if can_be_joint(module) and all(slot in rules and rules[slot].axes() for slot in pair):
                 module.__dict__["forward"] = JointForward(module)
+            elif can_be_whole(module):
+                module.__dict__["forward"] = WholeForward(module, path)
+            elif can_be_padded(module):
+                module.__dict__["forward"] = PaddedForward(module, undisturbed)
 
     def _factored_layers(self, factored: set[str]) -> dict[str, nn.Module]:
         """Return, by slot, the layers that can use a factored weight, which must not be used anywhere else."""

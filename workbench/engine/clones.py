@@ -31,6 +31,7 @@ from .effects.contents import Contents
 from .effects.inputs import Key
 from .effects.parameters import ParameterWrites, explain_write
 from .effects.random import RandomSources, find_generators
+from .encoder_layers import in_modes
 from .plan import Index, Plan
 from .rank_one import DenseSlots
 
@@ -68,6 +69,7 @@ class Clones:
         self._saved: tuple[dict[Key, Values], frozenset[Attribute], set[bool]] = ({}, frozenset(), set())
         self.kept = False  # whether the side effects of the present call have been kept
         self._writes: ParameterWrites | None = None  # of the present call, if it is the first in its mode
+        self.undisturbed = True  # whether no function mode or transform is active around the present call
         self._tree: Tree = {}
         self._facts: tuple = ()
         self._shape: tuple = ()
@@ -79,7 +81,8 @@ class Clones:
         self.changed_buffers: dict[bool, frozenset[str]] = {}
         # by mode: whether forward drew from generators other than torch's in that call
         self.drew_outside_torch: dict[bool, bool] = {}
-        self.n_weights = 0  # number of weights of a network with linear layers only, 0 for others
+        # of a network with linear layers only, 0 for others: number of weights, and largest number of inputs or outputs of a layer
+        self.n_weights = self.width = 0
 
     # ---- clones
     def existing(self) -> list[Clone]:
@@ -88,7 +91,11 @@ class Clones:
 
     def of(self, plan: Plan, index: Index) -> Clone:
         """Return the clone of a branch, which `begin` has created."""
-        return self._clones[branch_key(plan, index)]
+        return self.at(branch_key(plan, index))
+
+    def at(self, key: Key) -> Clone:
+        """Return the clone with a key that `begin` has returned."""
+        return self._clones[key]
 
     def sources(self, leaves: list[Any]) -> RandomSources:
         """Return the sources that the model may draw random numbers from, given the leaves of the inputs."""
@@ -115,7 +122,7 @@ class Clones:
         self._last = None
         missing = [key for key in keys if key not in self._clones]
         for key in missing:
-            self._clones[key] = Clone(*self._build(), plan.rules, self.dense_slots)
+            self._clones[key] = Clone(*self._build(), plan.rules, self.dense_slots, lambda: self.undisturbed)
         written = self.changed_buffers.get(self.root.training)
         # with gradients every buffer is copied, since the backward pass may need its present values
         if written is not None and (torch.is_grad_enabled() or any(self.modes) or torch.jit.is_tracing()):
@@ -227,7 +234,8 @@ class Clones:
                 setattr(self, name, value)
 
     def refresh(self) -> None:
-        """Drop clones that no longer match the wrapped object, in which a layer or an attribute may have been replaced, or a list changed."""
+        """Prepare for a call: drop clones that no longer match the wrapped object, whose layers, attributes or lists may have changed."""
+        self.undisturbed = not in_modes()
         same = self._objects.unchanged()
         if same and self._modules is not None and self._modules.unchanged():
             return
@@ -241,7 +249,7 @@ class Clones:
             self._current = set(self._memory)
             self._clones.clear()
             self._generators = find_generators(self._tree)
-            self.n_weights = _count_weights(self._tree)
+            self.n_weights, self.width = _size(self._tree)
         self._note()
 
     def _note(self) -> None:
@@ -258,7 +266,7 @@ class Clones:
             PurityError: if forward changes attributes and `plan.purity` is "raise".
             RuntimeError: if forward creates layers, which nothing would train.
         """
-        if first and self.root.training in self.watched and not self.impure:
+        if self.root.training in self.watched and not self.impure and (first or self._writes is None):
             self._last = clone
             return nullcontext()
         return self._watching(clone, plan, first)
@@ -320,10 +328,10 @@ class Clones:
             plan: plan of the run.
             at_once: whether all branches ran on the clone of the first.
         """
-        keys = [branch_key(plan, index) for index in plan.indices]
-        self._store_modes(self._clones[keys[0]].tree)
+        self._store_modes(self.of(plan, plan.indices[0]).tree)
         if not self.impure:
             return
+        keys = [branch_key(plan, index) for index in plan.indices]
         source = self._last if plan.purity == "allow" and self._last is not None else self._clones[keys[0]]
         new = copy_values(get_values(self.impure, source.tree), source.tree, self._tree)
         if not at_once and plan.purity != "allow":
@@ -350,12 +358,13 @@ class Clones:
                 module.__dict__["training"] = self.modes[i] = tree[path].training
 
 
-def _count_weights(tree: Tree) -> int:
-    """Return the number of weights of a network with linear layers only, 0 for others."""
+def _size(tree: Tree) -> tuple[int, int]:
+    """Return the number of weights of a network with linear layers only, and the largest number of inputs or outputs of one; 0 for others."""
     layers = [module for module in tree.values() if module._parameters]
-    if any(not isinstance(layer, nn.Linear) for layer in layers):
-        return 0
-    return sum(layer.in_features * layer.out_features for layer in layers if isinstance(layer, nn.Linear))
+    if not layers or any(not isinstance(layer, nn.Linear) for layer in layers):
+        return 0, 0
+    sizes = [(layer.in_features, layer.out_features) for layer in layers if isinstance(layer, nn.Linear)]
+    return sum(a * b for a, b in sizes), max(map(max, sizes))
 
 
 def _refuse_layers(

@@ -50,6 +50,8 @@ RUNGS: dict[str, Rung] = {
 }
 STRATEGIES = ("auto", *RUNGS, "tune")
 _SMALL_PASS = 2**23  # multiplications per pass below which Python's overhead takes longer than the computation
+_CACHED = 2**17  # activations of a layer, of all branches that run at once, up to which a CPU keeps them in its cache
+LITTLE = "each of the branches is little work"
 HEADS = "each model's heads share its trunk, which is computed once"
 # modules without a batching rule in plain vmap
 _NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -66,7 +68,8 @@ class CallKind(NamedTuple):
     autocast: bool
     dealt: bool
     loop_only: str  # reason why the branches must run one after another
-    rows: int  # 0 if a pass little work, else 1; with "tune" the bit length of the number of rows
+    rows: int  # 0 if a pass is little work, else 1; with "tune" the bit length of the number of rows
+    parts: int = 1  # number of passes, each of some branches, in which activations stay in the cache
 
 
 @dataclass
@@ -80,7 +83,8 @@ class RungDecision:
         branches: number of branches.
         shared: whether the branches share a trunk.
         refused: rungs that have refused, with their error messages.
-        chunk: number of branches that run at once, if memory was too small for all of them; None: as set by the wrapper.
+        chunk: number of branches of the outermost axis that run at once, None: as set by the wrapper.
+        short_of_memory: whether memory was too small for more.
         by_model: whether all heads of one model run at once, then those of the next model.
     """
 
@@ -91,6 +95,7 @@ class RungDecision:
     shared: bool
     refused: dict[str, str] = field(default_factory=dict)
     chunk: int | None = None
+    short_of_memory: bool = False
     by_model: bool = False
 
 
@@ -131,7 +136,7 @@ class Ladder:
             except torch.OutOfMemoryError as error:
                 if (fewer := _smaller_chunk(plan, decision)) is not None:
                     reason = f"memory was too small for more than {fewer} at once"
-                    decision = replace(decision, reason=reason, chunk=fewer)
+                    decision = replace(decision, reason=reason, chunk=fewer, short_of_memory=True)
                     continue  # drops the error, whose traceback holds the tensors of the failed pass
                 refusal, where = error, _describe_error(error)
             except Exception as error:
@@ -154,6 +159,7 @@ class Ladder:
         plan = request.plan
         leaves = [leaf for leaf in request.flat[0] if isinstance(leaf, Tensor)]
         device = next((leaf.device.type for leaf in leaves), "cpu")
+        parts = 1
         if torch.compiler.is_compiling():
             rows, is_small = 3, False  # torch.export would turn a comparison into a constraint on the number of rows
         else:
@@ -161,6 +167,10 @@ class Ladder:
             rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
             is_tabular = n_weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
             is_small = rows <= 2 or (is_tabular and rows * n_weights <= _SMALL_PASS)
+            # noise is drawn at once, whatever the number of rows
+            if is_tabular and is_small and not request.training and not plan.interventions and plan.chunk is None:
+                parts = 1 + plan.size * rows * self.clones.width // _CACHED
+                is_small = parts == 1 or plan.axes[0].size >= 3 * parts  # fewer branches at once save too little
         return CallKind(
             strategy,
             request.training,
@@ -171,6 +181,7 @@ class Ladder:
             bool(plan.dealt),
             plan.loop_only,
             int(rows).bit_length() if strategy == "tune" else int(not is_small),
+            parts if is_small else 1,
         )
 
     def _store(self, kind: CallKind, decision: RungDecision) -> None:
@@ -178,8 +189,7 @@ class Ladder:
 
         They are not logged earlier, since an error that the last rung raises as well is a mistake in the model or the call.
         """
-        chunked = decision.chunk is not None and not decision.by_model
-        if chunked and decision.rung != "loop" and self.decisions.get(kind) is not decision:
+        if decision.short_of_memory and decision.rung != "loop" and self.decisions.get(kind) is not decision:
             log.warning(
                 "%s: memory was too small for all %d branches in one pass, so %d run at once. chunk=%d silences this",
                 self.root._get_name(),
@@ -212,6 +222,8 @@ class Ladder:
         decision = RungDecision(rungs[0], reason, rungs[1:], plan.size, plan.shares_trunk)
         if rungs[0] != "loop" and reason == HEADS:
             decision = replace(decision, chunk=1, by_model=True)
+        elif rungs[0] != "loop" and reason == LITTLE and kind.parts > 1:
+            decision = replace(decision, chunk=math.ceil(plan.axes[0].size / kind.parts))
         if kind.strategy == "tune" and plan.size > 1:
             return self._tune(request, decision)
         return decision
@@ -240,7 +252,7 @@ class Ladder:
         # risk heads are not counted: a prediction must draw the same random numbers with and without its risk
         models = math.prod(axis.size for axis in plan.axes if not axis.own_first)
         if not kind.rows and models >= 4:
-            return rungs, "each of the branches is little work"
+            return rungs, LITTLE
         if kind.dealt and models >= 4 and _all_factored(self.clones, plan):
             return rungs, "few rows for each branch, and all read the same weights"
         if heads_on_trunks(plan) and len(possible) > 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -176,6 +176,7 @@ class Sites(TorchFunctionMode):
         at_site: function (slot names, flattened arguments, indices of the data among them that are not raw, indices of raw data) -> flattened
             arguments to use.
         contractions: whether only contractions count; False: every call that mixes data with parameters, for models without contractions.
+        at_layer: function (name of an encoder layer, the layer, its input) -> whether it may run as a whole, without this mode.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class Sites(TorchFunctionMode):
         inputs: list[Tensor] | None,
         at_site: Callable[..., list[Any]],
         contractions: bool = True,
+        at_layer: Callable[[str, nn.Module, Tensor], bool] = lambda *_: False,
     ) -> None:
         super().__init__()
         self._names = TensorFacts((tensor, frozenset((name,))) for tensor, name in parameters)
@@ -193,6 +195,7 @@ class Sites(TorchFunctionMode):
         self._traces = inputs is not None
         self._at_site = at_site
         self._contractions = contractions
+        self.at_layer = at_layer
         self._grad = torch.is_grad_enabled()
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -370,7 +370,8 @@ class Neo(Method):
         if self._sites is None:
             usable = [name for name in tap.taps if take is None or tap.layouts[name][0] == self.layout[0]]  # type: ignore[index]
             same = {name: other for name, other in tap.same.items() if name in usable}
-            self._sites = self._choose([name for name in usable if name not in same], same)
+            chosen = self._choose([name for name in usable if name not in same], same)
+            self._sites = chosen[-1:] if take is None and self.model(wrapped).last_only else chosen
         missing = [name for name in self._sites if name not in tap.taps]
         if missing:
             raise RuntimeError(
@@ -385,7 +386,12 @@ class Neo(Method):
         return leaves[i].shape[dim] if i < len(leaves) and dim < leaves[i].dim() else None
 
     def _pass(
-        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int | None, take: Take | None
+        self,
+        wrapped: Any,
+        args: tuple,
+        kwargs: dict[str, Any],
+        rows: int | None,
+        take: Take | None,
     ) -> tuple[Any, FeatureTap]:
         """Run the model once in evaluation mode, with a tap on its features."""
         table = table_of(wrapped)

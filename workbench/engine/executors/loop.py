@@ -58,7 +58,7 @@ def run(request: Request) -> list[Result]:
         for i, parts in states.items():
             branch_leaves[i] = Sealed(parts[k])
         written, marks = versions(branch_leaves), [object_mark(branch_leaves[i]) for i in places]
-        clone = request.clone(index)
+        clone = request.clones.at(keys[k])
         args, kwargs = rebuild(branch_leaves)
         with streams.branch(index), request.watching(clone, first=k == 0):
             results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs, sealed=bool(states)))

@@ -356,6 +356,8 @@ def _all_entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
 class _CollectOutputs(TorchFunctionMode):
     """Function mode that collects weak references to the output tensors of every operation."""
 
+    watches = True  # see `joint_layers`
+
     def __init__(self, outputs: References) -> None:
         super().__init__()
         self._outputs = outputs

@@ -33,6 +33,7 @@ class Density(Growing, ABC):
 
     trainable: ClassVar[bool] = False  # whether `risk.mean()` is a proper loss
     needs_features: ClassVar[bool] = True
+    last_only: ClassVar[bool] = False  # whether it uses the features of the last layer alone
     needs_logits: ClassVar[bool] = False  # whether it requires class scores
     needs_head: ClassVar[bool] = False  # whether it requires the weights of the last layer
     uses_head: ClassVar[bool] = False  # whether it uses these weights if there are any

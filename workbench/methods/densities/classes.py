@@ -37,6 +37,7 @@ class Classwise(Density):
         True
     """
 
+    last_only: ClassVar[bool] = True
     needs_logits: ClassVar[bool] = True
     uses_labels: ClassVar[bool] = True
 
@@ -102,6 +103,7 @@ class Bank(Density):
         k: Number of neighbours; at most the number of stored rows is used.
     """
 
+    last_only: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("bank",)
 
     bank: Tensor

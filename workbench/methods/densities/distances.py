@@ -33,6 +33,7 @@ class Mahalanobis(Density):
         True
     """
 
+    last_only: ClassVar[bool] = True
     needs_logits: ClassVar[bool] = True
     uses_labels: ClassVar[bool] = True
 

@@ -17,6 +17,7 @@ from workbench.methods.densities.moments import double, full_precision
 class Headed(Density):
     """Score of the features before the last layer that uses the weights of that layer."""
 
+    last_only: ClassVar[bool] = True
     needs_logits: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
     takes_probs: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Convolutions of one input by the weights of all voters: one call, equal to plain copies."""
+"""Linear layers, and convolutions of one input, by the weights of all voters: one call, equal to plain copies."""
 
 from __future__ import annotations
 
@@ -20,19 +20,26 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "reflected": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), (3, 4, 7, 5)),
     "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), (3, 4, 7, 5)),
     "no bias": (lambda: nn.Conv2d(4, 6, 3, bias=False), (3, 4, 7, 5)),
+    "linear": (lambda: nn.Linear(4, 6), (3, 4)),
+    "linear, steps": (lambda: nn.Linear(4, 6), (3, 5, 2, 4)),
+    "linear, no rows": (lambda: nn.Linear(4, 6), (4,)),
+    "linear, one feature": (lambda: nn.Linear(1, 6), (3, 1)),
+    "linear, twice": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 5)), (3, 4)),
+    "linear, twice, steps": (lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5)), (3, 7, 4)),
 }
 
 
 class Kernels(TorchDispatchMode):
-    """Counts convolutions, and additions to what they gave."""
+    """Counts convolutions, batched products, and additions to what they gave."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions = self.additions = 0
+        self.convolutions = self.products = self.additions = 0
 
     def __torch_dispatch__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = function.overloadpacket.__name__
         self.convolutions += name == "convolution"
+        self.products += name in ("bmm", "baddbmm")
         self.additions += name == "add"
         return function(*args, **(kwargs or {}))
 
@@ -70,6 +77,58 @@ def test_one_call_for_all_heads_on_a_trunk_with_the_bias_in_it() -> None:
         with Kernels() as kernels:
             wrapped(x)
     assert (kernels.convolutions, kernels.additions) == (2, 0)
+
+
+def test_one_product_for_each_linear_layer_of_all_voters_from_the_first_call_on() -> None:
+    wrapped: Any = vote.Wrapper(4, strategy="vmap")(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))).eval()
+    x = torch.randn(5, 3)
+    with torch.no_grad():
+        first = wrapped(x)
+        with Kernels() as kernels:
+            second = wrapped(x)
+    assert (kernels.products, kernels.additions) == (2, 0)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
+def test_a_layer_inside_a_function_transform_of_the_model(transform: Any) -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            def inner(h: Tensor) -> Tensor:
+                h = self.second(self.first(h.expand(2, 3)).tanh())
+                return h if transform is torch.func.vmap else h.sum()
+
+            return transform(inner)(x)
+
+    wrapped: Any = vote.Wrapper(3, strategy="vmap", output="values")(Inside().double()).eval()
+    x = torch.randn((5, 3) if transform is torch.func.vmap else (2, 3), dtype=torch.float64)
+    voters = torch.stack([voter(x) for voter in wrapped.voters()])
+    for _ in range(2):
+        y, risk = wrapped(x, return_risk=True)
+        torch.testing.assert_close(y, voters.mean(0))
+        torch.testing.assert_close(risk, voters.std(0, correction=0))
+
+
+def test_a_layer_whose_output_outlives_the_pass_is_noticed() -> None:
+    kept: list[Tensor] = []
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept.append(self.first(x))
+            return self.second(kept[-1])
+
+    wrapped: Any = vote.Wrapper(4)(Keeping()).eval()
+    wrapped(torch.zeros(2, 3))
+    assert "keeps a tensor outside its modules" in str(wrapped.explain())
+    assert not any(map(torch._C._functorch.is_batchedtensor, kept[-4:]))
 
 
 def test_a_second_convolution_of_each_voter_and_heads_beside_it() -> None:
