@@ -65,6 +65,22 @@ def test_each_voter_is_trained_by_its_own_marginal_likelihood() -> None:
     torch.testing.assert_close(gradient, torch.stack([voter.gp.features[0].weight.grad for voter in voters]))
 
 
+def test_a_process_is_wrapped_itself_and_trained_by_the_likelihood_outside() -> None:
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    wrapped: Any = vote.Wrapper(3)(DeepKernel(likelihood)).train()
+    voters = [voter.train() for voter in plain(wrapped)]
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, wrapped)
+    with pytest.raises(torch.linalg.LinAlgError):  # without noise, the covariance of close rows has no factors
+        torch.linalg.cholesky(voters[0](X).covariance_matrix)
+    loss = wrapped.loss(lambda process, y: -mll(process, y), X, Y)
+    losses = torch.stack([-mll(voter(X), Y) for voter in voters])
+    torch.testing.assert_close(loss, losses.mean())
+    loss.backward()
+    losses.mean().backward()
+    gradient = wrapped.get_parameter("features.0.weight@vote").grad
+    torch.testing.assert_close(gradient, torch.stack([voter.features[0].weight.grad for voter in voters]))
+
+
 def test_a_model_that_takes_no_fewer_rows_after_all_is_told_as_it_is() -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def like(node: Any, values: list[Any]) -> Any:
     if isinstance(node, list | tuple):
         return type(node)(values)
     if isinstance(node, Distribution):
-        return type(node)(*values) if _is_lazy(node) else _rebuild_distribution(node, values)
+        return _rebuild_distribution(node, values)
     new = copy.copy(node)
     for field, value in zip(dataclasses.fields(node), values, strict=True):
         object.__setattr__(new, field.name, value)
@@ -81,6 +82,11 @@ def _is_lazy(node: Distribution) -> bool:
 
 
 def _rebuild_distribution(node: Distribution, values: list[Any]) -> Distribution:
+    if _is_lazy(node):
+        # without noise, the covariance of a process is often singular in floating point, so it is not factorised
+        mean, covariance = values
+        lazy = sys.modules["linear_operator"].to_linear_operator(covariance)
+        return type(node)(mean, lazy)
     return type(node)(**dict(zip(_parameters(node), values, strict=True)), validate_args=False)
 
 

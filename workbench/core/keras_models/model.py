@@ -147,9 +147,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
             if not is_built(plain):
                 with torch.no_grad():
                     plain(*args, **{**kwargs, "training": False})
-            self._make()
-        self._refuse_changes()
-        return self._workbench_torch
+        return self._made()
 
     def _make(self) -> None:
         plain = self._workbench_plain

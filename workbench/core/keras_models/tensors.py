@@ -226,7 +226,7 @@ def refuse_layers(model: Any) -> None:
             )
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ValueError(
-                f"the layer {layer.name!r} of the Keras model {model.name!r} is stateful, and its only state cannot be that of every branch: use "
+                f"the layer {layer.name!r} of the Keras model {model.name!r} is stateful, and its one state cannot be that of every branch: use "
                 "return_state=True in place of stateful=True, let the model take and return the state, and wrap with state= to hand it on"
             )
 
@@ -249,8 +249,8 @@ class _Scope(keras.StatelessScope):
         if id(variable) not in self._known:
             if variable.name != "seed_generator_state":
                 raise RuntimeError(
-                    f"the model assigns to the variable {variable.path} when it is called, which is none of its weights, so that branches cannot "
-                    "have their own: create it with add_weight(trainable=False)"
+                    f"the model assigns to the variable {variable.path} when it is called, which is none of its weights, so that branches "
+                    "cannot have their own: create it with add_weight(trainable=False)"
                 )
             self._known.add(id(variable))
             self.states.append(variable)
