@@ -126,6 +126,17 @@ def test_states_between_calls_that_branches_would_share_are_refused() -> None:
     assert float(plain.layers[1].hidden.variable.value) == 0
 
 
+def test_a_layer_that_assigns_to_its_kernel_predicts_and_does_not_train() -> None:
+    plain = sequential(k.layers.SpectralNormalization(k.layers.Dense(6)))
+    plain.compile("sgd", "mse")
+    wrapped = vote.Wrapper(2)(plain)
+    torch.testing.assert_close(wrapped(X), torch.stack([voter(X) for voter in wrapped.voters()]).mean(0))
+    before = [variable.numpy() for variable in wrapped.weights]
+    with pytest.raises(RuntimeError, match=r"assigns to its weight spectral_normalization\.kernel"):
+        wrapped.fit(X, Y, verbose=0)
+    assert all(map(np.array_equal, (variable.numpy() for variable in wrapped.weights), before))
+
+
 class _Hidden:
     """Holder in which Keras does not find a variable."""
 
