@@ -3,6 +3,7 @@
 import collections
 import functools
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,3 +188,25 @@ def test_the_objects_of_the_given_model_are_its_own():
     wrapped = vote.Wrapper(2)(model).eval()
     wrapped.held[0] = 3.0
     assert model.held == [1.0]
+
+
+@pytest.mark.parametrize("kind", ["forward", "full_backward", "full_backward_pre"])
+@pytest.mark.parametrize("options", [{}, {"share": 1}, {"strategy": "vmap"}])
+def test_hooks_that_are_added_between_calls_run_in_every_branch_or_vmap_is_refused(options: Any, kind: str) -> None:
+    hooks = {
+        "forward": lambda module, inputs, output: 0 * output,
+        "full_backward": lambda module, gradients, outputs: tuple(0 * gradient for gradient in gradients),
+        "full_backward_pre": lambda module, outputs: tuple(0 * gradient for gradient in outputs),
+    }
+    wrapped = vote.Wrapper(3, **options)(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+    x = torch.randn(6, 3)
+    for _ in range(3):
+        wrapped(x, tile_and_reduce=True)
+    getattr(wrapped[1], f"register_{kind}_hook")(hooks[kind])
+    if "strategy" in options:
+        with pytest.raises(ValueError, match="has hooks, which would get tensors that stand for all branches"):
+            wrapped(x, tile_and_reduce=True)
+        return
+    wrapped(x, tile_and_reduce=True).sum().backward()
+    trunk = [parameter for name, parameter in wrapped.named_parameters() if name.startswith("0.")]
+    assert all(not parameter.grad.any() for parameter in trunk)  # no hook lets a gradient through

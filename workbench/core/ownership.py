@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.clone import is_scripted, places
+from ..engine.clone import is_scripted, own_attributes, places
 from ..engine.plan import Bank, Index, RankOne, Rule
 from ..engine.tree import is_float, version
 from ..introspect.references import used_by
@@ -339,7 +339,7 @@ class Table:
         Args:
             name: marked name, such as `fc.weight@vote`.
             tensor: value of the tensor.
-            like: tensor from which a parameter takes `requires_grad`; None for True.
+            like: tensor from which a parameter takes `requires_grad` and attributes of the user; None for True and none.
             buffer: whether to register a buffer instead of a parameter.
 
         Returns:
@@ -353,6 +353,7 @@ class Table:
             module._parameters[attribute] = nn.Parameter(
                 tensor.detach(), requires_grad=True if like is None else like.requires_grad
             )
+            vars(module._parameters[attribute]).update({} if like is None else own_attributes(like))
         return name
 
     def drop(self, name: str) -> None:
@@ -384,12 +385,14 @@ class Table:
             index: branch to show, by axis; None for the first.
         """
         old_views = {id(view): name for name, view in self.views.items()}
+        attributes = {name: own_attributes(view) for name, view in self.views.items()}
         references = places(self.root, old_views)
         bank = _Lookup(self.get)
         with torch.enable_grad():
             self.views.update({name: self.record.rules[name].pick(bank, index or {}) for name in self.record.released})
         model = getattr(type(self.root), "_plain_class", type(self.root)).__name__
         for name, view in self.views.items():
+            vars(view).update(attributes[name])
             if view.grad_fn is not None:  # torch refuses to deep-copy it with an error that does not name the layer
                 view.__dict__["__deepcopy__"] = functools.partial(_refuse_copy, name, model)
                 if view._base is None or len(view._base) > 1:

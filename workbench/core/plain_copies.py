@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..engine.clone import is_scripted, structural_copy
+from ..engine.clone import is_scripted, own_attributes, structural_copy
 from .additions import MARK
 from .calls.lone_calls import Alone
 from .ownership import Record, Table
@@ -22,6 +22,7 @@ def plain_module(table: Table, path: str) -> nn.Module:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[name] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                vars(module._parameters[name]).update(own_attributes(parameter))
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.detach().clone()

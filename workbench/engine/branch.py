@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..introspect.bytecode import methods_of
 from ..introspect.objects import tensors_and_generators
 from .clone import places
 from .effects.attributes import Tree, Values, modules
@@ -66,6 +68,18 @@ class Clone:
             (container, key, slot, names[id(container), key])
             for container, key, slot in self.places
             if slot not in buffers and (id(container), key) in names
+        ]
+        classes: list[Any] = [type(module) for module in self.tree.values()]
+        # nn.Module registers what counts as a parameter, also if forward only keeps it in an attribute
+        kind = {"_is_param": True} if any(map(_asks_for_parameters, classes)) else {}
+        # what users have set on a parameter, which torch's operations leave out, and what else tells a parameter from a tensor
+        self._attributes = [
+            (
+                slot,
+                vars(container[key]) if type(container[key]) in PLAIN else {},
+                {**kind, "__deepcopy__": functools.partial(_copy_installed, container, key)},
+            )
+            for container, key, slot, _ in self.taken_over
         ]
         self.first_place: dict[str, tuple[Any, Any]] = {}  # by slot: container and key
         for container, key, slot in self.places:
@@ -128,7 +142,13 @@ class Clone:
         return values
 
     def install(self, values: dict[str, Tensor]) -> None:
-        """Install tensors by slot."""
+        """Install tensors by slot; those of parameters have their attributes, and can be told from tensors and deep-copied as they can."""
+        if not torch.compiler.is_compiling():
+            for slot, users, own in self._attributes:
+                if type(value := values.get(slot)) in (Tensor, FactoredWeight):
+                    attributes = vars(value)
+                    attributes.update(users)
+                    attributes.update(own)
         for container, key, slot in self.places:
             if slot in values:
                 container[key] = values[slot]
@@ -218,6 +238,18 @@ class Clone:
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Return every installed parameter with its name."""
         return [(tensor, name) for holder, key, name in self._parameters if (tensor := holder[key]) is not None]
+
+
+@functools.cache
+def _asks_for_parameters(cls: Any) -> bool:
+    """Return whether the code of a class asks whether something is an `nn.Parameter`."""
+    codes = [function.__code__.co_names for _, function in methods_of(cls)]
+    return any("get_parameter" in names or {"isinstance", "Parameter"} <= set(names) for names in codes)
+
+
+def _copy_installed(container: Any, key: Any, memo: Any) -> nn.Parameter:
+    """Return a copy of an installed parameter, as torch copies a parameter."""
+    return nn.Parameter(container[key].detach().clone(), container[key].requires_grad)
 
 
 def _has_key(container: Any, key: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -110,46 +111,71 @@ def _copy_value(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
-    """Fill the memo of `copy.deepcopy`: tensors and generators are shared, functions with modules in their closure are rebound."""
+    """Fill the memo of `copy.deepcopy`: tensors and generators are shared, functions with modules in their closure are rebound.
+
+    Weak references to modules, which `copy.deepcopy` keeps, refer to the copies of these.
+    """
     if is_atom(value) or id(value) in seen or (type(value) is OrderedDict and not value):
         return
     seen.add(id(value))
     if isinstance(value, Tensor) or is_generator(value):
         memo.setdefault(id(value), value)
-    elif isinstance(value, types.FunctionType):
-        if (new := rebound(value, memo)) is not value:
+    elif isinstance(value, types.FunctionType) or type(value) is weakref.ref:
+        if (new := _closure_content(value, memo)) is not value:
             memo[id(value)] = new
+    elif (
+        isinstance(value, types.MethodType)
+        and (function := _closure_content(value.__func__, memo)) is not value.__func__
+    ):
+        share(value.__self__, memo, seen)
+        memo[id(value)] = types.MethodType(function, copy.deepcopy(value.__self__, memo))
+    elif isinstance(value, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
+        pairs = list(value.items())
+        share(pairs, memo, seen)
+        memo[id(value)] = type(value)(copy.deepcopy(pairs, memo))
     elif id(value) not in memo:
         for _, item in parts(value):
             share(item, memo, seen)
 
 
 def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
-    """Return the function with modules in its closure replaced by their copies in `memo`; the function itself if there are none."""
-    if not function.__closure__:
-        return function
+    """Return the function with modules in its closure and defaults replaced by their copies in `memo`; itself if there are none."""
+    closure = function.__closure__ or ()
+    old_defaults = (function.__defaults__, function.__kwdefaults__)
+    defaults = [_closure_content(values, memo) for values in old_defaults]
     cells = []
-    for cell in function.__closure__:
+    for cell in closure:
         if not is_set(cell):
             cells.append(cell)
             continue
         content = cell.cell_contents
         new = content if content is function else _closure_content(content, memo)
         cells.append(cell if new is content else types.CellType(new))
-    if all(new is old for new, old in zip(cells, function.__closure__, strict=True)):
+    if all(new is old for new, old in zip((*cells, *defaults), (*closure, *old_defaults), strict=True)):
         return function
-    copied = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
-    )
-    copied.__kwdefaults__ = function.__kwdefaults__
+    copied = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults[0], tuple(cells))
+    copied.__kwdefaults__ = defaults[1]
     copied.__dict__.update(function.__dict__)
     return copied
 
 
 def _closure_content(content: Any, memo: dict[int, Any]) -> Any:
-    """Return the content of a closure cell for the new tree: modules, and functions bound to them, are replaced by their copies."""
+    """Return the content of a closure cell for the new tree.
+
+    Modules, alone or in a list, tuple or dict, weak references to them, and functions bound to them are replaced by their copies.
+    """
     if isinstance(content, nn.Module):
         return memo.get(id(content), content)
+    if type(content) in (list, tuple, dict) and content:
+        items = list(content.values() if isinstance(content, dict) else content)
+        held = [_closure_content(item, memo) if isinstance(item, nn.Module) else item for item in items]
+        if id(content) in memo or all(new is old for new, old in zip(held, items, strict=True)):
+            return memo.get(id(content), content)
+        memo[id(content)] = dict(zip(content, held, strict=True)) if isinstance(content, dict) else type(content)(held)
+        return memo[id(content)]
+    if type(content) is weakref.ref:
+        target = content()
+        return content if memo.get(id(target), target) is target else weakref.ref(memo[id(target)])
     if isinstance(content, types.FunctionType):
         return rebound(content, memo)
     if isinstance(content, types.MethodType):
@@ -184,6 +210,13 @@ class _ReplacingItems:
         else:
             items = (*holder[:i], value, *holder[i + 1 :])
             self.container[self.key] = type(holder)._make(items) if hasattr(holder, "_make") else type(holder)(items)
+
+
+def own_attributes(tensor: Tensor) -> dict[str, Any]:
+    """Return what users have set on a tensor, such as `weight._no_weight_decay = True`, which torch's operations leave out."""
+    if type(tensor) not in (Tensor, nn.Parameter):  # subclasses keep parts of their values there
+        return {}
+    return {name: value for name, value in vars(tensor).items() if name not in ("__deepcopy__", "_is_param")}
 
 
 def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tuple[Any, Any, str]]:

@@ -14,6 +14,7 @@ from ..errors import PurityError, WorkbenchWarning
 from .branch import Clone, replaced_parameter
 from .effects.attribute_losses import with_mean_terms
 from .effects.attributes import (
+    HOOKS,
     Attribute,
     ModuleContents,
     Tree,
@@ -81,6 +82,7 @@ class Clones:
         self.changed_buffers: dict[bool, frozenset[str]] = {}
         # by mode: whether forward drew from generators other than torch's in that call
         self.drew_outside_torch: dict[bool, bool] = {}
+        self.n_hooks = 0  # number of hooks of modules
         # of a network with linear layers only, 0 for others: number of weights, and largest number of inputs or outputs of a layer
         self.n_weights = self.width = 0
 
@@ -250,6 +252,7 @@ class Clones:
             self._clones.clear()
             self._generators = find_generators(self._tree)
             self.n_weights, self.width = _size(self._tree)
+            self.n_hooks = sum(len(vars(module)[kind]) for module in self._tree.values() for kind in HOOKS)
         self._note()
 
     def _note(self) -> None:
@@ -283,7 +286,7 @@ class Clones:
             try:
                 with nullcontext() if self._writes is None else self._writes.watched():
                     yield
-            except (RuntimeError, TypeError) as error:
+            except (RuntimeError, TypeError, ValueError) as error:
                 explain_write(self.root, error)
                 raise
             self._last = clone
@@ -297,7 +300,7 @@ class Clones:
         try:
             with writes.watched():
                 yield
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             explain_write(self.root, error)
             raise
         self._last = clone

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from ..introspect.bytecode import globals_assigned, methods_of
 from ..introspect.source_lines import first_sentence, line_name, users_line
 from .clones import Clones
+from .effects.attributes import HOOKS
 from .executors import loop, replay, vmap
 from .executors.branched_tensors import heads_on_trunks
 from .plan import Axis, Plan, differ_in_length
@@ -69,6 +71,7 @@ class CallKind(NamedTuple):
     dealt: bool
     loop_only: str  # reason why the branches must run one after another
     rows: int  # 0 if a pass is little work, else 1; with "tune" the bit length of the number of rows
+    hooks: int  # number of hooks of modules, which can be added between calls
     parts: int = 1  # number of passes, each of some branches, in which activations stay in the cache
 
 
@@ -181,6 +184,7 @@ class Ladder:
             bool(plan.dealt),
             plan.loop_only,
             int(rows).bit_length() if strategy == "tune" else int(not is_small),
+            self.clones.n_hooks,
             parts if is_small else 1,
         )
 
@@ -378,8 +382,7 @@ def _strategy_error(root: nn.Module, plan: Plan, strategy: str, error: Exception
 def hooked(root: nn.Module) -> str:
     """Return which module has hooks, which could keep vmap's tensors after the pass, when they are invalid; "" if none has."""
     for path, module in root.named_modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values())
-        for hook in hooks if path else ():
+        for hook in chain.from_iterable(vars(module)[kind].values() for kind in HOOKS) if path else ():
             if not str(getattr(hook, "__module__", "")).startswith(("torch.nn.utils", "workbench.")):
                 return f"{path} has hooks, which would get tensors that stand for all branches at once"
     return ""

@@ -23,7 +23,7 @@ from .effects.inputs import InputEffects, are_tensors, is_object, own_inputs, re
 from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Ladder
-from .plan import Bank, Index, Plan
+from .plan import Bank, Index, Plan, Split
 from .rank_one import FactoredWeightUsed
 from .request import Request
 from .results import Result, Running, StackedResults
@@ -317,7 +317,12 @@ class Engine:
             source_ids = reached(outputs)
             # inputs may have been computed by the given model itself
             input_ids = reached([leaf for leaf in tensors((request.args, request.kwargs)) if leaf.requires_grad])
-            stale = {name for name, tensor in self._originals().items() if id(tensor) in source_ids - input_ids}
+            heads = _of_other_heads(plan, index)
+            if heads and isinstance(results, StackedResults):  # all branches have one graph
+                stale, _ = self._follow(request, owned, index)
+            else:
+                originals = {**heads, **self._originals()}
+                stale = {name for name, tensor in originals.items() if id(tensor) in source_ids - input_ids}
             # the graph of the layers inside a reentrant checkpoint is not known yet
             depends = not source_ids.isdisjoint(map(id, owned.values())) or has_reentrant_checkpoint(outputs)
         elif self._followed:
@@ -355,7 +360,7 @@ class Engine:
             The slots whose original tensors the outputs depend on, and whether the outputs depend on any owned tensor.
         """
         plan = request.plan
-        originals = self._originals()  # held here so that ids stay unique
+        originals = {**self._originals(), **_of_other_heads(plan, index)}  # held here so that ids stay unique
         bank = Bank(plan.bank.get)
         branch_plan = replace(plan, axes=(), fixed=dict(index), dealt="", bank=bank, interventions=(), folding=None)
         probe, sources = replace(request, plan=branch_plan), set(map(id, owned.values()))
@@ -394,6 +399,15 @@ class Engine:
             sources.restore(states_before)
             if self.clones.impure:
                 self.clones.forget()
+
+
+def _of_other_heads(plan: Plan, index: Index) -> dict[str, Tensor]:
+    """Return the tensors, by name, that the first of several heads has in place of those of a branch."""
+    splits = [rule for rule in plan.rules.values() if isinstance(rule, Split)]
+    heads = [(rule.options[0], rule.options[index.get(rule.axis, 0)]) for rule in splits]
+    return {
+        name: plan.bank.get(name) for first, own in heads for name in first.registered() if name not in own.registered()
+    }
 
 
 def _merged_buffers(plan: Plan, results: Sequence[Result]) -> tuple[list[Tensor], list[Tensor]]:

@@ -11,14 +11,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ...engine.effects.attributes import ModuleContents, modules, structure
+from ...engine.effects.attributes import HOOKS, ModuleContents, modules, structure
 from ...engine.effects.contents import Contents
 from ...engine.surroundings import guarded
 from ...errors import FrozenModelError
 from ..ownership import engine_of
 from .own_train import merging_refused
 
-_KINDS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+_KINDS = ("_parameters", "_buffers", "_modules", *HOOKS)
 _VERSION = operator.attrgetter("_version")
 _LOCK = threading.Lock()
 _ACTIVE: list[Frozen] = []  # the objects inside a block, over all threads

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...engine.clone import places
+from ...engine.clone import own_attributes, places
 from ...engine.plan import Bank
 from ..additions import EXTRAS, MARK, add_extra, remove_extra
 from ..batches.call_arguments import positional_names
@@ -57,7 +57,12 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], independent: 
             requires_grad = any(table.get(name).requires_grad for name in names)
             value = nn.Parameter(value, requires_grad=requires_grad)
         new[slot.name] = value
-    replaced = {id(_tensor_of(model, record.slots[name])): name for name in new}
+    replaced = {}
+    for name, value in new.items():
+        old = _tensor_of(model, record.slots[name])
+        replaced[id(old)] = name
+        if isinstance(value, nn.Parameter) and old is not None:
+            vars(value).update(own_attributes(old))
     for container, key, name in places(model, replaced):  # a single walk through the model for all tensors
         container[key] = new[name]
     return model

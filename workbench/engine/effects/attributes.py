@@ -110,6 +110,9 @@ def difference(before: dict[Attribute, str], after: dict[Attribute, str], names:
     return "\n".join(lines)
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
     """Return the ids of each module's registered tensors and sub-modules, by (path, kind) and name."""
     return {
@@ -128,7 +131,7 @@ class ModuleContents:
     """
 
     def __init__(self, tree: Tree, ignore: frozenset[Attribute]) -> None:
-        kinds = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        kinds = ("_parameters", "_buffers", "_modules", *HOOKS)
         self._holders: list[dict[str, Any]] = []
         self._items: list[Any] = []  # strong references, so that no new object reuses the id of one of them
         for path, module in tree.items():
@@ -165,7 +168,5 @@ def structure(tree: Tree, ignore: frozenset[Attribute], modes: bool = True) -> t
         facts.append(tuple(map(id, contents["_parameters"].values())))
         facts.append(tuple(map(id, contents["_buffers"].values())))
         facts.append(tuple(map(id, contents["_modules"].values())))
-        facts.append(
-            (len(contents["_forward_hooks"]), len(contents["_forward_pre_hooks"]), len(contents["_backward_hooks"]))
-        )
+        facts.append(tuple(len(contents[kind]) for kind in HOOKS))
     return tuple(facts)

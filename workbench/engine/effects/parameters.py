@@ -34,7 +34,8 @@ class ParameterWrites:
             id(parameter): (f"{path}.{name}" if path else name, parameter, version(parameter))
             for path, module in tree.items()
             for name, parameter in module._parameters.items()
-            if isinstance(parameter, nn.Parameter)
+            # a branch's own tensors can count as parameters, too
+            if isinstance(parameter, nn.Parameter) and type(parameter) is not Tensor
         }
         # subclasses of Parameter, such as quantised ones: their attributes and data
         self._subclassed = {
@@ -185,7 +186,7 @@ def explain_write(root: nn.Module, error: Exception) -> None:
     Raises:
         RuntimeError: if forward writes into a parameter of which the branch has a view, or ties parameters.
     """
-    if isinstance(error, TypeError) and "as parameter" in str(error):
+    if isinstance(error, TypeError | ValueError) and ("as parameter" in str(error) or "to parameter" in str(error)):
         raise RuntimeError(
             f"forward of {root._get_name()} assigns one of its parameters to another, which in each branch is a view of a stacked tensor "
             f"({error}). Tie them in __init__: self.decoder.weight = self.encoder.weight"

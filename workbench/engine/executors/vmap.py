@@ -31,6 +31,7 @@ from .rescue import DropoutByFormula, Rescue
 _functorch: Any = torch._C._functorch
 PassOutput = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # outputs, buffers, taps
 References = list[weakref.ref[Tensor]]
+_AUTOGRAD = frozenset(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn"))
 
 
 def run(request: Request, rescue: bool = False) -> StackedResults:
@@ -181,7 +182,7 @@ class _Pass:
     def _all_branches(self, values: list[Tensor], token: Tensor | None, shape: _OutputShape) -> PassOutput:
         """Run the branches on tensors without their branch axes; store the structure of the output in `shape`."""
         request, plan, clone = self.request, self.plan, self.clone
-        modes: list[TorchFunctionMode] = [] if self.outputs is None else [_CollectOutputs(self.outputs)]
+        modes: list[TorchFunctionMode] = [] if self.outputs is None else [_FirstPass(self.outputs)]
         if token is not None:
             modes.append(Rescue(token))
         autocast = AutocastUnderVmap(request.autocast) if request.autocast else nullcontext()
@@ -353,8 +354,12 @@ def _all_entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
         yield
 
 
-class _CollectOutputs(TorchFunctionMode):
-    """Function mode that collects weak references to the output tensors of every operation."""
+class _FirstPass(TorchFunctionMode):
+    """Function mode that collects weak references to the output tensors of every operation, and refuses what vmap answers wrongly.
+
+    Batched tensors never require gradients: these lie a level below. Code that asks (hooks on gradients, implicit layers) would do
+    without them.
+    """
 
     watches = True  # see `joint_layers`
 
@@ -365,9 +370,18 @@ class _CollectOutputs(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if function in _AUTOGRAD and is_batched(args[0]) and _requires_grad(args[0]):
+            raise RuntimeError("the model asks whether a tensor requires gradients, which vmap hides")
         out = function(*args, **(kwargs or {}))
         self._outputs.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
         return out
+
+
+def _requires_grad(tensor: Tensor) -> bool:
+    """Return whether a tensor requires gradients outside vmap."""
+    while is_batched(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor.requires_grad
 
 
 def _holds_batched(value: Any) -> bool:

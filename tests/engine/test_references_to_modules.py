@@ -1,0 +1,135 @@
+"""References of a model to its own modules that `copy.deepcopy` keeps: weak ones, and those of functions."""
+
+import types
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench import Wrapped, compose, sculpt, vote
+from workbench.errors import UnreachedParametersError
+
+WRAPPERS = {
+    "vote": lambda: vote.Wrapper(3),
+    "sculpt": sculpt.Wrapper,
+    "both": lambda: compose(vote.Wrapper(3), sculpt.Wrapper()),
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.gain = nn.Parameter(torch.tensor(0.7))
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(torch.tanh(self.a(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.trunk(x)) * self.gain
+
+
+class KeyedWeakly(Net):
+    """Finds numbers of its layers in a dict that does not keep them alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = weakref.WeakKeyDictionary({self.a: 2.0, self.b: 3.0})
+        self.layers = weakref.WeakValueDictionary({"a": self.a, "b": self.b})
+
+    def trunk(self, x: Tensor) -> Tensor:
+        for name in ("a", "b"):
+            x = torch.tanh(self.layers[name](x) * self.factors.get(self.layers[name], 1.0))
+        return x
+
+
+class Child(nn.Module):
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        self.parent = weakref.ref(parent)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.parent().gain.exp()  # type: ignore[operator, union-attr]
+
+
+class KnowsParent(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Child(self)
+
+    def trunk(self, x: Tensor) -> Tensor:
+        return self.child(super().trunk(x))
+
+
+class PatchedLayer(Net):
+    """Replaces the forward of a layer by a method that refers to the whole model, as adapters written by hand do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers, plain = {"b": self.b}, self.a.forward
+
+        def forward(layer: nn.Linear, x: Tensor) -> Tensor:
+            return plain(x) * self.gain + layers["b"].bias
+
+        self.a.forward = types.MethodType(forward, self.a)  # type: ignore[method-assign]
+
+
+class Defaults(Net):
+    """Keeps its layers in the defaults of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = [lambda x, layer=layer: torch.tanh(layer(x)) for layer in (self.a, self.b)]
+
+        def last(x: Tensor, *, layer: nn.Module = self.c) -> Tensor:
+            return layer(x)
+
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return self.last(x) * self.gain
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("build", [KeyedWeakly, KnowsParent, PatchedLayer, Defaults])
+def test_references_of_a_model_to_its_modules_lead_to_those_of_the_branch(build: Any, wrapper: str, keep: bool) -> None:
+    given = build()
+    wrapped, x = WRAPPERS[wrapper]()(given).eval(), torch.randn(6, 5)
+    if not keep:
+        del given  # weak references to it die
+    answers = []
+    for voter in Wrapped.voters(wrapped):
+        model = build().eval()
+        model.load_state_dict(voter.state_dict())
+        answers.append(model(x))
+        torch.testing.assert_close(voter(x), answers[-1])
+    expected = torch.stack(answers)
+    y, risk = wrapped(x, return_risk=True)
+    torch.testing.assert_close(y, expected.mean(0))
+    torch.testing.assert_close(wrapped(x), expected.mean(0))
+    if wrapper != "sculpt":
+        torch.testing.assert_close(getattr(risk, "epistemic", risk), expected.std(0, correction=0))
+
+
+class HoldsParameters(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        weight, bias = self.c.weight, self.c.bias
+        self.last = lambda h: F.linear(h, weight, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.trunk(x)) * self.gain
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_heads_and_voters_that_would_use_the_given_parameters_are_refused(wrapper: str, gradients: bool) -> None:
+    wrapped = WRAPPERS[wrapper]()(HoldsParameters())
+    with torch.set_grad_enabled(gradients), pytest.raises(UnreachedParametersError, match=r"c\.bias, c\.weight"):
+        wrapped(torch.randn(6, 5), return_risk=True)
