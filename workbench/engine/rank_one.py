@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -164,6 +165,13 @@ class LayerForward:
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = weakref.ref(layer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerForward:
+        """Return the forward of the copy of the layer, which a model may make in its own forward."""
+        layer: Any = self._layer()
+        new = copy.copy(self)
+        new._layer = weakref.ref(memo.get(id(layer), layer))
+        return new
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         layer: Any = self._layer()

@@ -47,7 +47,7 @@ class TracedExecutor:
         self._draws[request.training] = draws
         forward = clone.root.__dict__.get(clone.method)
         hooked = clone.root._forward_hooks or clone.root._forward_pre_hooks
-        replaced = type(forward) not in (type(None), LayerForward)
+        replaced = forward is not None and not isinstance(forward, LayerForward)
         entries = self.entries()
         count = sum(len(entries[slot]) for slot in {slot for _, _, slot in clone.places})
         self._contained[request.training] = not (hooked or replaced) and len(clone.places) == count
