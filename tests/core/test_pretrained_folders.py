@@ -61,6 +61,22 @@ def answers(model: Any) -> list[torch.Tensor]:
     return [y.logits, *(each.logits if hasattr(each, "logits") else each for each in risks)]
 
 
+@pytest.mark.parametrize("name", ["vote", "finetune", "share", "all"])
+def test_weights_for_the_plain_class_are_no_unexpected_keys(name: str, tmp_path: Path) -> None:
+    """As the Trainer loads a checkpoint, which reports such keys."""
+    from safetensors.torch import load_file
+
+    wrapped, other = WRAPPERS[name]()(bert()), WRAPPERS[name]()(bert())
+    wrapped.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    report = other.load_state_dict({**state, "new.weight": torch.ones(1)}, strict=False)
+    assert report.unexpected_keys == ["new.weight"]
+    assert not [key for key in report.missing_keys if "@" in key and "density" not in key]
+    assert all(
+        torch.equal(value, other.state_dict()[key]) for key, value in wrapped.state_dict().items() if "@vote" in key
+    )
+
+
 def same(one: Any, other: Any) -> bool:
     first, second = answers(one), answers(other)
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

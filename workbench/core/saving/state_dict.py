@@ -248,8 +248,11 @@ class Loading:
 
         BatchNorm adds a missing counter to states without version (such as from safetensors), but voters have it under another name.
         """
+        known = self._of_plain_class() if self.strict is False else set()
         incompatible.unexpected_keys[:] = [
-            key for key in incompatible.unexpected_keys if not key.startswith(self.prefix) or key in self.keys
+            key
+            for key in incompatible.unexpected_keys
+            if not key.startswith(self.prefix) or (key in self.keys and key not in known)
         ]
         self._tie()
         wrong = self._own([*incompatible.missing_keys, *incompatible.unexpected_keys])
@@ -257,6 +260,16 @@ class Loading:
             self.errors.append(self.hint)
         if not self.errors:
             self.scales.write()
+
+    def _of_plain_class(self) -> set[str]:
+        """Return the keys of weights that `save_pretrained` adds for the plain class to those that are used in their place."""
+        record = self.table.record
+        return {
+            self.prefix + name
+            for slot in record.released
+            if all(self.prefix + used in self.keys for used in record.rules[slot].registered())
+            for name in _names(record.slots[slot])
+        }
 
     def _tie(self) -> None:
         """Restore tied tensors, since a load with assign=True sets a different tensor under each name."""
