@@ -386,12 +386,7 @@ class Neo(Method):
         return leaves[i].shape[dim] if i < len(leaves) and dim < leaves[i].dim() else None
 
     def _pass(
-        self,
-        wrapped: Any,
-        args: tuple,
-        kwargs: dict[str, Any],
-        rows: int | None,
-        take: Take | None,
+        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int | None, take: Take | None
     ) -> tuple[Any, FeatureTap]:
         """Run the model once in evaluation mode, with a tap on its features."""
         table = table_of(wrapped)
