@@ -44,7 +44,10 @@ def can_be_joint(layer: nn.Module) -> bool:
 def _is_joint(x: Any, weight: Tensor, bias: Any) -> bool:
     """Return whether weight and bias are batched along one vmap axis, the input along it or none, and no function mode changes calls."""
     level = _functorch.maybe_get_level(weight)
-    if torch.compiler.is_compiling() or level != _functorch.maybe_current_level() or type(x) is not Tensor:
+    # torch.jit.trace compares a trace with gradients to one without
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if level != _functorch.maybe_current_level() or type(x) is not Tensor:
         return False
     if not _functorch.is_batchedtensor(bias) or _functorch.maybe_get_level(bias) != level or not _only_watched():
         return False
