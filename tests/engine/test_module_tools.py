@@ -103,7 +103,7 @@ def test_hooks_under_vmap_are_refused() -> None:
     wrapped = wrap("vote", strategy="vmap").eval()
     wrapped(data()[0])
     wrapped.last.register_forward_hook(lambda module, args, output: 2 * output)
-    with pytest.raises(ValueError, match='strategy="vmap" is not possible for Net .last has hooks'):
+    with pytest.raises(ValueError, match=r'strategy="vmap" is not possible for Net \(last has hooks'):
         wrapped(data()[0])
 
 
