@@ -150,7 +150,7 @@ def test_letters_on_the_colours_of_a_text_stay_dark_on_dark_pages():
     figure = pictures.finish(comparison.matrix())
     words = [text for text in figure.axes[3].texts if text.get_text().isdigit()]
     assert len(words) == 5
-    assert {to_hex(text.get_color()) for text in words} == {"#111111"}
+    assert {to_hex(text.get_color()) for text in words} == {"#010101"}
 
 
 def test_curves_of_all_models_have_one_axis_that_holds_their_bands_and_the_data():

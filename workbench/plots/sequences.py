@@ -268,9 +268,12 @@ def _shades_of_text(kind: str) -> Any:
 
 
 def _letters_on(shade: Array) -> str:
-    """Return black or white, whichever is better readable on a background [4], RGBA: a contrast of at least 4.5 (WCAG 2, relative luminance)."""
+    """Return black (nearly: widgets give black the colour of the page's text) or white, whichever is readable on a background [4], RGBA.
+
+    The contrast is at least 4.5 (WCAG 2, relative luminance).
+    """
     channels = np.where(shade[:3] <= 0.04045, shade[:3] / 12.92, ((shade[:3] + 0.055) / 1.055) ** 2.4)
-    return "#000000" if float(channels @ [0.2126, 0.7152, 0.0722]) > 0.179 else "#FFFFFF"
+    return "#010101" if float(channels @ [0.2126, 0.7152, 0.0722]) > 0.179 else "#FFFFFF"
 
 
 def _draw_words(
