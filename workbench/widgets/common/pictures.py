@@ -171,7 +171,7 @@ def finish(figure: Figure) -> Figure:
             letters = room * 72 / ax.figure.figure.dpi / (0.5 * text.get_fontproperties().get_size_in_points())
             text.set_text("\n".join(brief(line, max(24, int(letters))) for line in text.get_text().split("\n")))
         for text in (ax.xaxis.label, ax.yaxis.label, ax.title, *ax.texts):
-            if to_hex(text.get_color()) not in ("#ffffff", "#111111", "#010101"):  # these have backgrounds of their own
+            if to_hex(text.get_color()) not in ("#ffffff", "#010101"):  # these have backgrounds of their own
                 text.set_color(text.get_color() if text.get_color() in COLOURS.values() else INK)
         legend = ax.get_legend()
         if legend is not None:
