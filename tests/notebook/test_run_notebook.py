@@ -67,6 +67,11 @@ def test_plots_appear_and_appear_once_whatever_backend_this_process_has(throwawa
     assert "matplotlib_inline" in text(throwaway("ok"))
 
 
+@pytest.mark.skipif("OMP_WAIT_POLICY" in os.environ, reason="OMP_WAIT_POLICY is set")
+def test_threads_that_wait_leave_the_cores_to_others(throwaway: Callable[[str], Run]) -> None:
+    assert " threads PASSIVE " in text(throwaway("ok"))
+
+
 def test_the_kernel_runs_beside_the_notebook_and_prints_no_noise(throwaway: Callable[[str], Run]) -> None:
     run = throwaway("ok")
     assert text(run).split(" in ")[1].strip() == str(Path(run.notebook).parent)
