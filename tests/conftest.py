@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from workbench.notebook import record, record_figure, record_table
 
-print("backend", os.environ["MPLBACKEND"], "threads", os.environ["OMP_WAIT_POLICY"], "in", os.getcwd())
+print("backend", os.environ["MPLBACKEND"], "threads", os.environ["GOMP_SPINCOUNT"], "in", os.getcwd())
 record(loss=float("nan"), bound=np.float64("inf"), n=n, third=1 / 3, single=np.float32(0.1), scores=np.arange(3))
 fig, ax = plt.subplots(figsize=(3, 2))
 record_figure("line_plot", ax, alt="a straight line")

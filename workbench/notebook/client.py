@@ -194,8 +194,8 @@ def kernel_manager_class(watch: Watch) -> type[AsyncKernelManager]:
             # a backend chosen for this process (Agg in tests) would hide the notebook's plots
             env = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
             env["WORKBENCH_HEADLESS"] = "1"  # notebooks can skip their widgets, since nobody can use them
-            # waiting threads of torch spin by default: if other processes need the cores, small models take up to 20 times as long
-            env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+            # waiting threads of torch spin 300,000 times by default: if other processes need the cores, small models take up to 20 times as long
+            env.setdefault("GOMP_SPINCOUNT", "10000")
             # output of cells, even that of native code, comes as messages; this silences the kernel process itself
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             await super().start_kernel(**{"env": env, **quiet, **kwargs})
