@@ -24,7 +24,8 @@ from workbench.engine.effects.private_random import own_random
 from workbench.errors import require
 from workbench.risk import Risk
 from workbench.training import fit
-from workbench.training.checkpoint import Checkpoint, describe
+from workbench.training.checkpoint import Checkpoint
+from workbench.training.described_settings import describe
 
 if TYPE_CHECKING:
     import pandas as pd

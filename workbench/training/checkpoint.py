@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from workbench.atomic import replacing
-from workbench.core.batches.labelled import kind_of
-from workbench.core.batches.rows import Source, TensorRows
 
 WRITE_INTERVAL = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
 
@@ -94,31 +90,3 @@ class Checkpoint:
             runs = {"runs": self.runs} if self.runs else {}
             torch.save({**state, "settings": self.settings, **runs}, temporary)
         self._written = time.monotonic()
-
-
-def describe(value: Any) -> str:
-    """Describe a setting by a text that is the same in every process (without memory addresses).
-
-    Example:
-        >>> describe(functools.partial(torch.nn.functional.huber_loss, delta=2.0))
-        'huber_loss(delta=2.0)'
-        >>> describe(torch.nn.MSELoss())
-        'MSELoss()'
-    """
-    if isinstance(value, functools.partial):
-        arguments = [*map(describe, value.args), *(f"{name}={describe(v)}" for name, v in value.keywords.items())]
-        return f"{describe(value.func)}({', '.join(arguments)})"
-    if callable(value) and not isinstance(value, torch.nn.Module):
-        return getattr(value, "__qualname__", type(value).__qualname__)
-    return repr(value)
-
-
-def checksum(source: Source | None) -> str:
-    """Return a fingerprint of rows: sha256 of rows in memory, otherwise their kind and number."""
-    if not isinstance(source, TensorRows):
-        return "none" if source is None else f"{kind_of(source)} of {len(cast(Sized, source))}"
-    total = hashlib.sha256()
-    for leaf in (*source.inputs, *source.targets):
-        total.update(f"{leaf.dtype} {tuple(leaf.shape)}\n".encode())
-        total.update(leaf.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return total.hexdigest()

@@ -19,7 +19,8 @@ from workbench.core.outputs.meanings import IGNORED
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
 from workbench.training.batches import Batches
-from workbench.training.checkpoint import Checkpoint, checksum
+from workbench.training.checkpoint import Checkpoint
+from workbench.training.described_settings import checksum
 from workbench.training.history import History
 from workbench.training.loop import Loop, loss_of
 from workbench.training.progress import Stopped

@@ -8,7 +8,6 @@ import itertools
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from workbench.trackers.delivery import tracker_of
 from workbench.training.asked_device import on_requested_device
 from workbench.training.augmentation import Augmentation, augmentations, augmented
 from workbench.training.batches import Batches
-from workbench.training.checkpoint import Checkpoint, checksum, describe
+from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import LR, check_numbers, sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
 from workbench.training.cross_fitting import CrossFit
@@ -48,6 +47,13 @@ from workbench.training.defaults import (
     move,
     one_cycle,
     resolve_device,
+)
+from workbench.training.described_settings import (
+    checksum,
+    describe,
+    describe_augmentation,
+    describe_class_weight,
+    describe_optimizer,
 )
 from workbench.training.epoch_choice import lengths_of, train_lengths
 from workbench.training.exclusive import one_at_a_time
@@ -253,12 +259,12 @@ def fit(
             "dtype": str(dtype),
             **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
             "criterion": "likelihood" if criterion is None else describe(criterion),
-            **({"augment": ", ".join(map(_describe_change, transforms))} if transforms else {}),
-            **({} if weighted_loss is None else {"class weight": _describe_weights(weighted_loss)}),
+            **({"augment": ", ".join(map(describe_augmentation, transforms))} if transforms else {}),
+            **({} if weighted_loss is None else {"class weight": describe_class_weight(weighted_loss)}),
         }
         if fold_layout is None:
             resolved_optimizer, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, lengths[0])
-            settings["optimizer"] = _describe_optimizer(resolved_optimizer, scheduler is not None)
+            settings["optimizer"] = describe_optimizer(resolved_optimizer, scheduler is not None)
         else:
             settings["folds"] = hashlib.sha256(fold_layout[0].numpy().tobytes()).hexdigest()
             settings["optimizer"] = f"StackedAdam, lr {rates}, weight decay {decays}"
@@ -435,21 +441,6 @@ def _check_combination(folds: Any, transforms: Any, class_weight: Any, criterion
             "class_weight: with strategy each process takes the weighted mean of its own rows, and the mean of these is not the weighted mean "
             "of the batch; leave class_weight out, or train in one process"
         )
-
-
-def _describe_change(augmentation: Augmentation) -> str:
-    return repr(augmentation) if is_dataclass(augmentation) else describe(augmentation)
-
-
-def _describe_weights(loss: LossByMeaning) -> str:
-    return str({name: weights.tolist() for name, weights in (loss.class_weight or {}).items()})
-
-
-def _describe_optimizer(optimizer: Optimizer, has_schedule: bool) -> str:
-    """Describe the settings of an optimizer for checkpoints, regardless of how its steps are computed (fused or not)."""
-    settings = {**optimizer.defaults, "fused": None} if has_schedule else optimizer.defaults
-    groups = ", biases and norms not decayed" if has_schedule and len(optimizer.param_groups) > 1 else ""
-    return f"{type(optimizer).__name__}{sorted(settings.items())}, schedule {has_schedule}{groups}"
 
 
 def _reset(

@@ -1,0 +1,62 @@
+"""Settings and rows of a training as text, by which a checkpoint recognizes them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sized
+from dataclasses import is_dataclass
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+
+from workbench.core.batches.labelled import kind_of
+from workbench.core.batches.rows import Source, TensorRows
+from workbench.training.augmentation import Augmentation
+from workbench.training.default_losses import LossByMeaning
+
+
+def describe(value: Any) -> str:
+    """Describe a setting by a text that is the same in every process (without memory addresses).
+
+    Example:
+        >>> describe(functools.partial(torch.nn.functional.huber_loss, delta=2.0))
+        'huber_loss(delta=2.0)'
+        >>> describe(torch.nn.MSELoss())
+        'MSELoss()'
+    """
+    if isinstance(value, functools.partial):
+        arguments = [*map(describe, value.args), *(f"{name}={describe(v)}" for name, v in value.keywords.items())]
+        return f"{describe(value.func)}({', '.join(arguments)})"
+    if callable(value) and not isinstance(value, torch.nn.Module):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    return repr(value)
+
+
+def checksum(source: Source | None) -> str:
+    """Return a fingerprint of rows: sha256 of rows in memory, otherwise their kind and number."""
+    if not isinstance(source, TensorRows):
+        return "none" if source is None else f"{kind_of(source)} of {len(cast(Sized, source))}"
+    total = hashlib.sha256()
+    for leaf in (*source.inputs, *source.targets):
+        total.update(f"{leaf.dtype} {tuple(leaf.shape)}\n".encode())
+        total.update(leaf.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def describe_augmentation(augmentation: Augmentation) -> str:
+    """Describe a change of the training rows: a dataclass by its fields, a function by its name."""
+    return repr(augmentation) if is_dataclass(augmentation) else describe(augmentation)
+
+
+def describe_class_weight(loss: LossByMeaning) -> str:
+    """Describe the class weights of each output."""
+    return str({name: weights.tolist() for name, weights in (loss.class_weight or {}).items()})
+
+
+def describe_optimizer(optimizer: Optimizer, has_schedule: bool) -> str:
+    """Describe an optimizer by its settings, regardless of how its steps are computed (fused or not)."""
+    settings = {**optimizer.defaults, "fused": None} if has_schedule else optimizer.defaults
+    groups = ", biases and norms not decayed" if has_schedule and len(optimizer.param_groups) > 1 else ""
+    return f"{type(optimizer).__name__}{sorted(settings.items())}, schedule {has_schedule}{groups}"
