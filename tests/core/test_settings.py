@@ -19,7 +19,7 @@ import workbench
 from workbench import Wrapper, compose, load, neo, sample, save, sculpt, setting, vote
 from workbench.core.method import Axis, Call, Method
 from workbench.core.registry import name_of, register, unregister, wrapper_class, wrapper_names
-from workbench.core.saving.state_dict import settings_of as state_settings
+from workbench.core.saving.saved_settings import settings_of as state_settings
 from workbench.core.settings import Settings, settings_of
 from workbench.core.texts import wrapper_of
 from workbench.engine.run import PURITIES, STRATEGIES

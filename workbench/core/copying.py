@@ -17,8 +17,9 @@ from .calls.frozen import Freezable, refuse_change
 from .ownership import Record, table_of
 from .quantised import is_quantised, left_alone
 from .runtime import plain_clone, portable, restore
+from .saving.saved_settings import SETTINGS, described
 from .saving.savepoint import Savepoint
-from .saving.state_dict import SETTINGS, Loading, described
+from .saving.state_dict import Loading
 
 
 class Persistent(Freezable):

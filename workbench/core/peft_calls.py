@@ -21,8 +21,8 @@ from .calls.frozen import refuse_change
 from .crossfit import members_axis
 from .ownership import table_of
 from .runtime import plain_clone, restore
+from .saving.extraction import extract
 from .saving.savepoint import Savepoint
-from .saving.state_dict import extract
 
 # adapters that only add layers next to the base, and with which merging, saving and loading do for each voter what they do for a plain model
 _KINDS = ("LORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "HRA", "FOURIERFT")

@@ -35,8 +35,9 @@ from .prior import NAME as PRIOR
 from .prior import install
 from .quantised import own_scales
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
+from .saving.extraction import extract
 from .saving.savepoint import Savepoint
-from .saving.state_dict import add_registered, extract, saves_itself
+from .saving.state_dict import add_registered, saves_itself
 from .saving.training_data import note_fit
 from .standardize import Scaling
 from .subclasses import subclass

@@ -23,7 +23,7 @@ from ..outputs.meanings import IGNORED, Meaning, Values
 from ..outputs.resolution import resolve
 from ..ownership import table_of
 from ..runtime import plain_clone
-from ..saving.state_dict import extract
+from ..saving.extraction import extract
 from .call_arguments import opened
 from .dict_rows import LABELS
 from .label_losses import CLASSES, KINDS, Kind

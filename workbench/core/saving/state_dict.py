@@ -1,10 +1,9 @@
-"""Extraction of plain models from a wrapped one, and loading of states, both of wrapped and of plain models."""
+"""Loading of states, both of wrapped and of plain models."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,80 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...engine.clone import own_attributes, places
-from ...engine.plan import Bank
 from ..additions import EXTRAS, MARK, add_extra, remove_extra
 from ..batches.call_arguments import positional_names
 from ..crossfit import NAME as COMMITTEE
 from ..crossfit import Committee, members_axis, seat
-from ..outputs.options import from_json, to_json
 from ..ownership import Slot, Table, table_of
-from ..quantised import Scales, own_copy
+from ..quantised import Scales
 from ..standardize import Scaling
-
-SETTINGS = f"settings{MARK}workbench"  # key in the state_dict: settings of the wrappers as bytes of a JSON text
-OUTPUT = f"output{MARK}workbench"  # key in that text: meaning of the outputs, if given
-
-
-# ---- extraction
-def extract(model: nn.Module, table: Table, index: dict[str, int], independent: bool) -> nn.Module:
-    """Install the tensors of one branch in a plain clone, and return the clone.
-
-    Args:
-        model: structural copy of the wrapped object without what wrapping added.
-        table: ownership table of the wrapped object.
-        index: axis -> position of the branch.
-        independent: whether to copy all tensors; otherwise those that no method has taken over are shared.
-    """
-    record, bank = table.record, Bank(table.get)
-    new: dict[str, Tensor] = {}
-    for slot in record.slots.values():
-        # swag and snapshot register the weights that they collect under the slot's name and their axis
-        collected = (record.rules.get(f"{slot.name}{MARK}{axis}") for axis in index)
-        rule = next((other for other in collected if other is not None), record.rules.get(slot.name))
-        shared = slot.name not in table.views
-        tensor = None if rule is None else rule.pick(bank, index)
-        if not independent and shared and (tensor is None or tensor is table.get(slot.name)):
-            continue  # the clone already holds the shared tensor
-        if not slot.buffer and shared and tensor is None:
-            new[slot.name] = own_copy(table.get(slot.name))
-            continue
-        value = (table.get(slot.name) if tensor is None else tensor).detach().clone()
-        if not slot.buffer:
-            names = [slot.name] if rule is None or shared else rule.registered()
-            requires_grad = any(table.get(name).requires_grad for name in names)
-            value = nn.Parameter(value, requires_grad=requires_grad)
-        new[slot.name] = value
-    replaced = {}
-    for name, value in new.items():
-        old = _tensor_of(model, record.slots[name])
-        replaced[id(old)] = name
-        if isinstance(value, nn.Parameter) and old is not None:
-            vars(value).update(own_attributes(old))
-    for container, key, name in places(model, replaced):  # a single walk through the model for all tensors
-        container[key] = new[name]
-    return model
-
-
-def _tensor_of(model: nn.Module, slot: Slot) -> Tensor | None:
-    path, attribute = slot.owners[0]
-    owner = model.get_submodule(path) if path else model
-    return (owner._buffers if slot.buffer else owner._parameters)[attribute]
-
-
-def settings_of(wrapped: Any) -> dict[str, Any]:
-    """Return method name -> settings, as saved in a state."""
-    return json.loads(json.dumps({method.name: method.settings() for method in wrapped._workbench.methods}))
-
-
-def described(wrapped: Any) -> Tensor:
-    """Return the settings for the state_dict, uint8 [bytes]; a tensor, since only tensors can be loaded with weights_only=True."""
-    methods = wrapped._workbench.methods
-    notes = {f"{key}{MARK}{method.name}": value for method in methods for key, value in method.notes().items()}
-    if wrapped._workbench.output is not None:
-        notes[OUTPUT] = to_json(wrapped._workbench.output)
-    text = json.dumps({**settings_of(wrapped), **notes}, sort_keys=True)
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+from .extraction import extract
+from .saved_settings import SETTINGS, check_output, check_settings, stored_settings
 
 
 def saves_itself(module: nn.Module) -> bool:
@@ -107,75 +41,6 @@ def add_registered(wrapped: nn.Module, state: dict[str, Any], prefix: str, metad
                 state.setdefault(stem + name, tensor if keep_vars else tensor.detach())
                 if (single := name.partition(MARK)[0]) not in registered:
                     state.pop(stem + single, None)
-
-
-# ---- loading
-def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings in a state by method ({} if it has none), and the notes of methods by "name@method"."""
-    stored = state.get(prefix + SETTINGS)
-    if stored is None:
-        return {}, {}
-    try:
-        text = json.loads(bytes(_as_bytes(stored).cpu().tolist()).decode())
-        notes = {key: text.pop(key) for key in list(text) if MARK in key}
-        if not all(isinstance(settings, dict) for settings in text.values()):
-            raise ValueError(f"they are {text!r:.80}")
-    except (AttributeError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{prefix}{SETTINGS} in the state holds no valid wrapper settings ({error}): the state is damaged or was changed; use another copy"
-        ) from error
-    return text, notes
-
-
-def _as_bytes(stored: Tensor) -> Tensor:
-    """Return the bytes of settings, also from a floating-point average of states with equal settings, such as for target networks."""
-    if not stored.is_floating_point():
-        return stored
-    rounded = stored.round()
-    return rounded.to(torch.uint8) if bool((stored - rounded).abs().max() < 0.01) else stored
-
-
-def check_settings(saved: dict[str, Any], wrapped: Any, strict: bool | None = True) -> None:
-    """Raise ValueError if a state was saved with other settings; with strict=False only methods in both are compared."""
-    current = settings_of(wrapped)
-    differing, unequal = [], saved.keys() ^ current.keys()
-    for name in sorted(saved.keys() | current.keys()):
-        if name not in unequal:
-            # settings that are missing in the state were added to workbench after it was saved
-            keys = [
-                key for key, value in saved[name].items() if key not in current[name] or current[name][key] != value
-            ]
-            in_state, in_object = (
-                _format_settings({key: settings[name].get(key) for key in keys}) for settings in (saved, current)
-            )
-            if keys:
-                differing.append(f"{name}: the state has {in_state}, this object {in_object}")
-        elif strict is not False:
-            in_state, in_object = (
-                _format_settings(settings[name]) if name in settings else "no such method"
-                for settings in (saved, current)
-            )
-            differing.append(f"{name}: the state has {in_state}, this object {in_object}")
-    if saved and differing:
-        alternative = (
-            ", or load what both have with load_state_dict(state, strict=False) of the wrapped part" if unequal else ""
-        )
-        raise ValueError(
-            f"the state was saved with other wrapper settings; wrap the model alike before loading it{alternative}. {'; '.join(differing)}"
-        )
-
-
-def check_output(notes: dict[str, Any], wrapped: Any) -> None:
-    """Raise ValueError if a state was saved with another `output=`; a state without one fits any object."""
-    current = wrapped._workbench.output
-    if OUTPUT in notes and notes[OUTPUT] != to_json("values" if current is None else current):
-        saved = from_json(notes[OUTPUT])
-        current_text = "none" if current is None else f"output={current!r}"
-        raise ValueError(
-            f"the state was saved with output={saved!r}, and this object has {current_text}: predictions and risks would be computed in another "
-            f"way. Wrap the model with output={saved!r} before loading it, or, to use the weights with another meaning, load them with "
-            "load_state_dict(state, strict=False)"
-        )
 
 
 def adapt(wrapped: Any, names: Iterable[str], prefix: str = "") -> None:
@@ -404,10 +269,6 @@ class Loading:
 
 def _names(slot: Slot) -> list[str]:
     return [f"{path}.{attribute}" if path else attribute for path, attribute in slot.owners]
-
-
-def _format_settings(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "no settings"
 
 
 def _aliases(module: nn.Module) -> dict[int, list[str]]:
