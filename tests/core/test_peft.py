@@ -17,7 +17,7 @@ from workbench.outputs import Logits
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
-from helpers.peft_models import bert, learned, llama  # noqa: E402  # it needs peft
+from helpers.peft_models import ATTENTION, KINDS, bert, classes, learned, llama  # noqa: E402  # it needs peft
 
 INPUTS = {"input_ids": torch.arange(32).reshape(4, 8)}
 
@@ -27,16 +27,7 @@ def plain() -> Any:
     """A classifier with a frozen base and adapters that have learned something."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = transformers.BertConfig(
-            vocab_size=50,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            num_labels=3,
-        )
-        adapters = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
-        return peft.get_peft_model(transformers.BertForSequenceClassification(config), adapters).eval()
+        return peft.get_peft_model(bert(), classes()).eval()
 
 
 def _trained(plain: Any) -> Any:
@@ -65,19 +56,13 @@ def test_voters_cost_their_adapters_and_answer_as_plain_ones(plain: Any) -> None
     assert bool((risk.epistemic.logits > 1e-6).all())
 
 
-ATTENTION = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
-KINDS: dict[str, Callable[[], Any]] = {
-    "DoRA": lambda: peft.LoraConfig(r=2, use_dora=True, **ATTENTION),
+TYPES: dict[str, Callable[[], Any]] = {
+    **KINDS,
     "rsLoRA and biases": lambda: peft.LoraConfig(r=2, use_rslora=True, bias="lora_only", **ATTENTION),
     "PiSSA": lambda: peft.LoraConfig(r=2, init_lora_weights="pissa", **ATTENTION),
     "OLoRA": lambda: peft.LoraConfig(r=2, init_lora_weights="olora", **ATTENTION),
     "norms to save": lambda: peft.LoraConfig(r=2, modules_to_save=["LayerNorm"], **ATTENTION),
     "LoRA and tokens": lambda: peft.LoraConfig(r=2, trainable_token_indices={"word_embeddings": [1, 2]}, **ATTENTION),
-    "IA3": lambda: peft.IA3Config(feedforward_modules=["value"], **ATTENTION),
-    "LoHa": lambda: peft.LoHaConfig(r=2, **ATTENTION),
-    "LoKr": lambda: peft.LoKrConfig(r=2, **ATTENTION),
-    "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=4, **ATTENTION),
-    "BOFT": lambda: peft.BOFTConfig(boft_block_size=4, **ATTENTION),
     "VeRA": lambda: peft.VeraConfig(r=2, **ATTENTION),
     "LN tuning": lambda: peft.LNTuningConfig(target_modules=["LayerNorm"], task_type="SEQ_CLS"),
     "AdaLoRA": lambda: peft.AdaLoraConfig(init_r=2, target_r=1, total_step=9, **ATTENTION),
@@ -89,9 +74,9 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TYPES)
 def test_every_kind_of_adapter_votes(kind: str) -> None:
-    config = KINDS[kind]()
+    config = TYPES[kind]()
     torch.manual_seed(0)
     decodes = config.task_type == "CAUSAL_LM"
     model = peft.get_peft_model(llama() if decodes else bert(), config).eval()

@@ -20,6 +20,7 @@ from workbench.outputs import Logits
 peft = pytest.importorskip("peft")
 from helpers.peft_models import (  # noqa: E402  # it needs peft
     IDS,
+    KINDS,
     LABELS,
     N,
     assert_answers,
@@ -35,30 +36,22 @@ from helpers.peft_models import (  # noqa: E402  # it needs peft
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
-ATTENTION = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
-KINDS: dict[str, Callable[[], Any]] = {
-    "DoRA": functools.partial(classes, use_dora=True),
+TYPES: dict[str, Callable[[], Any]] = {
+    **KINDS,
     "orthogonal": functools.partial(classes, init_lora_weights="orthogonal"),
-    "IA3": lambda: peft.IA3Config(feedforward_modules=["value"], **ATTENTION),
-    "LoHa": lambda: peft.LoHaConfig(r=2, **ATTENTION),
-    "LoKr": lambda: peft.LoKrConfig(r=2, **ATTENTION),
-    "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=4, **ATTENTION),
-    "BOFT": lambda: peft.BOFTConfig(boft_block_size=4, **ATTENTION),
-    "HRA": lambda: peft.HRAConfig(r=2, **ATTENTION),
-    "FourierFT": lambda: peft.FourierFTConfig(n_frequency=10, init_weights=True, **ATTENTION),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TYPES)
 def test_every_voter_gets_such_adapters_and_keeps_them(kind: str, tmp_path: Path) -> None:
     wrapped = voting(independent=False)
     plain, start = wrapped.voters(), copy.deepcopy(wrapped)
     with torch.no_grad():
         before = logits(plain)
     torch.manual_seed(1)
-    adapted = peft.get_peft_model(wrapped, KINDS[kind]()).eval()
+    adapted = peft.get_peft_model(wrapped, TYPES[kind]()).eval()
     torch.manual_seed(1)
-    first = peft.get_peft_model(copy.deepcopy(plain[0]), KINDS[kind]())
+    first = peft.get_peft_model(copy.deepcopy(plain[0]), TYPES[kind]())
     parameters = dict(adapted.named_parameters())
     trained = {name: p for name, p in first.named_parameters() if p.requires_grad}
     assert {name for name, p in parameters.items() if p.requires_grad} == {f"{name}@vote" for name in trained}
@@ -66,7 +59,7 @@ def test_every_voter_gets_such_adapters_and_keeps_them(kind: str, tmp_path: Path
     with torch.no_grad():  # no adapter has an effect at the start, which DoRA's magnitudes depend on
         torch.testing.assert_close(logits(wrapped.voters()), before, rtol=1e-3, atol=1e-4)
     learned(adapted)
-    models = references(plain, adapted, KINDS[kind])
+    models = references(plain, adapted, TYPES[kind])
     for model in (adapted, *models):
         model(input_ids=IDS, labels=LABELS).loss.backward()
     for name in trained:
@@ -97,7 +90,7 @@ def test_every_voter_gets_such_adapters_and_keeps_them(kind: str, tmp_path: Path
 )
 def test_whatever_voters_share_they_get_such_adapters(options: dict[str, Any], kind: str) -> None:
     def config() -> Any:
-        found = KINDS[kind]()
+        found = TYPES[kind]()
         found.task_type = None
         return found
 

@@ -17,6 +17,17 @@ from workbench.outputs import Logits
 IDS = torch.arange(32).reshape(4, 8)
 LABELS = torch.tensor([0, 1, 2, 0])
 N = 3
+ATTENTION = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+KINDS: dict[str, Callable[[], Any]] = {  # adapters that may be put into a model before it is wrapped, or after
+    "DoRA": lambda: peft.LoraConfig(r=2, use_dora=True, **ATTENTION),
+    "IA3": lambda: peft.IA3Config(feedforward_modules=["value"], **ATTENTION),
+    "LoHa": lambda: peft.LoHaConfig(r=2, **ATTENTION),
+    "LoKr": lambda: peft.LoKrConfig(r=2, **ATTENTION),
+    "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=4, **ATTENTION),
+    "BOFT": lambda: peft.BOFTConfig(boft_block_size=4, **ATTENTION),
+    "HRA": lambda: peft.HRAConfig(r=2, **ATTENTION),
+    "FourierFT": lambda: peft.FourierFTConfig(n_frequency=10, init_weights=True, **ATTENTION),
+}
 
 
 def bert() -> Any:
@@ -27,7 +38,7 @@ def bert() -> Any:
 
 
 def classes(**options: Any) -> Any:
-    return peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS", **options)
+    return peft.LoraConfig(r=2, **ATTENTION, **options)
 
 
 def voting(**options: Any) -> Any:
