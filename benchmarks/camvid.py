@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from camvid_models import CLASSES, CROP, FIRST, LAST, UNKNOWN, VOID, VOTERS, WIDTHS, UNet, scenes, trained
-from sequences import cost_in_passes
+from speed_clock import cost_in_passes
 from torch import Tensor
 
 from workbench import augment, metrics, neo

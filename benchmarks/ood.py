@@ -8,14 +8,13 @@ which are also reported here, so that its score there is optimistic. LeNet-5 see
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from ood_models import VOTERS, corrupted, images, rows_of, standardised, trained
+from speed_clock import cost_in_passes
 from torch import Tensor, nn
 
 from workbench import metrics, neo
@@ -76,7 +75,7 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
         "nll_tempered": metrics.categorical_nll(tempered, y).item(),
         "ece_tempered": metrics.ece(tempered, y).item(),
         "parameters": sum(p.numel() for net in nets for p in net.parameters()),
-        **{f"cost_{n}": _cost(nets[0], predict, x[:n], 2 if rows else 25) for n in BATCHES},
+        **{f"cost_{n}": cost_in_passes(nets[0], predict, x[:n], 2 if rows else 25) for n in BATCHES},
     }
     results = []
     for name, pixels in strange.items():
@@ -138,19 +137,6 @@ def _in_parts(predict: Predict) -> Predict:
         return torch.cat(scores), torch.cat(risks)
 
     return all_rows
-
-
-@torch.no_grad()
-def _cost(net: nn.Module, predict: Predict, x: Tensor, repeats: int) -> float:
-    """Return processor time relative to a pass of the plain network: median over consecutive pairs."""
-    ratios = []
-    for _ in range(repeats):
-        start = time.process_time()
-        net(x)
-        middle = time.process_time()
-        predict(x)
-        ratios.append((time.process_time() - middle) / (middle - start))
-    return statistics.median(ratios)
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:

@@ -17,13 +17,12 @@ import inspect
 import os
 import pkgutil
 import re
-import statistics
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from speed_clock import cost_in_passes
 from torch import Tensor, nn
 
 from workbench import compose, fit, metrics, neo
@@ -254,19 +253,6 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
 def _in_parts(predict: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     answers, risks = zip(*(predict(batch) for batch in x.split(500)), strict=True)
     return torch.cat(answers), torch.cat(risks)
-
-
-@torch.no_grad()
-def cost_in_passes(net: nn.Module, predict: Any, x: Tensor, repeats: int) -> float:
-    """Return processor time relative to a pass of the plain network: median over consecutive pairs."""
-    ratios = []
-    for _ in range(repeats):
-        start = time.process_time()
-        net(x)
-        middle = time.process_time()
-        predict(x)
-        ratios.append((time.process_time() - middle) / (middle - start))
-    return statistics.median(ratios)
 
 
 def summary(frame: pd.DataFrame, pictures: Path) -> str:

@@ -104,6 +104,19 @@ def middle(values: list[float]) -> tuple[float, float, float]:
     return median, low, high
 
 
+@torch.no_grad()
+def cost_in_passes(net: nn.Module, predict: Callable[[Tensor], object], x: Tensor, repeats: int) -> float:
+    """Return processor time relative to a pass of the plain network: median over consecutive pairs."""
+    ratios = []
+    for _ in range(repeats):
+        start = time.process_time()
+        net(x)
+        middle = time.process_time()
+        predict(x)
+        ratios.append((time.process_time() - middle) / (middle - start))
+    return statistics.median(ratios)
+
+
 # ---- memory
 def peak(run: Pass, device: str) -> float:
     """Return the peak memory of tensors in a pass, in excess of that before it, in MiB."""
