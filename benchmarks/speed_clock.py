@@ -111,9 +111,9 @@ def cost_in_passes(net: nn.Module, predict: Callable[[Tensor], object], x: Tenso
     for _ in range(repeats):
         start = time.process_time()
         net(x)
-        middle = time.process_time()
+        after_plain = time.process_time()
         predict(x)
-        ratios.append((time.process_time() - middle) / (middle - start))
+        ratios.append((time.process_time() - after_plain) / (after_plain - start))
     return statistics.median(ratios)
 
 
