@@ -15,69 +15,81 @@ def padded(
 ) -> tuple[Tensor, Tensor]:
     """Return token ids and mask [n, t], padded on the left for a decoder, which continues on the right, and on the right for an encoder."""
     encoder = model.config.is_encoder_decoder
-    device = next(model.parameters()).device
-    prompts = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(prompts, Mapping):  # what a tokenizer returns
         raise ValueError(
             f"prompts: expected texts or token ids, found a dict of {', '.join(map(str, prompts))}: give inputs['input_ids'], and "
             "attention_mask=inputs['attention_mask']"
         )
-    if not isinstance(prompts, Tensor):
-        if attention_mask is not None:
-            raise ValueError(
-                "attention_mask is for ids in one tensor; lists of ids are padded here, so leave attention_mask out"
-            )
-        prompts = list(prompts)
-        if any(isinstance(prompt, Mapping) for prompt in prompts):
-            raise ValueError(
-                "prompts: found the messages of a chat: give its token ids, tokenizer.apply_chat_template(messages, "
-                "add_generation_prompt=True, return_dict=True)['input_ids']"  # as a text it would get a second start token
-            )
-        if any(isinstance(prompt, str) for prompt in prompts):
-            if tokenizer is None:
-                raise ValueError("prompts are texts: give tokenizer=, or their token ids")
-            prompts = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-        if prompts and isinstance(prompts[0], Integral):
-            prompts = [prompts]
-        rows = [torch.as_tensor(prompt) for prompt in prompts]
-        if not rows or any(row.dim() != 1 or not len(row) or row.is_floating_point() for row in rows):
-            raise ValueError(
-                "prompts: expected one or more lists of token ids, which are integers, each with one id or more"
-            )
-        rows = [row.to(device, torch.long) for row in rows]
-        longest = max(map(len, rows))
-        gaps = [(0, longest - len(row)) if encoder else (longest - len(row), 0) for row in rows]
-        ids, mask = (
-            torch.stack([torch.nn.functional.pad(row, gap, value=value) for row, gap in zip(filled, gaps, strict=True)])
-            for filled, value in ((rows, _first(pad)), ([torch.ones_like(row) for row in rows], 0))
-        )
-        return ids, mask
-    if prompts.dim() != 2 or prompts.is_floating_point() or not prompts.numel():
-        raise ValueError(f"prompts: expected token ids [n, t], found {prompts.dtype} of shape {list(prompts.shape)}")
-    if attention_mask is None:
-        padding = prompts.eq(_first(pad)) if pad is not None else torch.zeros_like(prompts, dtype=torch.bool)
-        if pad is not None and _first(pad) in (end if isinstance(end, list | tuple) else [end]):
-            edge = padding.flip(1) if encoder else padding
-            if len(set(edge.long().cummin(1).values.sum(1).tolist())) > 1:
-                raise ValueError(
-                    f"prompts {'end' if encoder else 'begin'} with different numbers of token {_first(pad)}, which is both the padding and the "
-                    "end token, so that it is unclear which of them count: give attention_mask=, or lists of ids without padding"
-                )
-            padding = torch.zeros_like(padding)
-        attention_mask = (~padding).long()
-    if attention_mask.shape != prompts.shape:
+    if isinstance(prompts, Tensor):
+        return prompts, _checked_mask(prompts, attention_mask, pad, end, encoder)
+    if attention_mask is not None:
         raise ValueError(
-            f"attention_mask: expected the shape of prompts, {list(prompts.shape)}, found {list(attention_mask.shape)}"
+            "attention_mask is for ids in one tensor; lists of ids are padded here, so leave attention_mask out"
         )
-    attention_mask = attention_mask.to(prompts.device, torch.long)
-    if bool((attention_mask.sum(1) == 0).any()):
+    rows = [row.to(next(model.parameters()).device, torch.long) for row in _token_ids(prompts, tokenizer)]
+    longest = max(map(len, rows))
+    gaps = [(0, longest - len(row)) if encoder else (longest - len(row), 0) for row in rows]
+    ids, mask = (
+        torch.stack([torch.nn.functional.pad(row, gap, value=value) for row, gap in zip(filled, gaps, strict=True)])
+        for filled, value in ((rows, _first(pad)), ([torch.ones_like(row) for row in rows], 0))
+    )
+    return ids, mask
+
+
+def _token_ids(prompts: Any, tokenizer: Any) -> list[Tensor]:
+    """Return the ids [t] of each prompt; prompts are texts or lists of ids, or one of these."""
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if any(isinstance(prompt, Mapping) for prompt in prompts):
+        raise ValueError(
+            "prompts: found the messages of a chat: give its token ids, tokenizer.apply_chat_template(messages, "
+            "add_generation_prompt=True, return_dict=True)['input_ids']"  # as a text it would get a second start token
+        )
+    if any(isinstance(prompt, str) for prompt in prompts):
+        if tokenizer is None:
+            raise ValueError("prompts are texts: give tokenizer=, or their token ids")
+        prompts = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    if prompts and isinstance(prompts[0], Integral):
+        prompts = [prompts]
+    rows = [torch.as_tensor(prompt) for prompt in prompts]
+    if not rows or any(row.dim() != 1 or not len(row) or row.is_floating_point() for row in rows):
+        raise ValueError(
+            "prompts: expected one or more lists of token ids, which are integers, each with one id or more"
+        )
+    return rows
+
+
+def _checked_mask(ids: Tensor, mask: Tensor | None, pad: Any, end: Any, encoder: bool) -> Tensor:
+    """Return the mask [n, t] of ids, by default derived from the padding token."""
+    if ids.dim() != 2 or ids.is_floating_point() or not ids.numel():
+        raise ValueError(f"prompts: expected token ids [n, t], found {ids.dtype} of shape {list(ids.shape)}")
+    if mask is None:
+        mask = _derived_mask(ids, pad, end, encoder)
+    if mask.shape != ids.shape:
+        raise ValueError(f"attention_mask: expected the shape of prompts, {list(ids.shape)}, found {list(mask.shape)}")
+    mask = mask.to(ids.device, torch.long)
+    if bool((mask.sum(1) == 0).any()):
         raise ValueError("a prompt is all padding: give at least one token with attention_mask 1")
-    if not encoder and (bool((attention_mask.diff(dim=1) < 0).any()) or bool((attention_mask[:, -1] == 0).any())):
+    if not encoder and (bool((mask.diff(dim=1) < 0).any()) or bool((mask[:, -1] == 0).any())):
         raise ValueError(
             "prompts have padding after or within a text, from which a decoder would continue: pad on the left (padding_side='left'), or "
             "give lists of ids; if pad_token_id is meant as a token of the text, give attention_mask="
         )
-    return prompts, attention_mask
+    return mask
+
+
+def _derived_mask(ids: Tensor, pad: Any, end: Any, encoder: bool) -> Tensor:
+    if pad is None:
+        return torch.ones_like(ids)
+    padding = ids.eq(_first(pad))
+    if _first(pad) not in (end if isinstance(end, list | tuple) else [end]):
+        return (~padding).long()
+    edge = padding.flip(1) if encoder else padding
+    if len(set(edge.long().cummin(1).values.sum(1).tolist())) > 1:
+        raise ValueError(
+            f"prompts {'end' if encoder else 'begin'} with different numbers of token {_first(pad)}, which is both the padding and the "
+            "end token, so that it is unclear which of them count: give attention_mask=, or lists of ids without padding"
+        )
+    return torch.ones_like(ids)
 
 
 def check_padding(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -> None:
