@@ -206,12 +206,8 @@ def fit(
         check_numbers(length, batch_size, rate, decay, optimizer, patience, dtype)
     seed = operator.index(seed)
     tracker = None if log_to is None else tracker_of(log_to)
-    if folds is not None and (family := sole_likelihood(wrapped)) is not None:
-        raise ValueError(
-            f"folds: cross-fitting rescales a standard deviation, and {family} has no such parameter; leave folds out"
-        )
     if folds is not None:
-        _check_that_folds_decide(validation, optimizer, patience)
+        _check_folds(wrapped, validation, optimizer, patience)
         validation = 0
     if parallel is not None:
         device = join(parallel, folds, device)
@@ -284,17 +280,16 @@ def fit(
     checkpoint_file = None if checkpoint is None else Checkpoint(checkpoint, settings)
     log = None
     if tracker is not None:
-        name = getattr(data, "name", None)
         logged_settings: dict[str, Any] = {
             **settings,
             "epochs": lengths[0] if len(lengths) == 1 else lengths,
             "batch size": size,
             "seed": seed,
+            **({"data": data.name} if isinstance(getattr(data, "name", None), str) else {}),
+            **({} if fold_layout is None else {"folds": len(fold_layout[0].unique())}),
+            # these settings are of the default optimizer only
+            **({} if optimizer else {"lr": lr, "weight decay": weight_decay, "optimizer": "AdamW"}),
         }
-        logged_settings |= {"data": name} if isinstance(name, str) else {}
-        logged_settings |= {} if fold_layout is None else {"folds": len(fold_layout[0].unique())}
-        if optimizer is None:  # these settings are of the default optimizer only
-            logged_settings |= {"lr": lr, "weight decay": weight_decay, "optimizer": "AdamW"}
         log = callback = TrainingLog(tracker, logged_settings, callback, checkpoint_file)
     if fold_layout is not None and isinstance(train, TensorRows):
         fold, layout = fold_layout
@@ -385,7 +380,11 @@ def _default_criterion(wrapped: Wrapped, rows: Sequence[Any], structured: bool, 
     return default_criterion(wrapped, targets[0], structured, unlabelled)
 
 
-def _check_that_folds_decide(validation: Any, optimizer: Any, patience: Any) -> None:
+def _check_folds(wrapped: Wrapped, validation: Any, optimizer: Any, patience: Any) -> None:
+    if (family := sole_likelihood(wrapped)) is not None:
+        raise ValueError(
+            f"folds: cross-fitting rescales a standard deviation, and {family} has no such parameter; leave folds out"
+        )
     for name, value in (("validation", validation), ("optimizer", optimizer), ("patience", patience)):
         if value is not None:
             raise ValueError(f"{name}: with folds, the rows held out from each voter decide; leave {name} out")
