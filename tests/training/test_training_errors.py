@@ -119,6 +119,23 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((x20, y20), {"optimizer": lambda parameters: None}, TypeError, "must return a torch Optimizer"),
     ((x20, y20), {"optimizer": torch.optim.SGD, "lr": 0.1}, ValueError, "lr and weight_decay apply to the default"),
     ((x20, y20), {"criterion": lambda p, t: t.mean()}, ValueError, "depends on no trainable parameter"),
+    ((x20, y20), {"epochs": "10"}, ValueError, "epochs must be a whole number of at least 1; found '10'"),
+    ((x20, y20), {"epochs": None}, ValueError, "epochs must be a whole number of at least 1; found None"),
+    ((x20, y20), {"batch_size": 32.0}, ValueError, "batch_size must be a whole number of at least 2; found 32.0"),
+    ((x20, y20), {"patience": 1.5}, ValueError, "patience must be a whole number of at least 1; found 1.5"),
+    ((x20, y20), {"lr": "0.01"}, TypeError, "lr must be a number; found '0.01'"),
+    ((x20, y20), {"weight_decay": None}, TypeError, "weight_decay must be a number; found None"),
+    ((x20, y20), {"seed": 0.5}, ValueError, "seed must be a whole number of at most 64 bits; found 0.5"),
+    ((x20, y20), {"seed": 2**70}, ValueError, "seed must be a whole number of at most 64 bits"),
+    ((x20, y20), {"dtype": "float64"}, ValueError, "dtype must be a floating-point type .* found 'float64'"),
+    ((x20, y20), {"standardize": "no"}, TypeError, "standardize must be True, False or None; found 'no'"),
+    ((x20, y20), {"optimizer": torch.optim.LBFGS}, TypeError, "LBFGS.step needs a closure"),
+    ((x20, y20), {"optimizer": lambda _: torch.optim.SGD([torch.zeros(1)], lr=1.0)}, ValueError, "holds none of the"),
+    ((x20, y20), {"criterion": "mse"}, TypeError, "criterion: found 'mse'; give a function of prediction and target"),
+    ((x20, y20), {"criterion": nn.MSELoss}, TypeError, r"criterion: found the class MSELoss; .*MSELoss\(\)"),
+    ((x20, y20), {"criterion": lambda p, t: F.mse_loss(p, t).item()}, TypeError, "criterion: it returned float"),
+    ((x20, y20), {"callback": 5}, TypeError, r"callback: found 5; give a function callback\(progress\)"),
+    ((x20, y20), {"checkpoint": 5}, TypeError, "checkpoint: found 5; give the path of a file"),
 ]
 
 

@@ -37,7 +37,7 @@ from workbench.training.asked_device import on_requested_device
 from workbench.training.augmentation import Augmentation, augmentations, augmented
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint, checksum, describe
-from workbench.training.checks import LR, check_numbers, sole_likelihood, try_batch
+from workbench.training.checks import LR, check_numbers, check_objects, sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, check_agreement, join
@@ -198,6 +198,7 @@ def fit(
     lengths = lengths_of(epochs, folds)
     for length, rate, decay in itertools.product(lengths, rates, decays):
         check_numbers(length, batch_size, rate, decay, optimizer, patience, dtype)
+    check_objects(seed, standardize, callback, checkpoint)
     seed = operator.index(seed)
     tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None and (family := sole_likelihood(wrapped)) is not None:

@@ -102,7 +102,7 @@ def pair_settings(lr: Any, weight_decay: Any, folds: Any) -> tuple[list[float], 
     Raises:
         ValueError: there are several settings without folds, or the numbers of values do not match.
     """
-    both = [list(v) if isinstance(v, Sequence) else [v] for v in (lr, weight_decay)]
+    both = [list(v) if isinstance(v, Sequence) and not isinstance(v, str) else [v] for v in (lr, weight_decay)]
     n_settings = max(map(len, both))
     if n_settings > 1 and folds is None:
         raise ValueError(
