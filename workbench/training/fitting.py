@@ -115,7 +115,8 @@ def fit(
             several values may be given, paired with those of lr.
         criterion: criterion(prediction, target) -> scalar. None: mean squared error for float targets, cross entropy
             for class numbers; with folds, only the likelihood of the risk heads if there are any.
-        optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and its schedule.
+        optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and its schedule. The loss is the mean of those of the voters, so
+            that n voters need n times the learning rate of a single model with SGD; Adam does not depend on the scale of gradients.
         validation: rows that select the best epoch and are never trained on: a share of the training rows (stratified for class numbers), rows
             in any form that `data` takes, or 0 for none (the last epoch is then the best). None: 0.1, or none with folds. If the model has three
             or more voters that share no trained parameter, each voter is monitored as well: those that diverge are reported, and get the weights
