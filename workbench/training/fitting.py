@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -81,7 +82,7 @@ def fit(
     criterion: Criterion | None = None,
     optimizer: Callable[..., Optimizer] | None = None,
     validation: Any = None,
-    folds: int | Tensor | None = None,
+    folds: int | Tensor | Sequence[int] | np.ndarray | None = None,
     patience: int | None = None,
     standardize: bool | None = None,
     seed: int = 0,
@@ -121,13 +122,13 @@ def fit(
             in any form that `data` takes, or 0 for none (the last epoch is then the best). None: 0.1, or none with folds. If the model has three
             or more voters that share no trained parameter, each voter is monitored as well: those that diverge are reported, and get the weights
             of their own best epoch.
-        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n] (for example, to keep groups
-            together). Each voter trains without one fold, and its predictions on that fold decide, without further held-out rows, the epoch from
-            which predictions and noise are taken (ten averages of the weights are kept), the scale of the noise (a factor) and its tails
-            (Student's t if the distribution is Normal), and, where lr or weight_decay name several settings, how much the voters of each
-            setting count. The number of voters must be a multiple of folds x settings; with two voters per fold and setting, the spread of an
-            ensemble can be estimated. `History.out_of_fold` keeps the predictions, from which `workbench.calibrate(wrapped, history)` makes CV+
-            intervals. Standardization uses all rows.
+        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n], a tensor or array (for
+            example, to keep groups together). Each voter trains without one fold, and its predictions on that fold decide, without further
+            held-out rows, the epoch from which predictions and noise are taken (ten averages of the weights are kept), the scale of the noise
+            (a factor) and its tails (Student's t if the distribution is Normal), and, where lr or weight_decay name several settings, how much
+            the voters of each setting count. The number of voters must be a multiple of folds x settings; with two voters per fold and setting,
+            the spread of an ensemble can be estimated. `History.out_of_fold` keeps the predictions, from which `workbench.calibrate(wrapped,
+            history)` makes CV+ intervals. Standardization uses all rows.
         patience: number of epochs without a smaller validation loss after which training stops; None never stops early.
         standardize: whether the model works on inputs and targets of mean 0 and standard deviation 1 over the training rows;
             predictions and risks are in original units in any case. Tables get one mean and scale per column, images one
