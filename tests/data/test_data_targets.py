@@ -150,6 +150,8 @@ NAN = X.masked_fill(torch.arange(50)[:, None] == 7, math.nan)
         (X, LABELS, {"lengths": [1] * 50}, r"lengths: found int64 \[50\] for y int64 \[50\]"),
         (X, LABELS, {"test": 1.0}, "must lie above 0 and below 1; found 1.0"),
         (X, LABELS, {"test": [50]}, "row numbers go from 0 to 49; found 50 to 50"),
+        (None, LABELS, {}, "x is None; its first dimension must be the rows"),
+        (X, None, {}, "y is None; its first dimension must be the rows"),
         (X, LABELS, {"test": [1, 0, 1, 3]}, "4 row numbers name only 3 rows, each must be given once$"),
         (X, LABELS, {"test": [0, 1] * 25}, "50 row numbers name only 2 rows, .*; a mask is of bool, test == 1"),
         (X, LABELS, {"features": ["one"]}, f"features: 1 names for {X.shape[1]} columns of x"),

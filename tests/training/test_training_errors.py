@@ -89,6 +89,7 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((x20[:2], y20[:2]), {}, ValueError, "2 rows are too few"),
     ((np.array(["a", "b"]), y20[:2]), {}, TypeError, "x is .*can't be made a tensor"),
     ((x20, 3.0), {}, ValueError, "y is a single number"),
+    ((x20, None), {}, ValueError, "y is None; its first dimension must be the rows"),
     (x20, {}, TypeError, "found a tensor.*workbench Data"),
     ((x20, x20, y20), {}, TypeError, "found a tuple of 3"),
     (TensorDataset(x20, x20, y20), {}, TypeError, "TensorDataset of 3"),
