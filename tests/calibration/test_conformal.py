@@ -76,6 +76,17 @@ def test_intervals_cover_as_often_as_asked(score: str) -> None:
     assert within(*mean_coverage(draw, holds), 0.8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("score", ["absolute", "normalized", "cqr"])
+def test_targets_that_tie_with_the_quantile_lie_inside_in_spite_of_rounding(score: str, dtype: torch.dtype) -> None:
+    y = torch.tensor([-3.0, 1.0, 7.0]).repeat(10)[:, None].to(dtype)
+    for seed in range(40):
+        mu, sigma = torch.rand(2, 1, generator=rng(seed))
+        x = inputs(mu[:, None], 0.1 + sigma[:, None]).to(dtype).expand(30, 2)  # ten rows of each score
+        lower, upper = SplitConformal(known().to(dtype), score).fit((x, y)).interval(x, 0.6)
+        assert ((lower <= y) & (y <= upper)).sum() == 20
+
+
 def test_absolute_and_normalized_intervals_are_those_of_numpy() -> None:
     x, y, mu, sigma = regression(60, outputs=2)
     new, _, new_mu, new_sigma = regression(7, outputs=2, seed=40)
@@ -292,6 +303,17 @@ def test_sets_of_averaged_probabilities() -> None:
 
 
 # ---- bad input
+@pytest.mark.parametrize("groups", [None, lambda x: x[:, 0] > 0])
+def test_no_rows_have_no_intervals_and_no_sets(groups: Any) -> None:
+    x, y, *_ = regression(60)
+    calibrated = SplitConformal(vote.Wrapper(2)(nn.Linear(2, 1).double()), groups=groups).fit((x, y))
+    assert [end.shape for end in calibrated.interval(x[:0], 0.5)] == [(0, 1), (0, 1)]
+    logits, labels = labelled(60, 1.0)
+    assert SplitConformal(scores(output="logits"), groups=groups).fit((logits, labels)).predict_set(
+        logits[:0], 0.5
+    ).shape == (0, 3)
+
+
 def test_what_cannot_be_answered_is_refused() -> None:
     x, y, _, _ = regression(30)
     logits, labels = probabilities(30)

@@ -244,6 +244,7 @@ def test_it_is_saved_copied_and_pickled() -> None:
         ({"weight": 3.0}, TypeError, "weight must be a function"),
         ({"groups": lambda x: x}, ValueError, "one number for each of 20 rows; found shape"),
         ({"groups": lambda x: x[:, 0] + 0.5}, ValueError, "whole numbers"),
+        ({"groups": lambda x: ["old"] * len(x)}, TypeError, "groups must be .* numbers, found list .*'old'"),
         ({"groups": "class"}, ValueError, "for classes, but the targets are values"),
         ({"groups": "class", "score": "absolute"}, ValueError, "for classes, and score='absolute' for values"),
         ({"weight": lambda x: -x[:, 0].abs() - 1}, ValueError, "not be negative"),

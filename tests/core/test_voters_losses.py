@@ -157,3 +157,20 @@ def test_targets_of_another_shape_are_judged_by_each_voter() -> None:
         loss = wrapped.loss(F.mse_loss, x, y)
     expected = torch.stack([(voter(x) - y).square().mean() for voter in wrapped.voters()]).mean()
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize(
+    "wrapper", [compose(), vote.Wrapper(2), sculpt.Wrapper(), compose(vote.Wrapper(2), sculpt.Wrapper())]
+)
+@pytest.mark.parametrize(
+    ("criterion", "words"),
+    [
+        (lambda y, target: F.mse_loss(y, target).item(), "criterion: it returned float; .* as a tensor"),
+        (lambda y, target: None, "criterion: it returned NoneType"),
+        (nn.MSELoss, r"criterion: found the class MSELoss; give an object of it, MSELoss\(\)"),
+        (0.5, "criterion: found 0.5; give a function of prediction and target"),
+    ],
+)
+def test_what_is_no_criterion_is_refused(wrapper: Any, criterion: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        wrapper(nn.Linear(3, 2)).loss(criterion, torch.zeros(4, 3), torch.zeros(4, 2))

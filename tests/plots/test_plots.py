@@ -203,6 +203,40 @@ def test_bad_input_is_refused_before_a_figure_is_made(call, message):
     assert plt.get_fignums() == []
 
 
+SORTED = pd.Series([1.0, 2.0, 3.0], index=["a", "b", "c"])
+TABLE = pd.DataFrame({"a": [0.5, 0.5, 0.5], "b": [0.5, 0.5, 0.5]}, index=SORTED.index)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda y: plots.bands(SORTED, y),
+        lambda y: plots.coverage(SORTED, SORTED, y),
+        lambda y: plots.predicted_against_true(SORTED, y),
+        lambda y: plots.predicted_against_true(SORTED, SORTED, y),
+        lambda y: plots.targets(TABLE, TABLE.loc[y.index]),
+        lambda y: plots.reliability(TABLE, (y > 1).astype(int)),
+        lambda y: plots.risk_against_error(SORTED, y),
+        lambda y: plots.risk_coverage(SORTED, y),
+        lambda y: plots.risk_split(SORTED, y),
+        lambda y: plots.sparsification(SORTED, y),
+        lambda y: plots.coverage_by_step(TABLE, TABLE, TABLE.loc[y.index]),
+    ],
+)
+def test_rows_of_different_indices_are_not_paired(call):
+    call(SORTED)
+    plt.close("all")
+    with pytest.raises(ValueError, match=r"row 0 has index .* so that unrelated rows would be paired"):
+        call(SORTED.iloc[::-1])
+    assert plt.get_fignums() == []
+
+
+def test_masked_values_are_missing(ax):
+    risk = np.ma.masked_equal([1.0, 2.0, -999.0, 4.0], -999.0)
+    plots.risk_coverage(risk, ONES, ax)
+    assert "1 of 4 risk values NaN, dropped" in str([text.get_text() for text in ax.get_legend().get_texts()])
+
+
 def test_what_is_no_array_is_refused_by_type():
     with pytest.raises(
         TypeError, match=r"risk: expected a tensor or an array of numbers, found dict .* risk\.epistemic"

@@ -147,6 +147,25 @@ def test_a_step_is_that_of_torchs_weighted_loss(name: str, n_voters: int) -> Non
         assert torch.allclose(trained(x), expected(x), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:the targets are class numbers, but the wrapper has no output=")
+@pytest.mark.parametrize("name", CASES)
+def test_the_losses_of_epochs_do_not_depend_on_how_rows_fall_into_batches(name: str) -> None:
+    output, model, x, y, class_weight, loss = CASES[name]
+    rows = (x[:19], y[:19])  # the last batch is smaller, and the weights of batches differ
+    history = quiet(
+        compose(output=output)(copy.deepcopy(model)),
+        rows,
+        epochs=1,
+        batch_size=3,
+        validation=rows,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        standardize=False,
+        class_weight=class_weight,
+    )
+    expected = loss(model(rows[0]), rows[1]).item()
+    assert list(history.frame[["loss", "validation_loss"]].iloc[0]) == pytest.approx([expected, expected], rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["rows", "maps", "tokens", "yes or no", "a map of yes or no"])
 def test_balanced_is_that_of_scikit_learn(name: str) -> None:
     output, model, x, y, _, _ = CASES[name]

@@ -294,10 +294,11 @@ def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # ---- rows and models of other kinds ----------------------------------------------------------------------------------
 
 
-def test_folds_of_groups() -> None:
+@pytest.mark.parametrize("form", [torch.as_tensor, torch.Tensor.numpy, torch.Tensor.tolist])
+def test_folds_of_groups(form: Any) -> None:
     x, y = plane()
     groups = torch.arange(60) // 20 * 7 + 3
-    history = quiet(wrapped(3), (x, y), folds=groups, epochs=1)
+    history = quiet(wrapped(3), (x, y), folds=form(groups), epochs=1)
     assert history.out_of_fold.fold.tolist() == (torch.arange(60) // 20).tolist()
 
 

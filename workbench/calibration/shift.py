@@ -76,7 +76,7 @@ def effective_rows(weights: Tensor) -> float:
 
 def warn_infinite(quantiles: Tensor, what: str, why: str) -> None:
     """Warn about the number of rows without a finite answer."""
-    rows = quantiles.reshape(len(quantiles), -1).isinf().any(1)
+    rows = quantiles[:, None].isinf().flatten(1).any(1)
     if (count := int(rows.sum())) > 0:
         warnings.warn(
             f"{count} of {len(rows)} rows get {what} at this coverage: {why}. These contain the truth, but are uninformative; hold out more "
@@ -102,6 +102,8 @@ def warn_unlike(held_out: Tensor, new: Tensor, measured: str) -> bool:
         Whether a warning was given.
     """
     n, m, new = len(held_out), len(new), new.to(held_out).sort().values
+    if not m:
+        return False
     k = min(math.ceil(0.99 * (n + 1)), n)
     count = int((new > held_out[k - 1]).sum())
     # the difference is largest at one of the held-out values
@@ -138,7 +140,7 @@ def row_numbers(name: str, function: Callable[[Any], Any], x: Any, n_rows: int) 
     """Return the values of a user's function for each row of a batch, [rows] on the CPU: integers for groups, else weights >= 0."""
     with torch.no_grad():
         values = function(x)
-    values = tensor_of(values).detach().cpu()
+    values = tensor_of(values, name).detach().cpu()
     values = values.squeeze(-1) if values.dim() == 2 and values.shape[1] == 1 else values
     if values.shape != (n_rows,):
         raise ValueError(f"{name} must give one number for each of {n_rows} rows; found shape {list(values.shape)}")

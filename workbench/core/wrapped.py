@@ -126,7 +126,7 @@ class Wrapped(WrappedParameters, Persistent):
             y: the target.
 
         Returns:
-            A scalar tensor; in standardised units if a scaling is set.
+            A scalar tensor, the mean over the voters; in standardised units if a scaling is set.
         """
         return asked(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
 

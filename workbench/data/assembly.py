@@ -242,6 +242,11 @@ def cut(all_rows: Any, test: Any, split: int, with_numbers: bool = False) -> tup
         index = index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()
         if len(index) and not -n <= int(index.min()) <= int(index.max()) < n:
             raise ValueError(f"test: row numbers go from 0 to {n - 1}; found {int(index.min())} to {int(index.max())}")
+        if len(values := index.unique()) < len(index):
+            mask = "; a mask is of bool, test == 1" if values.tolist() == [0, 1] else ""
+            raise ValueError(
+                f"test: {len(index)} row numbers name only {len(values)} rows, each must be given once{mask}"
+            )
         is_test = torch.zeros(n, dtype=torch.bool)
         is_test[index] = True
         train, test_part = (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
@@ -279,21 +284,21 @@ def _longer_classes(classes: Any, other_classes: Any) -> Any:
 
 def _parts(train: Any, test: Any, task: Any, classes: Any, split: int, options: Parts, notes: Sequence[str]) -> Parts:
     """Return the arguments of `Data`."""
+    x = train[0][0] if isinstance(train, LazySplit) else train.x
     features = options["features"]
     if features is None:
-        features = _feature_columns(
-            train[0][0] if isinstance(train, LazySplit) else train.x, rows=isinstance(train, Split)
-        )
+        features = _feature_columns(x, rows=isinstance(train, Split))
+    columns = [
+        column if isinstance(column, Column) else Column(*([column] if isinstance(column, str) else column))
+        for column in features
+    ]
+    _check_columns(columns, x, rows=isinstance(train, Split))
     target = options["target"]
     if isinstance(task, Mapping):
         target = target or {name: Column(name) for name in task}
         classes = {name: names for name, names in classes.items() if names is not None} or None
     elif target is None:
         target = Column({"classification": "class", "labels": "labels", "counts": "count"}.get(task, "y"))
-    columns = [
-        column if isinstance(column, Column) else Column(*([column] if isinstance(column, str) else column))
-        for column in features
-    ]
     target = Column(target) if isinstance(target, str) else target
     card = options["card"] or Card(f"{len(train) + len(test):,} rows of your own", "", "", "")
     return {
@@ -307,6 +312,16 @@ def _parts(train: Any, test: Any, task: Any, classes: Any, split: int, options: 
         "classes": classes,
         "split": split,
     }
+
+
+def _check_columns(columns: Sequence[Column], x: Any, rows: bool) -> None:
+    """Raise ValueError if the columns of a table of numbers do not have one name each."""
+    names = [column.name for column in columns]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"features: several columns have the same name: {', '.join(sorted(repeated))}")
+    is_table = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == (2 if rows else 1)
+    if is_table and len(names) != x.shape[-1]:
+        raise ValueError(f"features: {len(names)} names for {x.shape[-1]} columns of x; give one for each")
 
 
 def _target_notes(train: Any, task: Any, classes: Any) -> list[str]:

@@ -71,7 +71,9 @@ def as_inputs(x: Any, name: str = "x") -> Any:
         return inputs
     tensor = as_tensor(x, name)
     if not tensor.dim():
-        raise ValueError(f"{name} is a single number; its first dimension must be the rows")
+        raise ValueError(
+            f"{name} is {'None' if x is None else 'a single number'}; its first dimension must be the rows"
+        )
     if tensor.is_complex():
         raise TypeError(f"{name} is {kind(tensor)}; give real numbers, such as torch.view_as_real(x)")
     check_finite(tensor, name)
@@ -102,7 +104,9 @@ def as_target(
     y, classes = _numbers_of_names(y, classes, name)
     tensor = as_tensor(y, name)
     if not tensor.dim():
-        raise ValueError(f"{name} is a single number; its first dimension must be the rows")
+        raise ValueError(
+            f"{name} is {'None' if y is None else 'a single number'}; its first dimension must be the rows"
+        )
     check_finite(tensor, name)
     task = task or _inferred_task(tensor, void, lengths, name)
     if task != "classification" and (void is not None or lengths is not None):

@@ -272,8 +272,8 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
     options: dict[str, Any] = dict(SMOKE) if arguments.smoke else {}
     for name, text in arguments.parameter:
-        if name not in OPTIONS:
-            raise ValueError(f"-p has no {name!r}: {hint(name, OPTIONS)}")
+        if name not in (known := ("epochs", *OPTIONS)):
+            raise ValueError(f"-p has no {name!r}: {hint(name, known)}")
         try:
             options[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

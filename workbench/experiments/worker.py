@@ -22,6 +22,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ..core.settings import hint
 from .environment import device
 
 BEGUN = "begun"  # sent before a cell's own work, so that imports do not count towards its time limit
@@ -84,9 +85,16 @@ def work(
 
 
 def load(function: str) -> Any:
-    """Return the function named by "module:name" or "path/to/file.py:name"."""
+    """Return the function named by "module:name" or "path/to/file.py:name".
+
+    Raises:
+        ValueError: the module or file has no such function.
+    """
     location, _, name = function.rpartition(":")
     module = load_file(Path(location)) if location.endswith(".py") else importlib.import_module(location)
+    if not hasattr(module, name):
+        functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        raise ValueError(f"{location} has no {name!r}: {hint(name, functions)}")
     return getattr(module, name)
 
 

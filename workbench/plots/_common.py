@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 import torch
 
+from workbench.core.batches.arrays import check_index, numbers_of
 from workbench.errors import require
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def array(value: Values, name: str) -> Array:
         result = (
             value.detach().cpu().double().numpy()
             if isinstance(value, torch.Tensor)
-            else np.asarray(value, dtype=np.float64)
+            else np.asarray(numbers_of(value), dtype=np.float64)
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
@@ -64,6 +65,13 @@ def vector(value: Values, name: str) -> Array:
     return result
 
 
+def same_rows(**values: Values) -> None:
+    """Refuse frames and series whose rows have different indices, which would be paired by position."""
+    (first, reference), *others = values.items()
+    for name, other in others:
+        check_index(reference, other, "plot", (first, name))
+
+
 def same_shape(**values: Array) -> None:
     """Refuse arrays of different shapes, which numpy would silently broadcast."""
     if len({value.shape for value in values.values()}) > 1:
@@ -73,6 +81,7 @@ def same_shape(**values: Array) -> None:
 
 def vectors(**values: Values) -> list[Array]:
     """Convert values to arrays [n] of the same length."""
+    same_rows(**values)
     result = {name: vector(value, name) for name, value in values.items()}
     same_shape(**result)
     return list(result.values())
@@ -80,6 +89,7 @@ def vectors(**values: Values) -> list[Array]:
 
 def elements(**values: Values) -> list[Array]:
     """Convert values of one shape, with any number of outputs, to flat arrays; [n, 1] counts as [n]."""
+    same_rows(**values)
     result = {name: array(value, name) for name, value in values.items()}
     result = {name: v[:, 0] if v.ndim == 2 and v.shape[1] == 1 else v for name, v in result.items()}
     same_shape(**result)

@@ -19,6 +19,7 @@ from workbench.plots._common import (
     new_axes,
     of_models,
     pair,
+    same_rows,
     thinned,
     vector,
 )
@@ -110,6 +111,7 @@ class _InBins(NamedTuple):
 
 
 def _in_bins(probabilities: Values, target: Values, n_bins: int) -> _InBins:
+    same_rows(probabilities=probabilities, target=target)
     scores, labels = array(probabilities, "probabilities"), vector(target, "target")
     if scores.ndim != 2 or len(scores) != len(labels):
         shapes = f"probabilities {list(scores.shape)}, target {list(labels.shape)}"

@@ -28,6 +28,7 @@ from workbench.plots._common import (
     pair,
     point_look,
     risk_label,
+    same_rows,
     same_shape,
     thinned,
     usable,
@@ -417,8 +418,9 @@ def targets(
         >>> [ax.get_title() for ax in axes], axes[0].get_ylabel()
         (['heating', 'cooling'], 'prediction (kWh)')
     """
-    named = {"prediction": array(prediction, "prediction"), "target": array(target, "target")}
-    named |= {} if risk is None else {"risk": array(risk, "risk")}
+    given = {"prediction": prediction, "target": target} | ({} if risk is None else {"risk": risk})
+    same_rows(**given)
+    named = {name: array(value, name) for name, value in given.items()}
     same_shape(**named)
     shape = named["prediction"].shape
     if len(shape) != 2 or shape[1] > MAX_TARGETS:

@@ -22,6 +22,7 @@ from workbench.plots._common import (
     not_negative,
     of_models,
     risk_label,
+    same_rows,
     same_shape,
     usable,
     vectors,
@@ -205,7 +206,7 @@ def sparsification(
     not_negative(error=errors)
     if not errors.any():
         raise ValueError(f"error: all {errors.size} are 0, so that removing rows can't lower their mean")
-    by_kind = _by_kind(risk, counts.shape)
+    by_kind = _by_kind(risk, error, counts.shape)
     kept = {name: torch.as_tensor(values[counts]) for name, values in by_kind.items()}
     curves = {name: (sparsification_curve(values, errors), ause(values, errors)) for name, values in kept.items()}
     ax = new_axes(ax)
@@ -228,13 +229,17 @@ def sparsification(
     return ax
 
 
-def _by_kind(risk: Risk | Mapping[str, Values] | Values, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+def _by_kind(
+    risk: Risk | Mapping[str, Values] | Values, error: Values, shape: tuple[int, ...]
+) -> dict[str, np.ndarray]:
     """Return the risks of the given shape by kind, in the order of `COLOURS`."""
     if isinstance(risk, Risk):
         arrays = {name: array(risk[name], f"risk.{name}") for name in risk.names()}
         arrays = {name: values for name, values in arrays.items() if values.shape == shape} or arrays
     else:
         named = risk if isinstance(risk, Mapping) else {"total": risk}
+        for name, values in named.items():
+            same_rows(error=error, **{f"risk.{name}": values})
         arrays = {name: array(values, f"risk.{name}") for name, values in named.items()}
     if not arrays:
         raise ValueError("risk: there is none to draw")

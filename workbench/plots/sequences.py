@@ -19,6 +19,7 @@ from workbench.plots._common import (
     new_axes,
     not_negative,
     risk_label,
+    same_rows,
     same_shape,
     vector,
     with_unit,
@@ -114,6 +115,7 @@ def coverage_by_step(
         >>> ax.get_legend_handles_labels()[1]
         ['nominal', 'chance, n = 300', 'coverage']
     """
+    same_rows(lower=lower, upper=upper, target=target)
     low, high, y = array(lower, "lower"), array(upper, "upper"), array(target, "target")
     same_shape(lower=low, upper=high, target=y)
     if y.ndim != 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,14 +38,17 @@ def check_numbers(
 ) -> None:
     """Raise if a setting of `fit` is out of range, or an optimizer is not a callable that makes one."""
     for name, value, minimum in (("epochs", epochs, 1), ("batch_size", batch_size, 2), ("patience", patience, 1)):
-        if value is not None and (isinstance(value, bool) or operator.index(value) < minimum):
+        if (value is not None or name == "epochs") and not _is_whole(value, minimum):
             raise ValueError(f"{name} must be a whole number of at least {minimum}; found {value!r}")
+    for name, number in (("lr", lr), ("weight_decay", weight_decay)):
+        if not hasattr(number, "__float__"):
+            raise TypeError(f"{name} must be a number; found {number!r}")
     if not (0 < lr < math.inf):
         raise ValueError(f"lr must be above 0; found {lr!r}")
     if not (0 <= weight_decay < math.inf):
         raise ValueError(f"weight_decay must be 0 or more; found {weight_decay!r}")
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type such as torch.float64; found {dtype}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype must be a floating-point type such as torch.float64; found {dtype!r}")
     if isinstance(optimizer, Optimizer) or (optimizer is not None and not callable(optimizer)):
         raise TypeError(
             f"optimizer: found an object of type {type(optimizer).__name__}; give a callable that makes one, such as "
@@ -54,6 +58,27 @@ def check_numbers(
         raise ValueError(
             "lr and weight_decay apply to the default optimizer only; set those of your own optimizer where it is made"
         )
+
+
+def _is_whole(value: Any, minimum: int) -> bool:
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= minimum
+    except TypeError:
+        return False
+
+
+def check_objects(seed: Any, standardize: Any, callback: Any, checkpoint: Any) -> None:
+    """Raise if an argument of `fit` has another type than it takes, before the training begins."""
+    try:
+        torch.Generator().manual_seed(operator.index(seed))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"seed must be a whole number of at most 64 bits; found {seed!r}") from error
+    if standardize not in (None, True, False):
+        raise TypeError(f"standardize must be True, False or None; found {standardize!r}")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: found {callback!r}; give a function callback(progress)")
+    if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
+        raise TypeError(f"checkpoint: found {checkpoint!r}; give the path of a file")
 
 
 def try_batch(

@@ -79,6 +79,19 @@ class LossByMeaning:
         terms = [_loss(*match, weights.get(match[0])) for match in self.matched(prediction, target)]
         return torch.stack(terms).sum()
 
+    def mean_weight(self, target: Any, like: Tensor) -> Tensor:
+        """Return the mean weight [] of the targets of a batch, by which its loss counts in the mean over all rows; in the dtype of `like`."""
+        weight = (self.class_weight or {}).get("")  # the losses of several outputs are means of their own
+        if weight is None or not isinstance(target, Tensor):
+            return labelled_share(target, like)
+        weight = weight.to(like)
+        if form_of(self.output) == "binary":
+            yes = target.to(like)
+            return (weight[..., 1] * yes + weight[..., 0] * (1 - yes)).mean()
+        if target.is_floating_point():
+            return labelled_share(target, like)
+        return weight[target[target != IGNORED]].sum() / target.numel()
+
     def check_labels(self, prediction: Any, target: Any) -> None:
         """Raise ValueError if class numbers are outside the range of the scores; -100 is ignored."""
         for name, meaning, scores, labels in self.matched(prediction, target):
@@ -100,6 +113,13 @@ class LossByMeaning:
         ):
             if target_leaf is not None and meaning is not None:
                 yield name, meaning, leaf, target_leaf
+
+
+def labelled_share(target: Any, like: Tensor) -> Tensor:
+    """Return the share [] of the class numbers of a batch that are not -100, over which its loss is a mean; 1 for other targets."""
+    if not isinstance(target, Tensor) or target.is_floating_point() or not target.numel():
+        return like.new_ones(())
+    return (target != IGNORED).sum().to(like) / target.numel()
 
 
 def _label(name: str) -> str:
@@ -138,4 +158,4 @@ def _weighted_cross_entropy(log_probs: Tensor, labels: Tensor, weight: Tensor, b
     return losses / total.where(total > 0, 1.0)
 
 
-__all__ = ["LossByMeaning", "cross_entropy_of_probs", "default_criterion"]
+__all__ = ["LossByMeaning", "cross_entropy_of_probs", "default_criterion", "labelled_share"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence, Sized
 from typing import Any, cast
@@ -74,6 +75,18 @@ def make_optimizer(
         if not isinstance(custom, Optimizer):
             raise TypeError(
                 f"optimizer: the callable returned {type(custom).__name__}; it must return a torch Optimizer"
+            )
+        held = {p for group in custom.param_groups for p in group["params"]}
+        if held.isdisjoint(parameters):
+            raise ValueError(
+                f"optimizer: this {type(custom).__name__} holds none of the parameters of the model; make it from those that the callable "
+                "is given, as lambda parameters: torch.optim.SGD(parameters, lr=0.1) does"
+            )
+        closure = inspect.signature(custom.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise TypeError(
+                f"optimizer: {type(custom).__name__}.step needs a closure that computes the loss several times, which fit does not give; train "
+                "in your own loop, with wrapped.loss(criterion, x, y) in the closure"
             )
         return custom, None
     try:

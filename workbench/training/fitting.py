@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,7 +37,7 @@ from workbench.training.asked_device import on_requested_device
 from workbench.training.augmentation import Augmentation, augmentations, augmented
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint
-from workbench.training.checks import LR, check_numbers, sole_likelihood, try_batch
+from workbench.training.checks import LR, check_numbers, check_objects, sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, check_agreement, join
@@ -87,7 +88,7 @@ def fit(
     criterion: Criterion | None = None,
     optimizer: Callable[..., Optimizer] | None = None,
     validation: Any = None,
-    folds: int | Tensor | None = None,
+    folds: int | Tensor | Sequence[int] | np.ndarray | None = None,
     patience: int | None = None,
     standardize: bool | None = None,
     seed: int = 0,
@@ -121,18 +122,19 @@ def fit(
             several values may be given, paired with those of lr.
         criterion: criterion(prediction, target) -> scalar. None: mean squared error for float targets, cross entropy
             for class numbers; with folds, only the likelihood of the risk heads if there are any.
-        optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and its schedule.
+        optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and its schedule. The loss is the mean of those of the voters, so
+            that n voters need n times the learning rate of a single model with SGD; Adam does not depend on the scale of gradients.
         validation: rows that select the best epoch and are never trained on: a share of the training rows (stratified for class numbers), rows
             in any form that `data` takes, or 0 for none (the last epoch is then the best). None: 0.1, or none with folds. If the model has three
             or more voters that share no trained parameter, each voter is monitored as well: those that diverge are reported, and get the weights
             of their own best epoch.
-        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n] (for example, to keep groups
-            together). Each voter trains without one fold, and its predictions on that fold decide, without further held-out rows, the epoch from
-            which predictions and noise are taken (ten averages of the weights are kept), the scale of the noise (a factor) and its tails
-            (Student's t if the distribution is Normal), and, where lr or weight_decay name several settings, how much the voters of each
-            setting count. The number of voters must be a multiple of folds x settings; with two voters per fold and setting, the spread of an
-            ensemble can be estimated. `History.out_of_fold` keeps the predictions, from which `workbench.calibrate(wrapped, history)` makes CV+
-            intervals. Standardization uses all rows.
+        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n], a tensor or array (for
+            example, to keep groups together). Each voter trains without one fold, and its predictions on that fold decide, without further
+            held-out rows, the epoch from which predictions and noise are taken (ten averages of the weights are kept), the scale of the noise
+            (a factor) and its tails (Student's t if the distribution is Normal), and, where lr or weight_decay name several settings, how much
+            the voters of each setting count. The number of voters must be a multiple of folds x settings; with two voters per fold and setting,
+            the spread of an ensemble can be estimated. `History.out_of_fold` keeps the predictions, from which `workbench.calibrate(wrapped,
+            history)` makes CV+ intervals. Standardization uses all rows.
         patience: number of epochs without a smaller validation loss after which training stops; None never stops early.
         standardize: whether the model works on inputs and targets of mean 0 and standard deviation 1 over the training rows;
             predictions and risks are in original units in any case. Tables get one mean and scale per column, images one
@@ -204,6 +206,7 @@ def fit(
     lengths = lengths_of(epochs, folds)
     for length, rate, decay in itertools.product(lengths, rates, decays):
         check_numbers(length, batch_size, rate, decay, optimizer, patience, dtype)
+    check_objects(seed, standardize, callback, checkpoint)
     seed = operator.index(seed)
     tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from workbench.core.additions import EXTRAS
+from workbench.core.batches.arrays import numbers_of
 from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.outputs.options import form_of
 from workbench.engine.plan import Rule, Split, Stacked
@@ -102,7 +104,7 @@ def pair_settings(lr: Any, weight_decay: Any, folds: Any) -> tuple[list[float], 
     Raises:
         ValueError: there are several settings without folds, or the numbers of values do not match.
     """
-    both = [list(v) if isinstance(v, Sequence) else [v] for v in (lr, weight_decay)]
+    both = [list(v) if isinstance(v, Sequence) and not isinstance(v, str) else [v] for v in (lr, weight_decay)]
     n_settings = max(map(len, both))
     if n_settings > 1 and folds is None:
         raise ValueError(
@@ -138,6 +140,11 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
             f"folds: the model gives class scores, and y is {train.y.dtype}; cross-fitting takes class numbers"
         )
     n = len(train)
+    if isinstance(folds, np.ndarray | list | tuple):
+        try:
+            folds = torch.as_tensor(numbers_of(folds))
+        except TypeError as error:
+            raise ValueError(f"folds: {error}") from error
     if isinstance(folds, Tensor):
         if folds.shape != (n,) or folds.is_floating_point():
             raise ValueError(
@@ -147,7 +154,10 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
         count = int(fold.max()) + 1
     else:
         if isinstance(folds, bool) or not isinstance(folds, int):
-            raise ValueError(f"folds must be a whole number, or one for each row; found {folds!r}")
+            raise ValueError(
+                "folds must be a whole number, or a tensor or array of one for each row, in their order; found "
+                f"{folds if isinstance(folds, str | float) else type(folds).__name__!r}"
+            )
         count = folds
         labels = train.y if not train.y.is_floating_point() and train.y.dim() == 1 else None
         fold = assign_folds(n, max(count, 1), labels, seed)

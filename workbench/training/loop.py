@@ -187,7 +187,7 @@ class Loop:
 
     def _train(self, epoch: int) -> float:
         self.wrapped.train()
-        losses = RunningLoss(self._not_finite)
+        losses = RunningLoss(self._not_finite, self.criterion)
         for step, batch in enumerate(self.train, 1):
             self.optimizer.zero_grad()
             if self.changes is not None:
@@ -258,7 +258,7 @@ class Loop:
     def _validate(self, epoch: int, batches: Batches) -> float:
         """Return the validation loss after an epoch; epoch 0, before the training, is seen by `watch` only."""
         self.wrapped.eval()
-        losses = RunningLoss(self._not_finite)
+        losses = RunningLoss(self._not_finite, self.criterion)
         # the same draws in every epoch, so that the losses of two epochs differ only because of the weights
         with own_random(self.seed, batches.device):
             for batch in batches:
@@ -273,7 +273,7 @@ class Loop:
             raise ValueError("validation: there was no batch; can the loader be iterated only once?")
         if epoch and not losses.weight:
             raise ValueError(
-                f"validation: no row has a class, all class numbers are {IGNORED}; give rows with classes, or validation=0"
+                f"validation: no row has a class, all class numbers are {IGNORED} or of weight 0; give rows with classes, or validation=0"
             )
         return mean
 

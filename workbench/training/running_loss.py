@@ -10,23 +10,27 @@ import torch
 from torch import Tensor
 
 from workbench.core.batches.rows import Batch
-from workbench.core.outputs.meanings import IGNORED
+from workbench.training.default_losses import LossByMeaning, labelled_share
 
 Sent = tuple[Tensor, torch.cuda.Event | None]
 
 
 class RunningLoss:
-    """Mean over rows of the losses of batches; a loss that is not finite ends the training. Of class numbers, those of -100 do not count.
+    """Mean over rows of the losses of batches; a loss that is not finite ends the training.
+
+    Class numbers of -100 do not count; with class weights, the others count by their weight.
 
     Reading a number from a GPU waits until all queued work is done. So each loss is copied asynchronously, and read after the next batch
     has been started: the GPU is never idle, and a loss that is not finite is detected one batch later.
 
     Args:
         refusal: refusal(loss, place, batch) -> error message for a loss that is not finite.
+        criterion: the loss of the training, which may have class weights.
     """
 
-    def __init__(self, refusal: Callable[[float, str, Batch], str]) -> None:
+    def __init__(self, refusal: Callable[[float, str, Batch], str], criterion: Any = None) -> None:
         self.refusal = refusal
+        self.mean_weight = criterion.mean_weight if isinstance(criterion, LossByMeaning) else labelled_share
         self.total, self.weight, self.rows = 0.0, 0.0, 0
         self._sent: list[tuple[Sent, str, Batch]] = []
 
@@ -46,7 +50,7 @@ class RunningLoss:
         """
         loss = loss.detach()
         wide = loss.to(torch.promote_types(loss.dtype, torch.float32))
-        sent = send(torch.stack([wide, _labelled_share(batch.y, wide)]))
+        sent = send(torch.stack([wide, self.mean_weight(batch.y, wide)]))
         self._sent.append((sent, place, batch))
         if sent[1] is None:
             return self._wait_for_first()
@@ -64,21 +68,14 @@ class RunningLoss:
         (loss, copied), place, batch = self._sent.pop(0)
         if copied is not None:
             copied.synchronize()
-        value, share = loss.tolist()
+        value, weight = loss.tolist()
         if not math.isfinite(value):
             raise FloatingPointError(self.refusal(value, place, batch))
         rows = len(batch)
-        self.total += value * (rows * share)
-        self.weight += rows * share
+        self.total += value * (rows * weight)
+        self.weight += rows * weight
         self.rows += rows
         return value
-
-
-def _labelled_share(y: Any, like: Tensor) -> Tensor:
-    """Return the share [] of the class numbers of a batch that are not -100, over which its loss is a mean; 1 for other targets."""
-    if not isinstance(y, Tensor) or y.is_floating_point() or not y.numel():
-        return like.new_ones(())
-    return (y != IGNORED).sum().to(like) / y.numel()
 
 
 def send(loss: Tensor) -> Sent:

@@ -384,7 +384,9 @@ def _tensor(value: Any, label: str, name: str) -> Tensor:
             f"{name}: {label} is {describe(value)} and can't be made a tensor of numbers: {error}"
         ) from error
     if not tensor.dim():
-        raise ValueError(f"{name}: {label} is a single number; its first dimension must be the rows")
+        raise ValueError(
+            f"{name}: {label} is {'None' if value is None else 'a single number'}; its first dimension must be the rows"
+        )
     if tensor.layout not in (torch.strided, torch.jagged):  # other layouts do not support selecting rows
         raise TypeError(
             f"{name}: {label} is a tensor {list(tensor.shape)} of {tensor.layout}; give {label}.to_dense(), or batches in a DataLoader"

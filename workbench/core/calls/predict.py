@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...engine.combine import Ragged
 from ...engine.effects.inputs import may_change, own_inputs
@@ -214,6 +214,8 @@ def loss_of_branches(
 ) -> Tensor:
     """Return the loss of the outputs of all branches for these inputs; see `Wrapped.loss`."""
     record, axes = wrapped._workbench, branched.axes
+    if criterion is not None:
+        _check_criterion(criterion)
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
     leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
     pair = pair_of(record, axes)
@@ -289,7 +291,7 @@ def loss_of_model(
         pair: the method of the risk heads, None if there is none.
     """
     if pair is None:
-        return criterion(rebuild(leaves), y)
+        return _tensor_of(criterion(rebuild(leaves), y))
     if y is None:
         raise ValueError(
             f"{pair.name}: the risk heads are trained by the likelihood of a target, and y is None: give the target of the output that has a "
@@ -323,7 +325,28 @@ def loss_of_model(
         pair.prediction(*heads) if isinstance(meaning, Values) else leaf
         for heads, meaning, leaf in zip(split, meanings, predictions, strict=True)
     ]
-    return criterion(rebuild(scored), y) + likelihood
+    return _tensor_of(criterion(rebuild(scored), y)) + likelihood
+
+
+def _check_criterion(criterion: Any) -> None:
+    """Raise TypeError if a criterion is no function of prediction and target, or a class of losses instead of an object of it."""
+    if isinstance(criterion, type) and issubclass(criterion, nn.Module):
+        raise TypeError(
+            f"criterion: found the class {criterion.__name__}; give an object of it, {criterion.__name__}()"
+        )
+    if not callable(criterion):
+        raise TypeError(
+            f"criterion: found {criterion!r:.100}; give a function of prediction and target, such as nn.MSELoss()"
+        )
+
+
+def _tensor_of(loss: Any) -> Tensor:
+    """Return the loss; a number would add to the likelihood without a gradient."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"criterion: it returned {type(loss).__name__}; it must return the loss as a tensor, without .item()"
+        )
+    return loss
 
 
 def quantiles(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
