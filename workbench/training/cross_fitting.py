@@ -35,6 +35,7 @@ from workbench.training.fold_decisions import Decisions, decide, decide_classes
 from workbench.training.fold_layout import FoldedRows, Layout
 from workbench.training.history import History, OutOfFold
 from workbench.training.progress import Callback, Progress, Stopped, call_back
+from workbench.training.running_loss import labelled_share
 from workbench.training.stacked_adam import StackedAdam
 from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
@@ -143,17 +144,18 @@ class CrossFit:
         )
         with bar:
             for epoch in range(len(self.records) + 1, self.epochs + 1):
-                start, total = time.perf_counter(), torch.zeros((), device=self.rows.device)
+                start, total, weight = time.perf_counter(), *torch.zeros(2, device=self.rows.device)
                 order = self._order().to(total.device)  # one transfer per epoch, since each one waits for the GPU
                 self.wrapped.train()
                 for numbers in order[:, : self.steps_per_epoch * self.size].split(self.size, 1):
-                    loss = self._step(numbers)
-                    total += loss
+                    losses, share = self._step(numbers)
+                    loss, step_weight = (losses * share).sum(), share.mean()
+                    total, weight = total + loss, weight + step_weight
                     bar.update()
                     if self.optimizer.steps in self.snapshot_steps:
                         self._keep_snapshot()
-                    self._call_back(epoch, loss)
-                mean = total.item() / self.steps_per_epoch / len(self.train)
+                    self._call_back(epoch, self._mean(loss, step_weight))
+                mean = self._mean(total, weight).item()
                 if not math.isfinite(mean):
                     raise FloatingPointError(
                         f"the loss is {mean} in epoch {epoch}: try a smaller lr or standardize=True. "
@@ -168,11 +170,14 @@ class CrossFit:
     def _call_back(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
         if self.callback is not None:
             done, steps = self.optimizer.steps, self.steps
-            loss = loss if epoch_ended else loss / len(self.train)
             progress = Progress(
                 epoch, self.epochs, done, steps, loss, math.nan, self._current_lr(), epoch_ended, self.wrapped
             )
             call_back(self.callback, progress, self.seed, self.rows.device)
+
+    def _mean(self, total: Tensor, weight: Tensor) -> Tensor:
+        """Return the mean over voters and rows; 0 if no row has a class."""
+        return total / weight.where(weight > 0, 1.0) / len(self.train)
 
     def _current_lr(self) -> float:
         return max(self.lr) * self.schedule(self.optimizer.steps - 1, self.steps)
@@ -183,22 +188,23 @@ class CrossFit:
         keys[self.padded_rows < 0] = 2  # sorts the padding to the end
         return self.padded_rows.gather(1, keys.argsort(1)[:, : min(map(len, self.train))])
 
-    def _step(self, numbers: Tensor) -> Tensor:
-        """Take one step of all voters on rows [voters, size], and return the sum of their losses."""
+    def _step(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one step of all voters on rows [voters, size]; return `loss`, and the share of labelled rows in each of its entries."""
         rows = self.rows.take(numbers.flatten())
         batch = Batch(None, rows.x, rows.y)
         traced_step = None if self.traced is None else self.traced.take(batch, self.steps - self.optimizer.steps)
         if traced_step is None:
             loss = self.loss(batch)
-            loss.backward()
+            loss.sum().backward()
         else:
             loss = traced_step.loss
             traced_step.backward()
         self.optimizer.step(self.schedule(self.optimizer.steps, self.steps))
-        return loss.detach()
+        loss = loss.detach()
+        return loss, labelled_share(batch.y, loss)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the sum of the voters' losses; the batch holds equally many rows of each voter, one voter after another."""
+        """Return the loss of each voter [voters], or their sum [1]; the batch holds equally many rows of each, one voter after another."""
         args, y = TensorRows(batch.x, batch.y).args, batch.y
         if (scaling := unshadowed(self.wrapped, "scaling")) is not None:
             args, y = scaling.inputs(args, {})[0], scaling.targets(y)

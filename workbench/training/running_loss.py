@@ -46,7 +46,7 @@ class RunningLoss:
         """
         loss = loss.detach()
         wide = loss.to(torch.promote_types(loss.dtype, torch.float32))
-        sent = send(torch.stack([wide, _labelled_share(batch.y, wide)]))
+        sent = send(torch.stack([wide, labelled_share(batch.y, wide)]))
         self._sent.append((sent, place, batch))
         if sent[1] is None:
             return self._wait_for_first()
@@ -74,11 +74,17 @@ class RunningLoss:
         return value
 
 
-def _labelled_share(y: Any, like: Tensor) -> Tensor:
-    """Return the share [] of the class numbers of a batch that are not -100, over which its loss is a mean; 1 for other targets."""
+def labelled_share(y: Any, like: Tensor) -> Tensor:
+    """Return the share of the class numbers that are not -100, over which a loss is a mean; 1 for other targets.
+
+    Args:
+        y: targets of the batch.
+        like: the loss [], or the losses [voters] of equally many rows each, one voter after another.
+    """
     if not isinstance(y, Tensor) or y.is_floating_point() or not y.numel():
-        return like.new_ones(())
-    return (y != IGNORED).sum().to(like) / y.numel()
+        return torch.ones_like(like)
+    labelled = (y != IGNORED).reshape(*like.shape, -1)
+    return labelled.sum(-1).to(like) / labelled.shape[-1]
 
 
 def send(loss: Tensor) -> Sent:
@@ -89,4 +95,4 @@ def send(loss: Tensor) -> Sent:
     return copy, torch.cuda.current_stream(loss.device).record_event()
 
 
-__all__ = ["RunningLoss"]
+__all__ = ["RunningLoss", "labelled_share"]
