@@ -19,6 +19,7 @@ from workbench.core.batches.rows import Batch, TensorRows
 from workbench.core.calls.risks import pair_of
 from workbench.core.crossfit import Committee, seat
 from workbench.core.outputs.class_scores import Binary, Probs
+from workbench.core.outputs.meanings import IGNORED
 from workbench.core.outputs.options import has_classes, meaning_of
 from workbench.core.runtime import untie
 from workbench.engine.effects.private_random import generators_of, own_random
@@ -31,9 +32,10 @@ from workbench.methods.vote import NAME as VOTERS
 from workbench.risk import Risk
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
-from workbench.training.fold_decisions import Decisions, decide, decide_classes
+from workbench.training.fold_decisions import Decisions, decide, decide_classes, log_likelihoods
 from workbench.training.fold_layout import FoldedRows, Layout
 from workbench.training.history import History, OutOfFold
+from workbench.training.lost_voters import lost_in_folds
 from workbench.training.progress import Callback, Progress, Stopped, call_back
 from workbench.training.running_loss import labelled_share
 from workbench.training.stacked_adam import StackedAdam
@@ -265,6 +267,8 @@ class CrossFit:
             )
         if not self.snapshots:
             return History(self.records, 0, self.interrupted or self.stopped)
+        if warning := lost_in_folds(self._losses().cpu()):
+            warnings.warn(warning, WorkbenchWarning, stacklevel=user_stacklevel())
         decisions = self.decide()
         self.settle([decisions])
         if unshadowed(self.wrapped, "needs_fit"):
@@ -300,14 +304,31 @@ class CrossFit:
     def decide(self, part: int = 0) -> Decisions:
         """Return the decisions based on the out-of-fold predictions of a part."""
         loc, risk = self.out_of_fold(part)
-        judged = self.judged(part)
-        output, y = self.wrapped._workbench.output, self.rows.y[judged]
-        if has_classes(output):
-            like = loc[0, 0, 0].reshape(y.shape) if isinstance(meaning_of(output), Binary) else loc[0, 0, 0]
-            return decide_classes(self._log_probs(loc), meaning_of(output).labels(y, like))
-        if not y.is_floating_point():
+        y = self._labels(loc, part)
+        if self._has_classes():
             return decide_classes(self._log_probs(loc), y)
         return decide(loc, risk, y, members.family(self.wrapped), self.layout.folds * self.layout.repeats)
+
+    def _labels(self, loc: Tensor, part: int) -> Tensor:
+        """Return the targets of the judged rows of a part; for class scores, class numbers or probabilities."""
+        output, y = self.wrapped._workbench.output, self.rows.y[self.judged(part)]
+        if not has_classes(output):
+            return y
+        like = loc[0, 0, 0].reshape(y.shape) if isinstance(meaning_of(output), Binary) else loc[0, 0, 0]
+        return meaning_of(output).labels(y, like)
+
+    def _losses(self) -> Tensor:
+        """Return the loss of each voter for the rows that it has not seen, [snapshots, settings, folds, repeats]."""
+        loc, _ = self.out_of_fold()
+        y, fold = self._labels(loc, 0), self.parts[0].fold
+        classes = self._has_classes()
+        losses = -log_likelihoods(self._log_probs(loc), y) if classes else (loc - y.reshape(loc.shape[3:])).square()
+        kept = torch.ones(losses.shape[3:], dtype=torch.bool, device=y.device)
+        if not y.is_floating_point():
+            kept = y != IGNORED
+        losses, fold = losses.where(kept, 0.0), fold[fold < self.layout.folds].to(y.device)
+        sums = [losses[:, :, :, fold == k].flatten(3).sum(3) for k in range(self.layout.folds)]
+        return torch.stack([total.double() / kept[fold == k].sum().clamp_min(1) for k, total in enumerate(sums)], 2)
 
     def _has_classes(self) -> bool:
         return has_classes(self.wrapped._workbench.output) or not self.rows.y.is_floating_point()
