@@ -244,7 +244,7 @@ def next_token_probabilities(
     n_axes = len(axes) - (pair is not None)
     probs = probs.flatten(0, n_axes - 1) if n_axes else probs[None]
     leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in branched.leaves]
-    scores = meaning.form(probs.mean(0), probs)
+    scores = meaning.form(probs.mean(0), meaning.log_scores(leaf))
     if isinstance(meaning, Logits):
         level = meaning.log_scores(leaf).logsumexp(-1, keepdim=True)
         scores = scores + (level.flatten(0, n_axes - 1).mean(0) if n_axes else level)
