@@ -48,6 +48,8 @@ class Interruption:
 
     def __init__(self, kind: str, k: int | None) -> None:
         self.kind, self.k, self.count, self.where = kind, k, 0, ""
+        # held here, since CPython 3.11 may call it once more after it was removed
+        self._installed = self._trace if kind == "line" else self._profile
 
     def _event(self, frame: Any) -> None:
         self.count += 1
@@ -75,9 +77,7 @@ class Interruption:
         sys.setprofile(None)
 
     def __enter__(self) -> Interruption:
-        (sys.settrace if self.kind == "line" else sys.setprofile)(
-            self._trace if self.kind == "line" else self._profile  # type: ignore[arg-type]
-        )
+        (sys.settrace if self.kind == "line" else sys.setprofile)(self._installed)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from helpers.models import mlp
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from workbench import sample, sculpt, vote
+from workbench import compose, sample, sculpt, vote
+from workbench.outputs import Logits
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -39,6 +41,35 @@ def test_class_risks_are_entropies_and_mutual_information(output: str) -> None:
     assert torch.allclose(risk.epistemic, information, atol=1e-5)
     assert torch.allclose(risk.total, risk.aleatoric + risk.epistemic, atol=1e-5)
     torch.testing.assert_close(wrapped(x), y)  # without risk the branches may be run by another strategy
+
+
+class RulingOut(nn.Module):
+    """Class scores, of which some are -inf for all voters or for the one with a positive weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.layer(x)
+        scores[:, 3] = torch.where(self.layer.weight[0, 0, 0, 0] > 0, -torch.inf, scores[:, 3])
+        return scores.masked_fill((torch.arange(5) == 1)[:, None, None], -torch.inf)
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(2, None), (300, None), (300, 1)])
+@pytest.mark.parametrize("heads", [False, True])
+def test_classes_that_all_voters_rule_out_have_no_probability(size: int, chunk: int | None, heads: bool) -> None:
+    voters = vote.Wrapper(3, output=Logits(dim=1), chunk=chunk)
+    wrapped: Any = (compose(voters, sculpt.Wrapper()) if heads else voters)(RulingOut()).eval()
+    x = torch.randn(1, 3, size, size)
+    with torch.no_grad():
+        mean = torch.stack([voter(x) for voter in wrapped.voters()]).softmax(2).mean(0)
+        y, _ = wrapped(x, return_risk=True)
+    assert (y[:, 1] == -torch.inf).all()
+    assert y[:, [0, 2, 3, 4]].isfinite().all()
+    if not heads:
+        torch.testing.assert_close(y, mean.log())
+    assert F.cross_entropy(y, torch.ones(1, size, size, dtype=torch.int64)) == torch.inf
 
 
 def test_class_risks_of_certain_scores_are_finite() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from workbench import calibrate, fit, laplace, neo, selective, top_uncertain, vote
 from workbench.core.batches.own_loss import pairing_of
 from workbench.core.ownership import table_of
-from workbench.outputs import Binary, Values
+from workbench.outputs import Binary, Logits, Values
 
 transformers = pytest.importorskip("transformers")
 from helpers.labelled_models import LABELLED, Batch, Labelled  # noqa: E402  # it needs transformers
@@ -154,6 +154,63 @@ def test_what_is_fitted_in_closed_form_takes_the_same_forms(form: str) -> None:
     wrapped.fit(FORMS[form](batch))
     wanted.fit((x, batch["labels"]))
     torch.testing.assert_close(dict(wrapped.state_dict()), dict(wanted.state_dict()))
+
+
+class Batches:
+    """An iterable of batches."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(FORMS["batches"](self.batch))
+
+
+LAPLACE: list[tuple[str, dict[str, Any]]] = [
+    ("bert tokens", {}),  # some of them without a class
+    ("bert tokens", {"evidence": "design", "output": Logits(dim=-1)}),
+    ("bert value", {}),  # the noise is that of the targets
+    ("gpt2", {"layer": "lm_head"}),
+]
+
+
+@pytest.mark.parametrize("form", ["dict", "batches", "loader", "columns", "iterable"])
+@pytest.mark.parametrize(("name", "options"), LAPLACE, ids=["tokens", "tokens, design", "value", "gpt2"])
+def test_laplace_is_fitted_to_the_labels(name: str, options: dict[str, Any], form: str) -> None:
+    case = LABELLED[name]
+    model, batch = case.build(), case.batch(21)
+    wrapped = laplace.Wrapper(**{"output": case.output, **options})(model).eval()
+    wanted = copy.deepcopy(wrapped)
+    wrapped.fit(Batches(batch) if form == "iterable" else FORMS[form](batch))
+    wanted.fit(by_hand(case, model, batch))
+    x, _ = by_hand(case, model, case.batch(5, seed=1))
+    risk, wanted_risk = (
+        getattr(r := each(**x, return_risk=True)[1], "epistemic", r).logits for each in (wrapped, wanted)
+    )
+    torch.testing.assert_close(risk, wanted_risk, rtol=1e-4, atol=1e-5)
+
+
+class Scores(nn.Module):
+    """Class scores of tokens, without a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(30, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self.layer(self.embedding(input_ids))
+
+
+def test_labels_of_unknown_places_are_refused_where_one_is_missing() -> None:
+    batch = {"input_ids": torch.randint(30, (6, 5)), "labels": torch.randint(3, (6, 5))}
+    model = Scores()
+    wrapped, wanted = (laplace.Wrapper(output=Logits(dim=-1))(model).eval() for _ in range(2))
+    wrapped.fit([batch])
+    wanted.fit((batch["input_ids"], batch["labels"]))
+    torch.testing.assert_close(dict(wrapped.state_dict()), dict(wanted.state_dict()))
+    batch["labels"][0, 1] = -100
+    with pytest.raises(ValueError, match="Give pairs"):
+        wrapped.fit([batch])
 
 
 @pytest.mark.parametrize("name", ["bert classes", "bert labels", "bert tokens", "gpt2"])

@@ -98,6 +98,24 @@ def test_a_criterion_that_is_no_mean_is_asked_for_each_voter() -> None:
     assert len(rows) == 6 * (40 // 8)
 
 
+@pytest.mark.parametrize("criterion", [None, F.cross_entropy])
+def test_the_loss_of_an_epoch_is_the_mean_over_rows_with_a_class(criterion: Any) -> None:
+    """Some batches of a voter have none; with F.cross_entropy all voters' rows make one batch."""
+    x, y = classes()
+    y = torch.where(torch.arange(60) < 12, y, -100)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = vote.Wrapper(6, output="logits")(net(3))
+    folds = torch.arange(60) % 3
+    options: dict[str, Any] = {"criterion": criterion, "lr": 1e-12, "weight_decay": 0.0, "standardize": False}
+    [loss] = quiet(model, (x, y), folds=folds, epochs=1, **options).frame["loss"]
+    losses = []
+    for k, voter in enumerate(model.voters()):
+        labelled = (folds != k // 2) & (y >= 0)
+        losses.append(F.cross_entropy(voter(x[labelled]), y[labelled], reduction="none"))
+    assert loss == pytest.approx(float(torch.cat(losses).mean().detach()), rel=1e-4)
+
+
 # ---- what it gives ---------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from workbench import compose, fit, sample, sculpt, vote
 from workbench.errors import WorkbenchWarning
 from workbench.training import Progress
 from workbench.training import checkpoint as checkpoint_module
-from workbench.training.lost_voters import VoterWatch, mean_per_voter
+from workbench.training.lost_voters import VoterWatch, lost_voters, mean_per_voter
 
 VOTERS, EPOCHS = 4, 20
 
@@ -149,8 +149,30 @@ def test_voters_that_share_what_is_trained_are_left_together(options: dict[str, 
 def test_the_rule_on_losses_that_were_seen(
     start: list[float], least: list[float], chosen: list[float], lost: list[int]
 ) -> None:
-    watch = VoterWatch(made(), len(start))
-    watch.start, watch.least, watch.chosen = (
-        torch.tensor(losses, dtype=torch.float64) for losses in (start, least, chosen)
-    )
-    assert watch._lost().nonzero()[:, 0].tolist() == lost
+    losses = (torch.tensor(values, dtype=torch.float64) for values in (start, chosen, least))
+    assert lost_voters(*losses).nonzero()[:, 0].tolist() == lost
+
+
+@pytest.mark.parametrize("output", [None, "logits"])
+def test_a_voter_that_is_lost_in_a_cross_fitted_training_is_told(output: str | None) -> None:
+    x, y = rows()
+    target = y if output is None else (y[:, 0] > 0).long()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1 if output is None else 2))
+        model = vote.Wrapper(VOTERS, output=output)(net)
+
+    def hurt(progress: Progress) -> None:
+        weights = dict(progress.wrapped.named_parameters())
+        if progress.epoch > EPOCHS // 2:
+            with torch.no_grad():
+                weights["2.weight@vote"][2], weights["2.bias@vote"][2] = (
+                    0.0,
+                    9 * torch.eye(2)[0, : weights["2.bias@vote"].shape[1]],
+                )
+
+    options: dict[str, Any] = {"folds": 4, "epochs": EPOCHS, "batch_size": 32, "progress": False}
+    with pytest.warns(WorkbenchWarning, match=r"1 of 4 voters diverged .* voter 2 had") as told:
+        fit(model, (x, target), callback=hurt, **options)
+    assert Path(told[0].filename).name == Path(__file__).name
+    fit(model, (x, target), **options)  # without a warning

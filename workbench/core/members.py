@@ -35,7 +35,7 @@ from .standardize import Scaling
 def loss(
     wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, args: tuple, y: Any, rows: Tensor, whole: bool
 ) -> Tensor:
-    """Return the sum of the voters' training losses, each on its own rows.
+    """Return the voters' training losses, each on its own rows; their sum is the loss to minimise.
 
     Args:
         wrapped: wrapped object with voters.
@@ -45,26 +45,27 @@ def loss(
         whole: whether each loss is a mean over the same number of rows, so that one call of the criterion covers all voters.
 
     Returns:
-        A scalar tensor.
+        The loss of each voter [voters]; with `whole` only their sum [1].
     """
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True, loss=True), rows), args, {})
     record, pair = wrapped._workbench, pair_of(wrapped._workbench, branched.axes)
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(branched.axes))
     criterion = listening(wrapped, criterion, y)
     groups = [None] if whole else list(rows)
-    total: Any = 0
+    losses: list[Any] = [0] * len(groups)
     for model_leaves in _models(branched, pair is not None):
-        for group in groups:
+        for i, group in enumerate(groups):
             leaves = [
                 leaf if group is None or not isinstance(leaf, Tensor) else _take(leaf, group, pair)
                 for leaf in model_leaves
             ]
             target = y if group is None else y.index_select(0, group.to(y.device))
-            total = total + loss_of_model(record, branched.rebuild, leaves, criterion, target, pair)
-    total = total * (len(rows) / len(groups)) / _count(branched, pair is not None)
+            losses[i] = losses[i] + loss_of_model(record, branched.rebuild, leaves, criterion, target, pair)
+    voters_each = len(rows) / len(groups)
+    total = torch.stack(losses) * voters_each / _count(branched, pair is not None)
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
-            total = total + len(rows) * term
+            total = total + voters_each * term
     return total
 
 
@@ -243,7 +244,7 @@ def next_token_probabilities(
     n_axes = len(axes) - (pair is not None)
     probs = probs.flatten(0, n_axes - 1) if n_axes else probs[None]
     leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in branched.leaves]
-    scores = meaning.form(probs.mean(0), probs)
+    scores = meaning.form(probs.mean(0), meaning.log_scores(leaf))
     if isinstance(meaning, Logits):
         level = meaning.log_scores(leaf).logsumexp(-1, keepdim=True)
         scores = scores + (level.flatten(0, n_axes - 1).mean(0) if n_axes else level)

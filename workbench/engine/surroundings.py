@@ -141,7 +141,7 @@ def leave_transforms(depth: int) -> None:
 
 
 def _function_modes() -> list[Any]:
-    return list(map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack())))
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
 def _end_blocks(interrupt: BaseException) -> None:

@@ -306,7 +306,7 @@ def _batches(wrapped: Any, inputs: Any, description: str) -> Iterator[tuple[tupl
     """Iterate over batches (args, kwargs, target), on the model's device and with inputs in its units, with a progress bar."""
     from tqdm.auto import tqdm
 
-    from ..core.batches.call_arguments import batches_of
+    from ..core.batches.labelled import batches_of
 
     device, scaling = next(wrapped.parameters()).device, extra(wrapped, "scaling")
     for batch in tqdm(batches_of(inputs, wrapped), desc=description, delay=2, leave=False):

@@ -243,7 +243,7 @@ class Laplace(Method):
             self.design.tune(wrapped, held_out)
 
     def _tune_prior(self, wrapped: Any, held_out: Any) -> None:
-        from ..core.batches.call_arguments import batches_of
+        from ..core.batches.labelled import batches_of
 
         if not self._draws or self.wrapper.prior_precision is not None:
             return
@@ -287,7 +287,7 @@ class Laplace(Method):
         """Learn the posterior of the trained weights from the training data, pairs (input, target)."""
         from tqdm.auto import tqdm
 
-        from ..core.batches.call_arguments import batches_of
+        from ..core.batches.labelled import batches_of
 
         table = table_of(wrapped)
         places, names = self.places(table), self.layer_names(table)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 from torch import Tensor
 
-from ..core.batches.call_arguments import batches_of
+from ..core.batches.labelled import batches_of
 from ..core.batches.rows import in_batches
 from ..engine.tree import tensors
 
@@ -27,14 +27,19 @@ def spread(inputs: Any, wrapped: Any, max_rows: int) -> Iterator[tuple[tuple[Any
         step = -(-len(inputs) // max_rows) if inputs.dim() else 1
         yield from batches_of(inputs[::step] if step > 1 else inputs, wrapped)
         return
-    step, inputs = 1, in_batches(inputs, wrapped)
-    for i, batch in enumerate(inputs):
-        if i == 0 and isinstance(inputs, Sized):
+    yield from batches_of(_some(in_batches(inputs, wrapped), max_rows), wrapped)
+
+
+def _some(batches: Iterable[Any], max_rows: int) -> Iterator[Any]:
+    """Yield every k-th batch, so that they have about `max_rows` rows."""
+    step = 1
+    for i, batch in enumerate(batches):
+        if i == 0 and isinstance(batches, Sized):
             first = next((t for t in tensors(batch) if t.dim()), None)
-            rows = len(inputs) * (first.shape[0] if first is not None else 1)
+            rows = len(batches) * (first.shape[0] if first is not None else 1)
             step = max(1, rows // max_rows)
         if i % step == 0:
-            yield from batches_of([batch], wrapped)
+            yield batch
 
 
 __all__ = ["spread"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.additions import extra
-from ..core.batches.call_arguments import batches_of
+from ..core.batches.labelled import batches_of
 from ..core.method import Call, Method, evaluating
 from ..core.ownership import engine_of, table_of
 from ..core.settings import setting

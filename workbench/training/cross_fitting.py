@@ -19,6 +19,7 @@ from workbench.core.batches.rows import Batch, TensorRows
 from workbench.core.calls.risks import pair_of
 from workbench.core.crossfit import Committee, seat
 from workbench.core.outputs.class_scores import Binary, Probs
+from workbench.core.outputs.meanings import IGNORED
 from workbench.core.outputs.options import has_classes, meaning_of
 from workbench.core.runtime import untie
 from workbench.engine.effects.private_random import generators_of, own_random
@@ -31,9 +32,11 @@ from workbench.methods.vote import NAME as VOTERS
 from workbench.risk import Risk
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
-from workbench.training.fold_decisions import Decisions, decide, decide_classes
+from workbench.training.default_losses import labelled_share
+from workbench.training.fold_decisions import Decisions, decide, decide_classes, log_likelihoods
 from workbench.training.fold_layout import FoldedRows, Layout
 from workbench.training.history import History, OutOfFold
+from workbench.training.lost_voters import lost_in_folds
 from workbench.training.progress import Callback, Progress, Stopped, call_back
 from workbench.training.stacked_adam import StackedAdam
 from workbench.training.traced_step import TracedStep
@@ -143,17 +146,18 @@ class CrossFit:
         )
         with bar:
             for epoch in range(len(self.records) + 1, self.epochs + 1):
-                start, total = time.perf_counter(), torch.zeros((), device=self.rows.device)
+                start, total, weight = time.perf_counter(), *torch.zeros(2, device=self.rows.device)
                 order = self._order().to(total.device)  # one transfer per epoch, since each one waits for the GPU
                 self.wrapped.train()
                 for numbers in order[:, : self.steps_per_epoch * self.size].split(self.size, 1):
-                    loss = self._step(numbers)
-                    total += loss
+                    losses, share = self._step(numbers)
+                    loss, step_weight = (losses * share).sum(), share.mean()
+                    total, weight = total + loss, weight + step_weight
                     bar.update()
                     if self.optimizer.steps in self.snapshot_steps:
                         self._keep_snapshot()
-                    self._call_back(epoch, loss)
-                mean = total.item() / self.steps_per_epoch / len(self.train)
+                    self._call_back(epoch, self._mean(loss, step_weight))
+                mean = self._mean(total, weight).item()
                 if not math.isfinite(mean):
                     raise FloatingPointError(
                         f"the loss is {mean} in epoch {epoch}: try a smaller lr or standardize=True. "
@@ -168,11 +172,14 @@ class CrossFit:
     def _call_back(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
         if self.callback is not None:
             done, steps = self.optimizer.steps, self.steps
-            loss = loss if epoch_ended else loss / len(self.train)
             progress = Progress(
                 epoch, self.epochs, done, steps, loss, math.nan, self._current_lr(), epoch_ended, self.wrapped
             )
             call_back(self.callback, progress, self.seed, self.rows.device)
+
+    def _mean(self, total: Tensor, weight: Tensor) -> Tensor:
+        """Return the mean over voters and rows; 0 if no row has a class."""
+        return total / weight.where(weight > 0, 1.0) / len(self.train)
 
     def _current_lr(self) -> float:
         return max(self.lr) * self.schedule(self.optimizer.steps - 1, self.steps)
@@ -183,22 +190,23 @@ class CrossFit:
         keys[self.padded_rows < 0] = 2  # sorts the padding to the end
         return self.padded_rows.gather(1, keys.argsort(1)[:, : min(map(len, self.train))])
 
-    def _step(self, numbers: Tensor) -> Tensor:
-        """Take one step of all voters on rows [voters, size], and return the sum of their losses."""
+    def _step(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one step of all voters on rows [voters, size]; return `loss`, and the share of labelled rows in each of its entries."""
         rows = self.rows.take(numbers.flatten())
         batch = Batch(None, rows.x, rows.y)
         traced_step = None if self.traced is None else self.traced.take(batch, self.steps - self.optimizer.steps)
         if traced_step is None:
             loss = self.loss(batch)
-            loss.backward()
+            loss.sum().backward()
         else:
             loss = traced_step.loss
             traced_step.backward()
         self.optimizer.step(self.schedule(self.optimizer.steps, self.steps))
-        return loss.detach()
+        loss = loss.detach()
+        return loss, labelled_share(batch.y, loss)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the sum of the voters' losses; the batch holds equally many rows of each voter, one voter after another."""
+        """Return the loss of each voter [voters], or their sum [1]; the batch holds equally many rows of each, one voter after another."""
         args, y = TensorRows(batch.x, batch.y).args, batch.y
         if (scaling := unshadowed(self.wrapped, "scaling")) is not None:
             args, y = scaling.inputs(args, {})[0], scaling.targets(y)
@@ -259,6 +267,8 @@ class CrossFit:
             )
         if not self.snapshots:
             return History(self.records, 0, self.interrupted or self.stopped)
+        if warning := lost_in_folds(self._losses().cpu()):
+            warnings.warn(warning, WorkbenchWarning, stacklevel=user_stacklevel())
         decisions = self.decide()
         self.settle([decisions])
         if unshadowed(self.wrapped, "needs_fit"):
@@ -294,14 +304,31 @@ class CrossFit:
     def decide(self, part: int = 0) -> Decisions:
         """Return the decisions based on the out-of-fold predictions of a part."""
         loc, risk = self.out_of_fold(part)
-        judged = self.judged(part)
-        output, y = self.wrapped._workbench.output, self.rows.y[judged]
-        if has_classes(output):
-            like = loc[0, 0, 0].reshape(y.shape) if isinstance(meaning_of(output), Binary) else loc[0, 0, 0]
-            return decide_classes(self._log_probs(loc), meaning_of(output).labels(y, like))
-        if not y.is_floating_point():
+        y = self._labels(loc, part)
+        if self._has_classes():
             return decide_classes(self._log_probs(loc), y)
         return decide(loc, risk, y, members.family(self.wrapped), self.layout.folds * self.layout.repeats)
+
+    def _labels(self, loc: Tensor, part: int) -> Tensor:
+        """Return the targets of the judged rows of a part; for class scores, class numbers or probabilities."""
+        output, y = self.wrapped._workbench.output, self.rows.y[self.judged(part)]
+        if not has_classes(output):
+            return y
+        like = loc[0, 0, 0].reshape(y.shape) if isinstance(meaning_of(output), Binary) else loc[0, 0, 0]
+        return meaning_of(output).labels(y, like)
+
+    def _losses(self) -> Tensor:
+        """Return the loss of each voter for the rows that it has not seen, [snapshots, settings, folds, repeats]."""
+        loc, _ = self.out_of_fold()
+        y, fold = self._labels(loc, 0), self.parts[0].fold
+        classes = self._has_classes()
+        losses = -log_likelihoods(self._log_probs(loc), y) if classes else (loc - y.reshape(loc.shape[3:])).square()
+        kept = torch.ones(losses.shape[3:], dtype=torch.bool, device=y.device)
+        if not y.is_floating_point():
+            kept = y != IGNORED
+        losses, fold = losses.where(kept, 0.0), fold[fold < self.layout.folds].to(y.device)
+        sums = [losses[:, :, :, fold == k].flatten(3).sum(3) for k in range(self.layout.folds)]
+        return torch.stack([total.double() / kept[fold == k].sum().clamp_min(1) for k, total in enumerate(sums)], 2)
 
     def _has_classes(self) -> bool:
         return has_classes(self.wrapped._workbench.output) or not self.rows.y.is_floating_point()

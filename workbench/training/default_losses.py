@@ -116,10 +116,16 @@ class LossByMeaning:
 
 
 def labelled_share(target: Any, like: Tensor) -> Tensor:
-    """Return the share [] of the class numbers of a batch that are not -100, over which its loss is a mean; 1 for other targets."""
+    """Return the share of the class numbers that are not -100, over which a loss is a mean; 1 for other targets.
+
+    Args:
+        target: targets of a batch.
+        like: the loss [], or the losses [voters] of equally many rows each, one voter after another.
+    """
     if not isinstance(target, Tensor) or target.is_floating_point() or not target.numel():
-        return like.new_ones(())
-    return (target != IGNORED).sum().to(like) / target.numel()
+        return torch.ones_like(like)
+    labelled = (target != IGNORED).reshape(*like.shape, -1)
+    return labelled.sum(-1).to(like) / labelled.shape[-1]
 
 
 def _label(name: str) -> str:

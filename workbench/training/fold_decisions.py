@@ -107,8 +107,7 @@ def decide_classes(log_probs: Tensor, y: Tensor) -> Decisions:
         kept = y != IGNORED
         if not kept.any():
             raise ValueError(f"y: no row has a class, all class numbers are {IGNORED}")
-        index = y.where(kept, 0)[None, None, None, :, None].expand(*log_probs.shape[:4], 1, *log_probs.shape[5:])
-        terms = _mixture_log_prob(log_probs.double().gather(4, index).squeeze(4), 2) * kept
+        terms = _mixture_log_prob(log_likelihoods(log_probs, y), 2) * kept
     terms = terms.reshape(*terms.shape[:3], -1)  # [snapshots, settings, n, elements]
     best = [int(i) for i in terms.mean((2, 3)).argmax(0)]
     chosen, kept = torch.stack([terms[t, s] for s, t in enumerate(best)]), kept.reshape(len(y), -1)
@@ -116,6 +115,14 @@ def decide_classes(log_probs: Tensor, y: Tensor) -> Decisions:
     log_prob = torch.zeros_like(chosen[0])
     log_prob[kept] = pooled
     return Decisions(tuple(best), tuple(best), (1.0,) * len(best), math.inf, weights, log_prob)
+
+
+def log_likelihoods(log_probs: Tensor, y: Tensor) -> Tensor:
+    """Return the log likelihood of each member, [snapshots, settings, members, n, ...], for arguments of `decide_classes`; -100 is class 0."""
+    if y.is_floating_point():
+        return (log_probs.double() * y.movedim(-1, 1)).sum(4)
+    index = y.where(y != IGNORED, 0)[None, None, None, :, None].expand(*log_probs.shape[:4], 1, *log_probs.shape[5:])
+    return log_probs.double().gather(4, index).squeeze(4)
 
 
 def _mixture_log_prob(terms: Tensor, dim: int) -> Tensor:

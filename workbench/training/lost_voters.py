@@ -86,7 +86,7 @@ class VoterWatch:
         Returns:
             The warning to show; "" if no voter is lost.
         """
-        lost = self._lost()
+        lost = lost_voters(self.start, self.chosen, self.least)
         if not lost.any():
             return ""
         for name, tensor in self._voter_tensors().items():
@@ -100,16 +100,6 @@ class VoterWatch:
             f"{int(lost.sum())} of {self.n_voters} voters diverged in the training, while the others reached a loss of "
             f"{self.chosen[~lost].mean():.3g}: {details}. Train with a smaller lr, such as a third of it"
         )
-
-    def _lost(self) -> Tensor:
-        gain = self.start - self.chosen
-        median_gain, level = gain.median(), float(self.start.median().abs())
-        better_half = gain >= median_gain
-        if not better_half.any():  # all losses are NaN
-            return better_half
-        others = self.chosen[better_half]
-        far = max(3 * float(others.max() - others.min()), (FAR if median_gain > 0 else FAR_WITHOUT_GAIN) * level)
-        return (gain < median_gain.abs() / 2) & (self.chosen - others.max() > far) & (self.chosen - self.least > far)
 
     def _voter_tensors(self) -> dict[str, Tensor]:
         """Return the current tensors that have one row per voter."""
@@ -127,10 +117,49 @@ class VoterWatch:
         self.best = {name: tensor.to(device) for name, tensor in self.best.items()}
 
 
+def lost_voters(start: Tensor, chosen: Tensor, least: Tensor) -> Tensor:
+    """Return which voters are lost (bool [voters]), by the rule of `VoterWatch`.
+
+    Args:
+        start: losses [voters] before the training.
+        chosen: losses after it.
+        least: the smallest losses.
+    """
+    gain = start - chosen
+    median_gain, level = gain.median(), float(start.median().abs())
+    better_half = gain >= median_gain
+    if not better_half.any():  # all losses are NaN
+        return better_half
+    others = chosen[better_half]
+    far = max(3 * float(others.max() - others.min()), (FAR if median_gain > 0 else FAR_WITHOUT_GAIN) * level)
+    return (gain < median_gain.abs() / 2) & (chosen - others.max() > far) & (chosen - least > far)
+
+
+def lost_in_folds(losses: Tensor) -> str:
+    """Return the warning about voters of a cross-fitted training that are lost; "" if none is.
+
+    Args:
+        losses: [times, settings, folds, repeats], for the rows that each voter has not seen, from early in the training to its end.
+    """
+    by_setting = losses.flatten(2)
+    if by_setting.shape[2] < MIN_VOTERS:
+        return ""
+    first, last, least = by_setting[0], by_setting[-1], by_setting.amin(0)
+    lost = torch.stack([lost_voters(*each) for each in zip(first, last, least, strict=True)]).flatten()
+    details = "; ".join(
+        f"voter {k} had a loss of {first.flatten()[k]:.3g} early in the training and {last.flatten()[k]:.3g} after it"
+        for k in lost.nonzero()[:, 0].tolist()
+    )
+    return details and (
+        f"{int(lost.sum())} of {lost.numel()} voters diverged in the training: {details}, for the rows that it has not seen. They still count: "
+        "train again with a smaller lr, such as a third of it"
+    )
+
+
 def mean_per_voter(n_models: dict[str, int], losses: Tensor) -> Tensor:
     """Return mean losses [voters] from the losses of all models; `n_models` has the number of models along each axis, the last one fastest."""
     by_axis = losses.double().reshape(*n_models.values(), -1)
     return by_axis.movedim(list(n_models).index(VOTERS), 0).flatten(1).mean(1)
 
 
-__all__ = ["VoterWatch", "mean_per_voter"]
+__all__ = ["VoterWatch", "lost_in_folds", "lost_voters", "mean_per_voter"]

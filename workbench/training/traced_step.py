@@ -71,7 +71,7 @@ class TracedStep:
     Args:
         wrapped: the model.
         criterion: the criterion it is trained with.
-        loss: function that computes the loss of a batch eagerly.
+        loss: function that computes the loss of a batch eagerly, or several losses whose sum is minimised.
     """
 
     def __init__(self, wrapped: Wrapped, criterion: Any, loss: Callable[[Batch], Tensor]) -> None:
@@ -140,7 +140,7 @@ class TracedStep:
 
         def step(x: Tensor, y: Tensor) -> list[Tensor]:
             loss = self.loss(Batch(None, x, y))
-            gradients = torch.autograd.grad(loss, facts.parameters, allow_unused=True)
+            gradients = torch.autograd.grad(loss.sum(), facts.parameters, allow_unused=True)
             places[:] = [i for i, gradient in enumerate(gradients) if gradient is not None]
             # contiguous, as `backward` would store them
             return [loss.detach(), *(gradient.contiguous() for gradient in gradients if gradient is not None)]
@@ -200,7 +200,7 @@ class TracedStep:
 
     def _eager_step(self, batch: Batch, facts: StepFacts) -> Step:
         loss = self.loss(batch)
-        loss.backward()
+        loss.sum().backward()
         step = Step(loss.detach(), facts.parameters, [parameter.grad for parameter in facts.parameters])
         for parameter in facts.parameters:
             parameter.grad = None

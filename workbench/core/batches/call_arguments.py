@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...engine.clone import eager
 from ..function import Function
-from .rows import in_batches, split_batch
 
 
 def opened(wrapped: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -54,15 +53,3 @@ def takes(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
-    """Yield (args, kwargs, targets) for every batch; targets are None if there are none.
-
-    Args:
-        data: inputs, or pairs (x, y), in any form that `rows.in_batches` accepts.
-        wrapped: the model to call.
-    """
-    for batch in in_batches(data, wrapped):
-        x, y = split_batch(batch)
-        yield (*opened(wrapped, x), y)

@@ -10,10 +10,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ...engine.effects.private_random import own_random
+from ..outputs.meanings import IGNORED
+from .call_arguments import opened
 from .dict_rows import columns, has_labelled_rows, is_labelled, stacked, with_columns
 from .graph_rows import graphs_paired, pair_of
 from .graphs import is_graph
 from .own_loss import LABELS, ROWS, Pairing, decoder_of, pairing_of, refuse_others, without_labels
+from .rows import in_batches, split_batch
 
 
 def paired(wrapped: nn.Module, data: Any, *, targets: bool = True, mask: str | None = None) -> Any:
@@ -47,6 +50,24 @@ def paired(wrapped: nn.Module, data: Any, *, targets: bool = True, mask: str | N
     return data
 
 
+def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+    """Yield (args, kwargs, targets) for every batch; targets are None if there are none, or if it is unknown where the labels of a dict belong.
+
+    Args:
+        data: inputs, pairs (x, y), or dicts with `labels`, in any form that `rows.in_batches` accepts.
+        wrapped: the model to call.
+
+    Raises:
+        ValueError: if some labels are missing (-100) and it is unknown where they belong.
+    """
+    convert = _Converter(wrapped)
+    for batch in in_batches(data, wrapped):
+        x, y = split_batch(batch)
+        if y is None and is_labelled(x):
+            x, y = convert.where_known(x)
+        yield (*opened(wrapped, x), y)
+
+
 def kind_of(source: Any) -> str:
     """Return the class name of the data that the user gave."""
     return type(getattr(source, "user_data", source)).__name__
@@ -59,9 +80,10 @@ class _Converter:
         wrapped, targets, mask: as for `paired`.
     """
 
-    def __init__(self, wrapped: nn.Module, targets: bool, mask: str | None = None) -> None:
+    def __init__(self, wrapped: nn.Module, targets: bool = True, mask: str | None = None) -> None:
         self.wrapped, self.targets, self.mask = wrapped, targets, mask
         self._pairing: Pairing | None = None
+        self._unknown: Exception | None = None
 
     def batch(self, batch: Any) -> Any:
         """Return the inputs and targets of a loader's batch, or the batch unchanged."""
@@ -74,6 +96,17 @@ class _Converter:
         if not self.targets and decoder_of(self.wrapped, batch) is None:
             return without_labels(batch), torch.zeros(len(batch[LABELS]))
         return self.pairing(batch).pair(batch)
+
+    def where_known(self, batch: Any) -> tuple[Any, Any]:
+        """Return inputs and targets; the whole batch and None if it is unknown where its labels belong and none is missing."""
+        if self._unknown is None:
+            try:
+                return self(columns(batch))
+            except (TypeError, ValueError) as error:
+                self._unknown = error
+        if LABELS in batch and bool((torch.as_tensor(batch[LABELS]) == IGNORED).any()):
+            raise self._unknown
+        return batch, None
 
     def pairing(self, batch: dict[str, Any]) -> Pairing:
         """Return how labels become targets, inferred at the first call."""
@@ -123,4 +156,4 @@ class LabelledRows(Dataset):
         return {name: value[0] for name, value in x.items()}, y[0]
 
 
-__all__ = ["LabelledLoader", "LabelledRows", "kind_of", "paired"]
+__all__ = ["LabelledLoader", "LabelledRows", "batches_of", "kind_of", "paired"]

@@ -15,7 +15,7 @@ from ...engine.tree import names
 from ..additions import extra
 from ..crossfit import Committee
 from ..method import Method, sqrt
-from ..outputs.class_scores import Classes, Logits, Probs, at_least_float32, log_of
+from ..outputs.class_scores import Classes, Logits, Probs, at_least_float32
 from ..outputs.meanings import Meaning, Values
 from ..outputs.resolution import check_numbers, resolve
 from ..outputs.said_distributions import distributions_in
@@ -84,9 +84,13 @@ class RunningClasses(Running):
             mean = self._sum.narrow(self._entropy_dim - 1, start, length).div_(self._weight)
             if totals is None and not is_logits:
                 continue
-            logs = log_of(mean)
+            logs = mean.log()  # -inf where no branch gives the class a probability above rounding
             if totals is not None:
-                torch.sum(mean * logs, -1, out=totals.narrow(self._entropy_dim, start, length)).neg_()
+                torch.sum(
+                    mean * logs.clamp_min(torch.finfo(logs.dtype).min),
+                    -1,
+                    out=totals.narrow(self._entropy_dim, start, length),
+                ).neg_()
             if is_logits:
                 mean.copy_(logs)
         in_form = isinstance(self._meaning, Logits | Probs)

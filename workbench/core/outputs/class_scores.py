@@ -40,7 +40,7 @@ class Classes(Meaning):
         raise NotImplementedError
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
-        """Convert probabilities [..., classes] back to the form, dimensions and dtype of the model's scores `like`."""
+        """Convert mean probabilities [..., classes] back to the form, dimensions and dtype of the models' scores `like` [models, ...]."""
         raise NotImplementedError
 
     def at_end(self, n_dims: int) -> Self:
@@ -145,6 +145,9 @@ BINARY_LINES = {"logits": "Binary()", "probs": "Binary(logits=False)"}
 class Logits(_AlongDimension):
     """Logits of classes, before softmax; the prediction is the logarithm of the mean probability.
 
+    It is -inf where all models' logits are, and finite (-87 in float32) where the probability is zero by rounding; in large maps without
+    gradients it is -inf there as well.
+
     Example:
         >>> import torch
         >>> from workbench import vote
@@ -160,7 +163,8 @@ class Logits(_AlongDimension):
         return self.log_scores(scores).softmax(-1)
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
-        return self._classes_back(log_of(probs)).to(like.dtype)
+        ruled_out = (self.classes_last(like) == -torch.inf).flatten(0, like.dim() - probs.dim() - 1).all(0)
+        return self._classes_back(log_of(probs).masked_fill(ruled_out, -torch.inf)).to(like.dtype)
 
     def problem(self, scores: Tensor) -> str:
         rows, tolerance = self.log_scores(scores), max(1e-4, torch.finfo(scores.dtype).eps)
