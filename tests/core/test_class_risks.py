@@ -72,6 +72,16 @@ def test_classes_that_all_voters_rule_out_have_no_probability(size: int, chunk: 
     assert F.cross_entropy(y, torch.ones(1, size, size, dtype=torch.int64)) == torch.inf
 
 
+@pytest.mark.parametrize("size", [20, 300])
+def test_logits_are_finite_where_probabilities_round_to_zero(size: int) -> None:
+    wrapped: Any = vote.Wrapper(3, output=Logits(dim=1))(nn.Conv2d(3, 5, 1)).eval()
+    with torch.no_grad():
+        y, risk = wrapped(1e4 * torch.randn(1, 3, size, size), return_risk=True)
+    assert (y < -87).any()
+    assert y.isfinite().all()
+    assert risk.total.isfinite().all()
+
+
 def test_class_risks_of_certain_scores_are_finite() -> None:
     wrapped: Any = vote.Wrapper(2, output="logits", finetune=True)(linear_classes(1000.0)).eval()
     y, risk = wrapped(torch.ones(3, 1), return_risk=True)

@@ -15,7 +15,7 @@ from ...engine.tree import names
 from ..additions import extra
 from ..crossfit import Committee
 from ..method import Method, sqrt
-from ..outputs.class_scores import Classes, Logits, Probs, at_least_float32
+from ..outputs.class_scores import Classes, Logits, Probs, at_least_float32, log_of
 from ..outputs.meanings import Meaning, Values
 from ..outputs.resolution import check_numbers, resolve
 from ..outputs.said_distributions import distributions_in
@@ -44,6 +44,7 @@ class RunningClasses(Running):
         super().__init__(like)
         self._meaning, self._return_risk, self._weight = meaning, return_risk, 0.0
         self._dim, self._length = piece_of(meaning, like)
+        self._ruled_out: Tensor | None = None
         numbers = at_least_float32(like[:0])
         if isinstance(meaning, Logits | Probs):
             self._numbers = numbers.new_empty(self.shape)  # same dimension order as the scores
@@ -59,6 +60,7 @@ class RunningClasses(Running):
         """Add scores [branches, ...], with one weight per branch (1 by default)."""
         self.check(scores)
         weights = [1.0] * len(scores) if weights is None else weights
+        self._note_ruled_out(scores)
         for start, length in self._pieces():
             total = self._sum.narrow(self._entropy_dim - 1, start, length)
             sums = None if self._entropies is None else self._entropies.narrow(self._entropy_dim, start, length)
@@ -84,21 +86,29 @@ class RunningClasses(Running):
             mean = self._sum.narrow(self._entropy_dim - 1, start, length).div_(self._weight)
             if totals is None and not is_logits:
                 continue
-            logs = mean.log()  # -inf where no branch gives the class a probability above rounding
+            logs = log_of(mean)
             if totals is not None:
-                torch.sum(
-                    mean * logs.clamp_min(torch.finfo(logs.dtype).min),
-                    -1,
-                    out=totals.narrow(self._entropy_dim, start, length),
-                ).neg_()
+                torch.sum(mean * logs, -1, out=totals.narrow(self._entropy_dim, start, length)).neg_()
             if is_logits:
                 mean.copy_(logs)
+        if self._ruled_out is not None:
+            self._numbers.masked_fill_(self._ruled_out, -torch.inf)
         in_form = isinstance(self._meaning, Logits | Probs)
         y = self._numbers.to(self.dtype) if in_form else self._meaning.form(self._sum, self.stand_in)
         if totals is None or self._entropies is None:
             return y, {}
         aleatoric = self._entropies.div_(self._weight)
         return y, {"aleatoric": aleatoric, "total": totals, "epistemic": (totals - aleatoric).clamp_min_(0)}
+
+    def _note_ruled_out(self, scores: Tensor) -> None:
+        """Keep which logits are -inf in all branches, nothing if the first has none; on a GPU always, since to look at it would wait."""
+        if not isinstance(self._meaning, Logits):
+            return
+        if not self._weight and (scores.device.type != "cpu" or scores[0].amin() == -torch.inf):
+            self._ruled_out = torch.ones_like(scores[0], dtype=torch.bool)
+        if self._ruled_out is not None:
+            for branch in scores:
+                self._ruled_out &= branch == -torch.inf
 
     def _pieces(self) -> list[tuple[int, int]]:
         size = self.shape[self._dim]

@@ -145,8 +145,7 @@ BINARY_LINES = {"logits": "Binary()", "probs": "Binary(logits=False)"}
 class Logits(_AlongDimension):
     """Logits of classes, before softmax; the prediction is the logarithm of the mean probability.
 
-    It is -inf where all models' logits are, and finite (-87 in float32) where the probability is zero by rounding; in large maps without
-    gradients it is -inf there as well.
+    It is -inf where all models' logits are, and finite (-87 in float32) where the probability is zero by rounding.
 
     Example:
         >>> import torch
