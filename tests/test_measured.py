@@ -53,8 +53,8 @@ def aleatoric() -> list[str]:
     return [
         f"within {one('toy', 'error of the noise (%)', method='sculpt', **{'training rows': '2000'})} %",
         f"networks* reach {span(numbers(networks, 'aleatoric'))}",
-        f"to {short(*numbers(nine, 'aleatoric'), 3)} (a way",
-        f"to {short(*numbers(nine, 'to people'), 3)} nats",
+        f"to {short(*numbers(nine, 'aleatoric'), digits=3)} (a way",
+        f"to {short(*numbers(nine, 'to people'), digits=3)} nats",
         f"reach {short(own)} alone",
         f"and {short(eleven, 3)} together with the eight",
     ]
@@ -85,9 +85,9 @@ def vacuitic() -> list[str]:
         f"left out: {span(numbers([*single, *auto], 'near'))} by seventeen scores",
         f"better than {short(max(numbers(single, 'near')), 3)} on average",
         f"the next {short(max(numbers(single, 'mean')), 3)})",
-        f"first on average ({short(*numbers(auto, 'mean'), 3)}",
-        f"met on {auto[0]['behind by at most .01'].replace('%', ' %')}, at worst {short(*numbers(auto, 'behind the best, worst'), 3)} behind",
-        f"still first, {short(*numbers(unlike, 'mean'), 3)}, but up to {short(*numbers(unlike, 'behind the best, worst'), 3)} behind",
+        f"first on average ({short(*numbers(auto, 'mean'), digits=3)}",
+        f"met on {auto[0]['behind by at most .01'].replace('%', ' %')}, at worst {short(*numbers(auto, 'behind the best, worst'), digits=3)} behind",
+        f"still first, {short(*numbers(unlike, 'mean'), digits=3)}, but up to {short(*numbers(unlike, 'behind the best, worst'), digits=3)} behind",
         f"by neo at all ({short(one('camvid', 'unknown, AUROC', method='neo', risk='vacuitic'))})",
         f"docstrings after code at {short(numbers(foreign, 'foreign: docstrings')[0], 3)}",
     ]
