@@ -62,6 +62,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize(
+    "page", [*pages(code=False), *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+)
+def test_no_merge_is_left_half_done(page: Path) -> None:
+    assert not re.search(r"^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", pages(code=False))
 def test_tests_that_are_named_exist(page: Path) -> None:
     missing = []

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from workbench import compose, laplace, neo, sample, sculpt, swag, vote
 from workbench.core.method import evaluating
+from workbench.errors import WorkbenchWarning
 from workbench.training import History, Progress, fit
 from workbench.training import checkpoint as checkpoint_module
 
@@ -173,6 +174,19 @@ def test_a_stop_in_the_first_epoch_keeps_what_was_learned() -> None:
     assert history.records == []
     assert any(not torch.equal(value, before[name]) for name, value in values(wrapped).items() if name in before)
     assert not wrapped.training
+
+
+@pytest.mark.parametrize("end", [lambda p: p.epoch_ended and p.epoch == 3, lambda p: p.step == 2])
+def test_ctrl_c_keeps_what_a_stop_keeps(end: Callable[[Progress], bool]) -> None:
+    def interrupt(progress: Progress) -> None:
+        if end(progress):
+            raise KeyboardInterrupt
+
+    ended, interrupted = plain(), plain()
+    stopped(ended, end)
+    with pytest.warns(WorkbenchWarning, match="interrupted"):
+        quiet(interrupted, rows(), epochs=30, batch_size=20, callback=interrupt)
+    assert_same(values(interrupted), values(ended))
 
 
 @pytest.mark.parametrize(
