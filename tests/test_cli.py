@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +139,13 @@ def test_data_sets_are_listed_and_shown(
     assert capsys.readouterr().out == ""
     assert main(["data", "show", "conrete"]) == 2
     assert "did you mean 'concrete'" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_gets_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as head does when it has seen enough
+    command = [sys.executable, "-m", "workbench", "data", "list"]
+    process = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert process.stderr == ""
+    assert process.returncode == 1

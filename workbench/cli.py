@@ -6,6 +6,7 @@ Heavy modules are imported only when a command runs, so that ``--help`` is fast.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough; at exit Python would flush what is left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         print(f"workbench: {error}", file=sys.stderr)
         return BAD_INPUT
