@@ -365,9 +365,8 @@ class SplitConformal(Calibrated):
         heads = self.held.numel() > 0 and quantiles_of(self.wrapped) is not None
         y, risk = self._ask_and_warn(x, risk=self.score == "normalized" or (self.held.numel() > 0 and not heads))
         q = self._quantile(scores, coverage, x, y, "intervals without ends")
-        q = (
-            q + 4 * torch.finfo(q.dtype).eps * q.abs()
-        )  # a target whose score is the quantile lies inside in spite of rounding
+        # a target whose score is the quantile lies inside in spite of rounding
+        q = q + 4 * torch.finfo(q.dtype).eps * q.abs()
         if self.score == "cqr":
             if not self.held.numel():
                 lower, upper = y.sort(1).values.split(1, 1)
