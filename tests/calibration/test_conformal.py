@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from workbench import NotFittedError, compose, neo, vote
-from workbench.calibration import SplitConformal, calibrate
+from workbench.calibration import DensityRatio, SplitConformal, calibrate
 from workbench.calibration.conformal import conformal_quantile
 from workbench.distributions import Laplace
 
@@ -303,15 +303,21 @@ def test_sets_of_averaged_probabilities() -> None:
 
 
 # ---- bad input
-@pytest.mark.parametrize("groups", [None, lambda x: x[:, 0] > 0])
-def test_no_rows_have_no_intervals_and_no_sets(groups: Any) -> None:
+def by_sign(x: Tensor) -> Tensor:
+    return x[:, 0] > 0
+
+
+@pytest.mark.parametrize("name", ["plain", "groups", "weight"])
+def test_no_rows_have_no_intervals_and_no_sets(name: str) -> None:
+    def calibrated(model: Any, x: Tensor, y: Tensor) -> SplitConformal:
+        options: Any = {"plain": {}, "groups": {"groups": by_sign}, "weight": {"weight": DensityRatio(x, x + 0.1)}}
+        return SplitConformal(model, **options[name]).fit((x, y))
+
     x, y, *_ = regression(60)
-    calibrated = SplitConformal(vote.Wrapper(2)(nn.Linear(2, 1).double()), groups=groups).fit((x, y))
-    assert [end.shape for end in calibrated.interval(x[:0], 0.5)] == [(0, 1), (0, 1)]
-    logits, labels = labelled(60, 1.0)
-    assert SplitConformal(scores(output="logits"), groups=groups).fit((logits, labels)).predict_set(
-        logits[:0], 0.5
-    ).shape == (0, 3)
+    intervals = calibrated(vote.Wrapper(2)(nn.Linear(2, 1).double()), x, y)
+    assert [end.shape for end in intervals.interval(x[:0], 0.5)] == [(0, 1), (0, 1)]
+    x, y = labelled(60, 1.0)
+    assert calibrated(scores(output="logits"), x, y).predict_set(x[:0], 0.5).shape == (0, 3)
 
 
 def test_what_cannot_be_answered_is_refused() -> None:

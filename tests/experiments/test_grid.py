@@ -180,7 +180,7 @@ def test_functions_that_no_process_finds_are_refused(own: Callable[[str], str]) 
         experiments.grid(lambda data: nn.Linear(1, 1), progress=False)
     with pytest.raises(TypeError, match="not a function"):
         experiments.grid(own("word"), progress=False)
-    with pytest.raises(AttributeError, match="nothing"):
+    with pytest.raises(ValueError, match=r"own.py has no 'nothing': there are net, "):
         experiments.grid(own("nothing"), progress=False)
 
 

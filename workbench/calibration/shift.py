@@ -148,7 +148,8 @@ def row_numbers(name: str, function: Callable[[Any], Any], x: Any, n_rows: int) 
         if values.is_floating_point() and bool((values != values.round()).any()):
             raise ValueError("groups must give whole numbers, one for each row; found fractions")
         return values.long()
-    numbers("weight", values)
+    if n_rows:
+        numbers("weight", values)
     if bool((values < 0).any()):
         raise ValueError(f"weight must not be negative; found {float(values.min()):g}")
     return values.double()
@@ -219,8 +220,9 @@ class DensityRatio:
 
     def _features(self, x: Any) -> Tensor:
         x = tensor_of(x if self.features is None else self.features(x)).detach().cpu()
-        x = precise(x).double().reshape(len(x), -1)
-        numbers("features", x)
+        x = precise(x).double()[:, None].flatten(1)
+        if len(x):
+            numbers("features", x)
         return x
 
     def __call__(self, x: Any) -> Tensor:
