@@ -110,6 +110,27 @@ def test_what_forward_leaves_behind_is_not_named() -> None:
     assert names(graph) == [("kept", False)]
 
 
+def test_what_was_computed_once_and_is_read_is_named() -> None:
+    """Voters would share it, and training would move a weight of the given model."""
+
+    class Computed(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+            self.double, self.unused, self.later = self.scale * 2, self.scale * 3, self.scale * 4
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.later = self.scale * 4
+            return super().forward(x) * self.double.sum() + self.later.sum()
+
+    assert names(Computed()) == [("double", True)]
+    with pytest.warns(
+        WorkbenchWarning, match=r"Computed holds tensors \(double\), .* compute them in forward"
+    ) as caught:
+        vote.Wrapper(2)(Computed())
+    assert len(caught) == 1
+
+
 def test_what_forward_only_reads_or_writes_in_place_is_named() -> None:
     class Bank(Base):
         def __init__(self) -> None:

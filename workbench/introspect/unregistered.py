@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import WorkbenchWarning
-from .bytecode import attributes_assigned, containers_changed, methods_of
+from .bytecode import attributes_assigned, containers_changed, methods_of, names_in
 from .objects import CONTAINERS, access_code, attributes, is_scripted, parts
 
 _STANDARD = frozenset(nn.Module().__dict__)
@@ -41,12 +41,17 @@ class Unregistered:
         """Whether the tensor requires a gradient, and so was meant to be trained."""
         return self.tensor.requires_grad
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether the tensor was computed from tensors that require a gradient."""
+        return self.tensor.grad_fn is not None
+
 
 def unregistered(model: nn.Module) -> list[Unregistered]:
     """Return the tensors in attributes, lists, dicts and tuples of a model that are neither its parameters nor its buffers.
 
-    Other references to registered tensors and views of them are left out, as is what forward leaves behind: tensors with a graph, and
-    attributes that it assigns to. In objects of other classes, only tensors that require a gradient are found.
+    Other references to registered tensors and views of them are left out, as is what forward leaves behind: attributes that it assigns to, and
+    tensors with a graph that it does not read. In objects of other classes, only tensors that require a gradient are found.
 
     Args:
         model: the model, which is neither changed nor called.
@@ -65,7 +70,7 @@ def unregistered(model: nn.Module) -> list[Unregistered]:
     """
     modules = {path: module for path, module in model.named_modules() if not is_scripted(module)}
     registered = _registered(list(modules.values()))
-    assigned, changed = _written_by_forward(list(modules.values()))
+    assigned, changed, mentioned = _used_by_forward(list(modules.values()))
     entries: list[Unregistered] = []
     seen: set[int] = set()
     for path, module in modules.items():
@@ -77,33 +82,39 @@ def unregistered(model: nn.Module) -> list[Unregistered]:
             if f"{attribute}_orig" in module._parameters or f"{attribute}_g" in module._parameters:
                 continue  # computed by a hook of torch (spectral norm, pruning, weight norm)
             for name, tensor, in_object in _tensors_in(value, f"{path}.{attribute}" if path else attribute, seen):
-                is_excluded = id(tensor) in registered or _storage(tensor) in registered or tensor.grad_fn is not None
+                is_left_behind = tensor.grad_fn is not None and attribute not in mentioned
+                is_excluded = id(tensor) in registered or _storage(tensor) in registered or is_left_behind
                 if not is_excluded and (tensor.requires_grad or not in_object):
                     entries.append(Unregistered(name, tensor, module, attribute))
     return entries
 
 
 def warn_unregistered(model: nn.Module, stacklevel: int = 4) -> None:
-    """Warn about the tensors that `unregistered` finds, once for those that require a gradient and once for the others.
+    """Warn about the tensors that `unregistered` finds, once for each kind: computed ones, those that require a gradient, and others.
 
     Args:
         model: the model that is about to be wrapped.
         stacklevel: as in `warnings.warn`; the default points at the line that calls a wrapper.
     """
     entries = unregistered(model)
-    for trainable, message in (
+    for kind, message in (
         (
-            True,
+            (True, True),
+            "which were computed before the call: all branches share them, and a training moves the tensors of the given model that they were "
+            "computed from. Keep those as parameters, and compute them in forward",
+        ),
+        (
+            (True, False),
             "which require a gradient but are no parameters: an optimizer made of wrapped.parameters() does not train them, and all branches "
             "share them. Assign an nn.Parameter to an attribute, or keep them in an nn.ParameterList or nn.ParameterDict",
         ),
         (
-            False,
+            (False, False),
             "which are neither parameters nor buffers: .to(device) does not move them and state_dict() does not save them. Use "
             "self.register_buffer(name, tensor); for a list, one buffer with its items stacked",
         ),
     ):
-        names = [entry.name for entry in entries if entry.requires_grad is trainable]
+        names = [entry.name for entry in entries if (entry.requires_grad, entry.is_computed) == kind]
         if names:
             more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
             warnings.warn(
@@ -147,9 +158,9 @@ def _tensors_in(value: object, name: str, seen: set[int], depth: int = 0) -> Ite
             yield inner_name, tensor, in_object or not is_holder
 
 
-# ---- attributes that forward writes, from its bytecode, since at wrap time there is no call to observe
-def _written_by_forward(modules: list[nn.Module]) -> tuple[set[str], set[str]]:
-    """Names of the attributes that the forward passes of modules, or hooks on them, assign to, and of those whose containers they change."""
+# ---- attributes that forward uses, from its bytecode, since at wrap time there is no call to observe
+def _used_by_forward(modules: list[nn.Module]) -> tuple[set[str], set[str], set[str]]:
+    """Names of the attributes that forward passes, or hooks on modules, assign to, whose containers they change, and that they mention."""
     codes: set[types.CodeType] = set()
     for module in modules:
         cls: Any = type(module)
@@ -157,7 +168,8 @@ def _written_by_forward(modules: list[nn.Module]) -> tuple[set[str], set[str]]:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         codes |= {hook.__code__ for hook in hooks if hasattr(hook, "__code__")}
     assigned = {name for code in codes for name, _ in attributes_assigned(code)}
-    return assigned, {name for code in codes for name in containers_changed(code)}
+    changed = {name for code in codes for name in containers_changed(code)}
+    return assigned, changed, {name for code in codes for name in names_in(code)}
 
 
 @functools.cache
