@@ -94,6 +94,31 @@ def test_without_it_the_loop_is_stopped_and_the_remedy_told(monkeypatch):
     assert sample.Wrapper(2, where="weights")(model).eval()(x, return_risk=True)[1].min() > 0
 
 
+def test_a_solver_of_numpy_is_stopped_as_well(monkeypatch):
+    """The values of scipy's solvers leave torch as arrays (torchdiffeq's scipy_solver)."""
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    monkeypatch.setattr(sample_module, "MAX_DECISIONS", 1_000)
+
+    class Scipy(NeuralODE):
+        calls = 0
+
+        def field_at(self, t, y):
+            self.calls += 1
+            assert self.calls < 5_000, "no end"
+            return self.field(y)
+
+        def forward(self, x):
+            times, options = torch.tensor([0.0, 1.0]), {"solver": "RK45"}
+            path = torchdiffeq.odeint(self.field_at, self.start(x), times, method="scipy_solver", options=options)
+            return self.head(path[-1])
+
+    torch.manual_seed(0)
+    model, x = Scipy(), torch.randn(5, 2)
+    with pytest.raises(RuntimeError, match='randomness="pass"'):
+        sample.Wrapper(2)(model).eval()(x)
+    assert sample.Wrapper(2, randomness="pass")(model).eval()(x, return_risk=True)[1].min() > 0
+
+
 def test_many_calls_without_decisions_are_no_endless_loop(monkeypatch):
     monkeypatch.setattr(sample_module, "MAX_DECISIONS", 10)
 

@@ -73,6 +73,10 @@ class PaddedForward(LayerForward):
         padding = _padding(layer, *args, **kwargs)
         if padding is None:
             return type(layer).forward(layer, *args, **kwargs)
+        if len(args) > 2:
+            args = (*args[:2], padding, *args[3:])
+        else:
+            kwargs = {**kwargs, "src_key_padding_mask": padding}
         norm = layer.norm
         if norm is None:
             return type(layer).forward(layer, *args, **kwargs).masked_fill(padding[..., None], 0.0)
@@ -112,7 +116,8 @@ def _padding(
     kept = src_key_padding_mask.logical_not()  # 0 in masks that are added to the scores
     if encoder.mask_check and bool((kept[:, 1:] > kept[:, :-1]).any()):
         return None  # not at the end
-    return kept.logical_not()
+    # without a check, torch takes as many steps as are kept, from the first one on
+    return torch.arange(kept.shape[1], device=kept.device) >= kept.sum(1, keepdim=True)
 
 
 __all__ = ["PaddedForward", "WholeForward", "can_be_padded", "can_be_whole", "in_modes"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Branches on computed values within one pass, after which a loop counts as endless: decoding text takes one per token, a fixed-step solver none.
 MAX_DECISIONS = 5_000
-_DECISIONS = frozenset(["__bool__", "__float__", "__int__", "__index__", "item", "tolist"])
+_DECISIONS = frozenset(["__bool__", "__float__", "__int__", "__index__", "item", "tolist", "numpy", "__array__"])
 
 
 class Wrapper(_Wrapper):

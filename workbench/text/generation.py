@@ -109,7 +109,7 @@ def generate(
         inputs = features(model, prompts, attention_mask)
     else:
         ids, mask = padded(model, prompts, tokenizer, attention_mask, setting("pad_token_id"), setting("eos_token_id"))
-        check_padding(model, ids, mask, options)
+        check_padding(model, ids, mask, max_new_tokens, options)
         inputs = {"input_ids": ids, "attention_mask": mask}
     start = 1 if encoder else inputs["input_ids"].shape[1]
     # a first token that is forced, such as a language, is not chosen by the model and counts as part of the prompt

@@ -92,35 +92,41 @@ def _derived_mask(ids: Tensor, pad: Any, end: Any, encoder: bool) -> Tensor:
     return torch.ones_like(ids)
 
 
-def check_padding(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -> None:
+def check_padding(model: Any, ids: Tensor, mask: Tensor, max_new_tokens: int, options: dict[str, Any]) -> None:
     """Raise ValueError if padding changes the plain model's predictions, as with positions that count it or a recurrence that reads it.
+
+    It looks at the first token, which is predicted from the prompt, and the second one, which is predicted from a cache.
 
     Args:
         model: wrapped model.
         ids, mask: padded prompts [n, t].
-        options: options of `generate`, of which those that the first token depends on are used.
+        max_new_tokens: number of tokens that will be written.
+        options: other options of `generate`, of which those that the first token depends on are used.
     """
     row = int(mask.sum(1).argmin())
     if bool(mask[row].all()):
         return
     plain = model.unwrap().eval()
     starting = {name: options[name] for name in ("decoder_start_token_id", "pad_token_id") if name in options}
-    probabilities = []
+    n_tokens = min(2, max_new_tokens)
+    tokens, probabilities = [], []
     for kept in (torch.ones_like(mask[row], dtype=torch.bool), mask[row].bool()):  # with padding, and without
         output = plain.generate(
             input_ids=ids[row : row + 1, kept],
             attention_mask=mask[row : row + 1, kept],
-            **{"max_new_tokens": 1, "min_new_tokens": 0},
+            **{"max_new_tokens": n_tokens, "min_new_tokens": n_tokens},
             **{"do_sample": False, "num_beams": 1, "num_return_sequences": 1},
             **{"return_dict_in_generate": True, "output_logits": True},
             **starting,
         )
-        probabilities.append(output.logits[0][0].double().softmax(-1))
-    difference = float((probabilities[0] - probabilities[1]).abs().sum() / 2)
-    if not difference <= (1e-3 if output.logits[0].dtype in (torch.float32, torch.float64) else 0.1):  # NaN as well
+        tokens.append(output.sequences[0, -n_tokens:])
+        probabilities.append(torch.stack(output.logits)[:, 0].double().softmax(-1))
+    steps = n_tokens if tokens[0][0] == tokens[1][0] else 1  # the second is compared after the same first one
+    difference = float((probabilities[0] - probabilities[1])[:steps].abs().sum(-1).max() / 2)
+    if not difference <= max(1e-5, torch.finfo(output.logits[0].dtype).eps ** 0.5):  # NaN as well
         raise ValueError(
             f"prompts have unequal lengths, and {type(plain).__name__} does not ignore padding: with {int((mask[row] == 0).sum())} padding "
-            f"tokens {'after' if model.config.is_encoder_decoder else 'before'} prompt {row}, its probabilities of the next token change (total "
+            f"tokens {'after' if model.config.is_encoder_decoder else 'before'} prompt {row}, its probabilities of tokens change (total "
             f"variation {difference:.3g}); give prompts of one length at a time"
         )
 
