@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.data import Data
-from workbench.models import NumericColumns, PiecewiseLinear, tables, tabular
+from workbench.models import NumericColumns, PiecewiseLinear, PrincipalComponents, tables, tabular
 from workbench.models import embedding_choice as choice
 
 
@@ -90,6 +90,44 @@ def test_on_large_tables_short_trainings_choose(
         named = tabular(data, embedding="piecewise", bins=n_bins, embedding_dim=dim, width=16)
     assert all(map(torch.equal, model.parameters(), named.parameters()))  # the choice draws nothing
     assert torch.equal(torch.get_rng_state(), after)
+
+
+def collinear(n: int = 200) -> Data:
+    """Two columns that differ by a hundredth of their spread, and by that the target."""
+    x = rows(n)
+    x[:, 1] = x[:, 0] + 0.01 * x[:, 2]
+    return Data.from_arrays(x[:, :2], x[:, 2:], test=[0])
+
+
+def test_small_differences_of_columns_become_inputs_if_they_tell_the_target() -> None:
+    data, before = collinear(), torch.get_rng_state()
+    model = tabular(data, width=8)
+    after = torch.get_rng_state()
+    assert isinstance(model[1], PrincipalComponents)
+    torch.set_rng_state(before)
+    named = tabular(data, embedding="none", components=True, width=8)
+    assert all(map(torch.equal, model.state_dict().values(), named.state_dict().values()))
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_components_are_tried_where_columns_are_nearly_collinear_and_no_choice_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        tables, "best_trained", lambda candidates, build, data: asked.extend(candidates) or candidates[0]
+    )
+    independent = Data.from_arrays(rows(200), rows(200)[:, :1], test=[0])
+    for data, settings in (
+        (independent, {}),
+        (collinear(15), {}),  # too few rows for the small component
+        (collinear(), {"embedding": "none"}),
+        (collinear(), {"components": False}),
+    ):
+        assert not any(isinstance(module, PrincipalComponents) for module in tabular(data, width=4, **settings))
+    assert asked == []
+    assert not isinstance(tabular(collinear(), width=4)[1], PrincipalComponents)
+    assert asked == [("none", 16, 0, False), ("none", 16, 0, True)]
 
 
 def test_settings_that_are_given_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 import torch
 from helpers.bins import through_bins
+from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
-from workbench.models import ColumnLinear, Periodic, PiecewiseLinear, Standardization, quantile_edges
+from workbench.models import (
+    ColumnLinear,
+    Periodic,
+    PiecewiseLinear,
+    PrincipalComponents,
+    Standardization,
+    quantile_edges,
+    whitening,
+)
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -130,3 +139,18 @@ def test_layers_move_with_their_model_and_are_copied_and_saved_whole() -> None:
 def test_a_scale_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="scale must be above 0"):
         Standardization(torch.zeros(2), torch.tensor([1.0, 0.0]))
+
+
+def test_components_are_those_of_scikit_learn_without_what_rounding_makes() -> None:
+    rows = torch.randn(200, 3).double() @ torch.randn(3, 3).double()
+    x = torch.cat([rows, rows[:, :1] + 1e-6 * torch.randn(200, 1).double()], 1)  # a column that is there twice
+    x = x - x.mean(0)
+    projection, condition = whitening(x)
+    pca = PCA(3, whiten=True).fit(x.numpy())
+    assert projection.shape == (4, 3)
+    assert condition == pytest.approx(pca.explained_variance_[0] / pca.explained_variance_[2], rel=1e-6)
+    beside = torch.cat([torch.ones(200, 1).double(), x], 1)
+    appended = PrincipalComponents([1, 2, 3, 4], projection).double()(beside)
+    assert torch.equal(appended[:, :5], beside)
+    expected = pca.transform(x.numpy()) * math.sqrt(200 / 199)  # scikit-learn divides by n - 1
+    np.testing.assert_allclose(appended[:, 5:].abs(), np.abs(expected), rtol=1e-4, atol=1e-4)  # signs are arbitrary

@@ -178,21 +178,23 @@ def test_rank_one_voters_with_sculpt_and_neo_learn_a_step_and_know_where_it_ends
     assert float(far.epistemic) > float(risk.epistemic.mean())
 
 
-def test_saved_copied_and_exported_it_answers_the_same() -> None:
+@pytest.mark.parametrize("components", [False, True])
+def test_saved_copied_and_exported_it_answers_the_same(components: bool) -> None:
     data = table()
-    model, x = tabular(data, width=6, embedding_dim=3, embedding="piecewise").eval(), data.train.x[:7]
+    settings: dict[str, Any] = {"width": 6, "embedding": "piecewise", "components": components}
+    model, x = tabular(data, embedding_dim=3, **settings).eval(), data.train.x[:7]
     expected = model(x)
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     buffer.seek(0)
-    again = tabular(data, width=6, embedding_dim=3, embedding="piecewise")
+    again = tabular(data, embedding_dim=3, **settings)
     again.load_state_dict(torch.load(buffer))
     for other in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other(x), expected)
     exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},)).module()
     torch.testing.assert_close(exported(data.train.x), model(data.train.x))
-    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(tabular(data, width=6, embedding="piecewise")).eval()
-    other = compose(vote.Wrapper(2), sculpt.Wrapper())(tabular(data, width=6, embedding="piecewise")).eval()
+    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(tabular(data, **settings)).eval()
+    other = compose(vote.Wrapper(2), sculpt.Wrapper())(tabular(data, **settings)).eval()
     other.load_state_dict(wrapped.state_dict())
     for found, same in zip(other(x, return_risk=True)[1], wrapped(x, return_risk=True)[1], strict=True):
         assert torch.equal(found, same) if isinstance(found, Tensor) else found == same
@@ -238,6 +240,7 @@ REFUSED = {
         "embedding must be one of 'auto', 'piecewise', 'periodic', 'none'; found 'plr'",
     ),
     "bins": (table, {"bins": 0}, "bins must be a whole number of at least 1; found 0"),
+    "components": (table, {"components": 1}, "components must be True, False or None; found 1"),
     "width": (table, {"width": 2.5}, "width must be a whole number of at least 1; found 2.5"),
     "dropout": (table, {"dropout": 1.0}, "dropout must be at least 0 and below 1; found 1.0"),
 }

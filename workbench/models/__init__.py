@@ -14,8 +14,10 @@ from workbench.models.embeddings import (
     NumericColumns,
     Periodic,
     PiecewiseLinear,
+    PrincipalComponents,
     Standardization,
     quantile_edges,
+    whitening,
 )
 from workbench.models.tables import is_table, tabular
 
@@ -24,8 +26,10 @@ __all__ = [
     "NumericColumns",
     "Periodic",
     "PiecewiseLinear",
+    "PrincipalComponents",
     "Standardization",
     "is_table",
     "quantile_edges",
     "tabular",
+    "whitening",
 ]

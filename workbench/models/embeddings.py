@@ -194,6 +194,62 @@ class NumericColumns(nn.Module):
         return torch.cat([x, self.embedding(x.index_select(-1, self.columns)).flatten(-2)], -1)
 
 
+class PrincipalComponents(nn.Module):
+    """Append the principal components of some columns, each scaled to variance 1, [..., features + components].
+
+    If columns are nearly collinear, small differences between them, which may tell the target, become inputs of the same scale as the columns.
+
+    Args:
+        columns: indices of the columns.
+        projection: matrix from these columns to the components [columns, components]; see `whitening`.
+
+    Example:
+        >>> PrincipalComponents([0, 2], torch.tensor([[1.0], [-1.0]]))(torch.tensor([[5.0, 7.0, 3.0]]))
+        tensor([[5., 7., 3., 2.]])
+    """
+
+    columns: Tensor
+    projection: Tensor
+
+    def __init__(self, columns: Sequence[int], projection: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("columns", torch.tensor(list(columns), dtype=torch.int64))
+        self.register_buffer("projection", projection.to(torch.get_default_dtype()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x [..., features] with the components appended."""
+        return torch.cat([x, x.index_select(-1, self.columns) @ self.projection], -1)
+
+    def extra_repr(self) -> str:
+        return f"columns={self.projection.shape[0]}, components={self.projection.shape[1]}"
+
+
+MIN_VARIANCE = 1e-7  # of a component, relative to the largest; smaller ones would be made of float32's rounding
+
+
+def whitening(x: Tensor) -> tuple[Tensor, float]:
+    """Return the matrix that maps columns of mean 0 to their principal components of variance 1, and the condition number of the covariance.
+
+    Components with less than 1e-7 of the largest variance are left out, of the condition number as well.
+
+    Args:
+        x: rows [n, columns], of mean 0.
+
+    Returns:
+        (projection [columns, components], float64, the largest variance first; largest variance divided by the smallest)
+
+    Example:
+        >>> x = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [0.1, -0.1], [-0.1, 0.1]])
+        >>> projection, condition = whitening(x)
+        >>> round(condition), torch.cov((x.double() @ projection).T, correction=0).round(decimals=6).tolist()
+        (100, [[1.0, 0.0], [0.0, 1.0]])
+    """
+    x = x.double()
+    variances, directions = (each.flip(-1) for each in torch.linalg.eigh(x.mT @ x / len(x)))
+    kept = variances > MIN_VARIANCE * variances[0]
+    return directions[:, kept] / variances[kept].sqrt(), float(variances[0] / variances[kept][-1])
+
+
 def quantile_edges(values: Tensor, bins: int) -> Tensor:
     """Return edges of bins with about equally many training rows: the quantiles 0, 1/bins, ..., 1.
 
@@ -226,4 +282,13 @@ def quantile_edges(values: Tensor, bins: int) -> Tensor:
     return torch.from_numpy(edges).to(values).unique()
 
 
-__all__ = ["ColumnLinear", "NumericColumns", "Periodic", "PiecewiseLinear", "Standardization", "quantile_edges"]
+__all__ = [
+    "ColumnLinear",
+    "NumericColumns",
+    "Periodic",
+    "PiecewiseLinear",
+    "PrincipalComponents",
+    "Standardization",
+    "quantile_edges",
+    "whitening",
+]

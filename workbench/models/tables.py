@@ -14,8 +14,10 @@ from workbench.models.embeddings import (
     NumericColumns,
     Periodic,
     PiecewiseLinear,
+    PrincipalComponents,
     Standardization,
     quantile_edges,
+    whitening,
 )
 from workbench.training.standardization import moments
 
@@ -26,6 +28,8 @@ Embedding = Literal["auto", "piecewise", "periodic", "none"]
 Activation = Literal["silu", "relu"]
 BINS = 16
 BINS_AND_DIMS = ((BINS, 0), (48, 0), (48, 12))  # bins and embedding_dim that "auto" tries on large tables
+MIN_CONDITION = 1e4  # of the correlation matrix, from which "auto" tries components
+MIN_ROWS_PER_COLUMN = 10  # below, small components are estimated badly
 ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "relu": nn.ReLU}
 
 
@@ -36,6 +40,7 @@ def tabular(
     bins: int | None = None,
     frequencies: int = 6,
     embedding_dim: int | None = None,
+    components: bool | None = None,
     width: int = 100,
     depth: int = 2,
     activation: Activation = "silu",
@@ -65,6 +70,9 @@ def tabular(
         frequencies: number of frequencies per column, each with a sine and a cosine.
         embedding_dim: size of the embedding of a column after a linear layer and a ReLU for that column; 0 leaves them out. None: 0; with
             "auto" on 4,000 training rows or more, 0, or 12 after 48 bins, whichever validates better.
+        components: whether to append the principal components of the numeric columns, each scaled to variance 1 (`PrincipalComponents`), so that
+            small differences of nearly collinear columns are learned as fast as the columns. None: False; with "auto", if the condition number
+            of the correlation matrix is above 10,000, whichever validates better after a short training.
         width: number of units of each hidden layer.
         depth: number of hidden layers.
         activation: activation of the hidden layers, "silu" (Hendrycks & Gimpel 2016), which is smooth, or "relu".
@@ -100,6 +108,8 @@ def tabular(
             raise ValueError(f"{name} must be a whole number of at least {minimum}; found {value!r}")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1; found {dropout!r}")
+    if not isinstance(components, bool | None):
+        raise ValueError(f"components must be True, False or None; found {components!r}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}; found {activation!r}")
     x, n_outputs = _table(data)
@@ -107,9 +117,14 @@ def tabular(
     standardized = standardization(x.to(standardization.mean.dtype))
     numeric = [number for number, column in enumerate(standardized.T) if len(column.unique()) > 2]
 
-    def build(embedding: Embedding, bins: int, embedding_dim: int) -> nn.Sequential:
+    projection, condition = whitening(standardized[:, numeric]) if numeric else (None, 1.0)
+
+    def build(embedding: Embedding, bins: int, embedding_dim: int, components: bool = False) -> nn.Sequential:
         layers: list[nn.Module] = [standardization]
         inputs = x.shape[1]
+        if components and projection is not None:
+            layers.append(PrincipalComponents(numeric, projection))
+            inputs += projection.shape[1]
         if embedding != "none" and numeric:
             embedded: nn.Module
             if embedding == "periodic":
@@ -127,20 +142,25 @@ def tabular(
             layers += [nn.Linear(before, after), ACTIVATIONS[activation](), *([nn.Dropout(dropout)] if dropout else [])]
         return nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
 
-    if embedding == "auto" and numeric and len(x) >= MIN_TRAINED_ROWS:
+    is_auto = embedding == "auto"
+    if is_auto and numeric and len(x) >= MIN_TRAINED_ROWS:
         embedded_as = {(bins or n, dim if embedding_dim is None else embedding_dim) for n, dim in BINS_AND_DIMS}
         candidates: list[tuple[Embedding, int, int]] = [
             ("none", 0, 0),
             *(("piecewise", *each) for each in sorted(embedded_as)),
         ]
-        return build(*best_trained(candidates, build, data))
-    bins, embedding_dim = BINS if bins is None else bins, embedding_dim or 0
-    if embedding == "auto" and numeric:
-        edges = [quantile_edges(standardized[:, number], bins) for number in numeric]
-        chosen = chosen_rows(standardized)
-        embedded = NumericColumns(numeric, PiecewiseLinear(edges))(standardized[chosen])
-        embedding = "piecewise" if helps(standardized[chosen], embedded, data.train.load().y[chosen]) else "none"
-    return build(embedding, bins, embedding_dim)
+        chosen = best_trained(candidates, build, data)
+    else:
+        bins, embedding_dim = BINS if bins is None else bins, embedding_dim or 0
+        if is_auto and numeric:
+            edges = [quantile_edges(standardized[:, number], bins) for number in numeric]
+            judged = standardized[rows := chosen_rows(standardized)]
+            embedded = NumericColumns(numeric, PiecewiseLinear(edges))(judged)
+            embedding = "piecewise" if helps(judged, embedded, data.train.load().y[rows]) else "none"
+        chosen = (embedding, bins, embedding_dim)
+    if components is None and is_auto and condition > MIN_CONDITION and len(x) >= MIN_ROWS_PER_COLUMN * len(numeric):
+        components = best_trained([(*chosen, False), (*chosen, True)], build, data)[-1]
+    return build(*chosen, bool(components))
 
 
 def is_table(data: Data) -> bool:
