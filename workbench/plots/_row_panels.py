@@ -54,7 +54,7 @@ def strips(
     drawn = {c: [(name, a.risk[c]) for name, a in answers.items() if c in a.risk] for c in columns[1:]}
     if first.probs is None:
         drawn["prediction"] = [(name, a.value) for name, a in answers.items()]
-    trues = {c: [true] for c in drawn if (true := true_height(first, c, truth, known)) is not None}
+    trues = {c: [true] for c in drawn if (true := true_height(c, truth, known)) is not None}
     limits = {c: _range([v for _, v in pairs] + trues.get(c, [])) for c, pairs in drawn.items()}
     for line, answer in zip(axes, answers.values(), strict=True):
         if pictured:
@@ -67,7 +67,7 @@ def strips(
                 ax.barh(np.arange(n), answer.risk[column], 0.66, color=colour(ax, column))
             else:
                 ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", fontsize=9, color=ink(ax))
-            true = true_height(answer, column, truth, known) if column != "prediction" or first.probs is None else None
+            true = true_height(column, truth, known) if column != "prediction" or first.probs is None else None
             if true is not None:
                 label = "true value" if column == "prediction" else f"truth: {known[1]}"  # type: ignore[index]
                 ax.scatter(true, np.arange(n), marker="|", s=130, linewidths=2, color=ink(ax), label=label, zorder=3)
