@@ -143,7 +143,7 @@ def shading(column: str, drawn: Drawn, n_classes: int = 0) -> dict[str, Any]:
     return {"cmap": _shades(column), "vmin": low, "vmax": high}
 
 
-def colour_bar(figure: Any, mappable: Any, axes: Sequence[Axes], label: str, drawn: Drawn) -> None:
+def colour_bar(figure: Any, mappable: Any, axes: Any, label: str, drawn: Drawn) -> None:
     """Add one colour bar below a column; its label names the models that reach far beyond its ends."""
     values, (low, high) = [v for _, v in drawn], (mappable.norm.vmin, mappable.norm.vmax)
     known = [v for v in (v[np.isfinite(v)] for v in values) if v.size]
@@ -153,7 +153,7 @@ def colour_bar(figure: Any, mappable: Any, axes: Sequence[Axes], label: str, dra
     bar = figure.colorbar(
         mappable, ax=list(axes), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24, extend=extend
     )
-    outliers = beyond([name for name, _ in drawn], values, low, high)
+    outliers = beyond(drawn, low, high)
     lines = [*textwrap.wrap(label, 24), *(textwrap.wrap(f"beyond it: {outliers}", 24) if outliers else [])]
     bar.set_label("\n".join(lines), fontsize=9)
     bar.ax.tick_params(labelsize=8)
@@ -230,7 +230,7 @@ def _limit_height(ax: Axes, column: str, drawn: Drawn, true: Array | None) -> st
     """Set the vertical limits of a column, and return a note on the curves that leave them, "" if none does."""
     values = [v for _, v in drawn]
     low, high = scale(values if true is None else [*values, true])
-    outliers = beyond([name for name, _ in drawn], values, low, high)
+    outliers = beyond(drawn, low, high)
     if outliers:  # otherwise one model would flatten all others
         ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
     if column in ("aleatoric", "epistemic", "total"):
@@ -263,17 +263,16 @@ def planes(
     columns, first = columns_of(answers), next(iter(answers.values()))
     n_scores = 0 if first.probs is None else first.probs.shape[-1]
     n_classes = 0 if n_scores == 2 else n_scores  # of two classes, the probability of the second is drawn
-    true = {c: true_height(c, truth, true_risk) for c in columns}
+    true = {c: heights for c in columns if (heights := true_height(c, truth, true_risk)) is not None}
     drawn = {c: heights_of(answers, c) for c in columns}
-    for column, values in true.items():
-        if values is not None:
-            drawn[column].insert(0, ("truth", values))
+    for column, heights in true.items():
+        drawn[column].insert(0, ("truth", heights))
     looks = {c: shading(c, drawn[c], n_classes if c == "prediction" else 0) for c in columns}
     if n_scores == 2:
         looks["prediction"] |= {"vmin": 0.0, "vmax": 1.0}
     figure, axes = grid(figure, ["truth", *answers], columns, (2.7, 2.1), sharex=True, sharey=True)
     for column, (top, *others) in zip(columns, axes.T, strict=True):
-        _plane(top, true[column], "", points, None, looks[column])
+        _plane(top, true.get(column), "", points, None, looks[column])
         mappables = [
             _plane(ax, height_of(answer, column), "not measured", points, mesh, looks[column])
             for ax, answer in zip(others, answers.values(), strict=True)
