@@ -314,6 +314,12 @@ def test_wrapped_models_are_looked_at_as_plain_ones() -> None:
     assert {name for each in scaled.find("refused") for name in concerned(each)} == {"snapshot", "swag"}  # beside vote
 
 
+def test_a_wrapped_object_without_methods_is_not_taken_for_a_compiled_model() -> None:
+    plain = nn.Linear(3, 2)
+    assert list(diagnose(compose()(plain), x()).findings) == []
+    assert [each.kind for each in diagnose(torch.compile(plain), x()).findings] == ["compiled"]
+
+
 # ---- the report ------------------------------------------------------------------------------------------------------
 def test_text() -> None:
     expected = f"""\

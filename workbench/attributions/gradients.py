@@ -127,21 +127,8 @@ def integrated_gradients(
             left_out |= path.left_out
     values, before, at_baseline = (_joined([part[k] for part in parts]) for k in range(3))
     kept = {name: value for name, value in values.items() if name not in left_out}
-    result = IntegratedGradients(kept, before, at_baseline, left_out)
-    for name, gap in result.gap.items():
-        share = gap.abs() / kept[name].abs().flatten(1).sum(1).clamp_min(1e-12)
-        is_off = (share > tolerance) & (gap.abs() > 1e-4 * (before[name].abs() + at_baseline[name].abs()))
-        if bool(is_off.any()):
-            row = int(is_off.nonzero()[0, 0])
-            difference = (before[name] - at_baseline[name])[row].item()
-            left_out[name] = (
-                f"the sum of row {row} is {gap[row].item():+.3g} off the difference of {difference:.3g} to the baseline: take more steps; if it "
-                "stays, gradients are cut off on their way, or it jumps"
-            )
-    unknown = [name for name in names or () if name not in before]
-    if unknown:
-        raise ValueError(f"names: the model gives {', '.join(before)}; found {', '.join(map(repr, unknown))}")
-    requested = [name for name in before if names is None or name in names]
+    left_out |= _incomplete(IntegratedGradients(kept, before, at_baseline, left_out), tolerance)
+    requested = _requested(names, before)
     refused = {name: why for name, why in left_out.items() if name in requested}
     if (names is not None and refused) or len(refused) == len(requested):
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
@@ -149,6 +136,29 @@ def integrated_gradients(
     return IntegratedGradients(
         {name: kept[name] for name in requested if name not in left_out}, before, at_baseline, refused
     )
+
+
+def _incomplete(found: IntegratedGradients, tolerance: float) -> dict[str, str]:
+    """Return the names whose attributions do not add up to the difference to the baseline, each with the reason."""
+    reasons: dict[str, str] = {}
+    for name, gap in found.gap.items():
+        before, baseline = found.before[name], found.baseline[name]
+        share = gap.abs() / found.values[name].abs().flatten(1).sum(1).clamp_min(1e-12)
+        is_off = (share > tolerance) & (gap.abs() > 1e-4 * (before.abs() + baseline.abs()))
+        if bool(is_off.any()):
+            row = int(is_off.nonzero()[0, 0])
+            reasons[name] = (
+                f"the sum of row {row} is {gap[row].item():+.3g} off the difference of {(before - baseline)[row].item():.3g} to the baseline: "
+                "take more steps; if it stays, gradients are cut off on their way, or it jumps"
+            )
+    return reasons
+
+
+def _requested(names: Sequence[str] | None, given: Mapping[str, Tensor]) -> list[str]:
+    unknown = [name for name in names or () if name not in given]
+    if unknown:
+        raise ValueError(f"names: the model gives {', '.join(given)}; found {', '.join(map(repr, unknown))}")
+    return [name for name in given if names is None or name in names]
 
 
 def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:

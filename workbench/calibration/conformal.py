@@ -197,51 +197,55 @@ class SplitConformal(Calibrated):
     def _fit(self, answers: Answers, seed: int) -> None:
         score = self.score
         if score is None:
-            risk_names = answers.risk.names()
-            score = "lac" if answers.labels else "normalized" if self.by in risk_names else "absolute"
-        calibration_rows = torch.empty(0)
-        if score in CLASSES:
-            scores = self._held_out_classes(answers, score, seed)
-        elif score == "cqr" and _is_interval(answers):
-            lower, upper = answers.y.sort(1).values.split(1, 1)
-            scores = _outside(lower, upper, answers.target)
-        elif score == "cqr":
-            check_values(answers, "score='cqr'")
-            spread = risk_named(answers.risk, "total")[None] if answers.offsets is None else answers.offsets
-            calibration_rows = torch.cat([answers.y[None], spread, answers.target[None]])
-            scores = self._cqr_scores(calibration_rows, 0.5)
-        else:
-            check_values(answers, f"score={score!r}")
-            scores = (answers.target - answers.y).abs()
-            if score == "normalized":
-                width = self._score_unit(answers.y, answers.risk)
-                if (zero := ~(width > 0)).any():
-                    raise ValueError(
-                        f"the {self.by} risk is 0 in {int(zero.sum())} of {zero.numel()} held-out values, and scores can't be divided by it; "
-                        "use score='absolute'"
-                    )
-                scores = scores / width
-            scores = self._joint_scores(scores)
+            score = "lac" if answers.labels else "normalized" if self.by in answers.risk.names() else "absolute"
+        scores, calibration_rows = self._held_out_scores(answers, score, seed)
+        groups, weights = self._groups_and_weights(answers, score)
         strangeness = answers.risk.vacuitic if self.watches else None
         self.strangeness = torch.empty(0) if strangeness is None or strangeness.dim() > 1 else strangeness.sort().values
         # a random pass may share its noise between all rows, so that their risks rise and fall together
         doubt = None if answers.drawn or not self.watches else self._doubt(answers.y, answers.risk, score)
         self.doubt = torch.empty(0) if doubt is None else doubt.sort().values
-        if self.groups is None and self.weight is None:
-            self.score, self.scores, self.held = score, scores.sort(0).values, calibration_rows.to(scores)
-            return
+        has_own_order = self.groups is not None or self.weight is not None  # that of groups and weights
+        self.score, self.held = score, calibration_rows.to(scores)
+        self.scores = scores if has_own_order else scores.sort(0).values
         rows = answers.known if score in CLASSES else slice(None)
+        if groups is not None:
+            self.score_groups = groups.to(scores.device)[rows]
+        if weights is not None:
+            self.score_weights = weights.to(scores.device)[rows]
+
+    def _groups_and_weights(self, answers: Answers, score: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return the group and the weight of each held-out row, None if there are none."""
         if self.grouped == "class" and score not in CLASSES:
             raise ValueError("groups='class' is for classes, but the targets are values; give a function of the inputs")
         groups = answers.target if self.grouped == "class" else answers.of_inputs.get("groups")
         weights = answers.of_inputs.get("weight")
         if weights is not None and not bool((weights > 0).any()):
             raise ValueError("weight is 0 for every held-out row: none of them resembles the new rows")
-        self.score, self.scores, self.held = score, scores, calibration_rows.to(scores)
-        if groups is not None:
-            self.score_groups = groups.to(scores.device)[rows]
-        if weights is not None:
-            self.score_weights = weights.to(scores.device)[rows]
+        return groups, weights
+
+    def _held_out_scores(self, answers: Answers, score: str, seed: int) -> tuple[Tensor, Tensor]:
+        """Return the scores of the held-out rows [n, ...], and for "cqr" with a distribution what `held` keeps of them."""
+        if score in CLASSES:
+            return self._held_out_classes(answers, score, seed), torch.empty(0)
+        if score == "cqr" and _is_interval(answers):
+            lower, upper = answers.y.sort(1).values.split(1, 1)
+            return _outside(lower, upper, answers.target), torch.empty(0)
+        check_values(answers, f"score={score!r}")
+        if score == "cqr":
+            spread = risk_named(answers.risk, "total")[None] if answers.offsets is None else answers.offsets
+            calibration_rows = torch.cat([answers.y[None], spread, answers.target[None]])
+            return self._cqr_scores(calibration_rows, 0.5), calibration_rows
+        scores = (answers.target - answers.y).abs()
+        if score == "normalized":
+            width = self._score_unit(answers.y, answers.risk)
+            if (zero := ~(width > 0)).any():
+                raise ValueError(
+                    f"the {self.by} risk is 0 in {int(zero.sum())} of {zero.numel()} held-out values, and scores can't be divided by it; "
+                    "use score='absolute'"
+                )
+            scores = scores / width
+        return self._joint_scores(scores), torch.empty(0)
 
     def _held_out_classes(self, answers: Answers, score: str, seed: int) -> Tensor:
         check_labels(answers, f"score={score!r}")

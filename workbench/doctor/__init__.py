@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,12 +15,12 @@ from ..engine.clone import eager
 from ..engine.tree import flatten
 from ..introspect.objects import is_scripted
 from .candidates import candidates
-from .described_outputs import DescribedOutput, meaning_of_numbers
+from .described_outputs import meaning_of_numbers
 from .findings import KINDS, Finding, Means, for_wrappers, make_finding
 from .isolation import copy_with_tensors, preserved, wrapped_function
 from .observed_run import ExampleCall
 from .report import Diagnosis, sort_findings
-from .run_checks import check_runs
+from .run_checks import Seen, check_runs
 from .static_checks import check_unrun
 from .trials import Trials, judge
 
@@ -58,35 +58,36 @@ def diagnose(model: nn.Module | Callable[..., Any], *example: Any, **kw: Any) ->
     name = _name(target)
     args, kwargs = _inputs(target, example, kw)
     has_example = bool(example or kw)
-    present: tuple[str, ...] = ()
-    outputs: list[DescribedOutput] = []
+    present: tuple[str, ...] = Wrapped.methods.fget(target) if is_wrapped(target) else ()  # type: ignore[attr-defined]
     wrappers = candidates()
     roles = {wrapper.name: wrapper.roles for wrapper in wrappers}
     with preserved(target):
-        plain = target if is_scripted(target) else eager(target)
-        if is_wrapped(target):
-            present = Wrapped.methods.fget(target)  # type: ignore[attr-defined]
-            plain, args = _plain(target, args)
-        findings = list(check_unrun(plain, name))
-        if plain is not target and not present:
-            findings.append(make_finding("compiled", name))
-        if present:
-            means: Means = dict.fromkeys(present, "refused")
-            findings.append(make_finding("wrapped", name, f"with {', '.join(present)}", means=means))
-        findings = [for_wrappers(finding, roles) for finding in findings]
+        plain, args = _plain(target, args)
+        findings = [for_wrappers(finding, roles) for finding in _findings_before_running(target, plain, name, present)]
         refused_by_all = all(any(finding.means[name] == "refused" for finding in findings) for name in roles)
         call = ExampleCall(plain, name, args, kwargs) if has_example else None
-        modes: list[bool] = []
+        seen = Seen([], [], [])
         if call is not None and not refused_by_all and _can_be_copied(plain):
-            run_findings, modes, outputs = check_runs(call)
-            findings += [for_wrappers(finding, roles) for finding in run_findings]
+            seen = check_runs(call)
+        findings += [for_wrappers(finding, roles) for finding in seen.findings]
         keeps_state = any(finding.kind in ("state", "grows", "buffers") for finding in findings)
-        setup = Trials(target if present else plain, call, modes, keeps_state, meaning_of_numbers(outputs))
+        setup = Trials(target if present else plain, call, seen.modes, keeps_state, meaning_of_numbers(seen.outputs))
         trials = {wrapper.name: setup.of(wrapper) for wrapper in wrappers}
         findings, verdicts = judge(findings, trials, roles, name)
     description = _describe_inputs(args, kwargs) if has_example else ""
     remarks = [*_remarks(call, refused_by_all), *(trial.settings for trial in trials.values() if trial.settings)]
-    return Diagnosis(name, sort_findings(findings), verdicts, description, remarks, outputs)
+    return Diagnosis(name, sort_findings(findings), verdicts, description, remarks, seen.outputs)
+
+
+def _findings_before_running(
+    target: nn.Module, plain: nn.Module, name: str, present: tuple[str, ...]
+) -> Iterator[Finding]:
+    yield from check_unrun(plain, name)
+    if present:
+        means: Means = dict.fromkeys(present, "refused")
+        yield make_finding("wrapped", name, f"with {', '.join(present)}", means=means)
+    elif plain is not target and not is_wrapped(target):
+        yield make_finding("compiled", name)
 
 
 def _remarks(call: ExampleCall | None, refused_by_all: bool) -> list[str]:
@@ -121,10 +122,12 @@ def _name(model: nn.Module) -> str:
     return str(model.original_name) if is_scripted(model) else type(eager(model)).__name__
 
 
-def _plain(wrapped: Any, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model inside a wrapped one, and the (scaled) inputs that it gets."""
-    scaling = extra(wrapped, "scaling")
-    plain: Any = unwrap(wrapped)
+def _plain(target: nn.Module, args: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """The model inside a wrapped or compiled one, and the (scaled) inputs that it gets."""
+    if not is_wrapped(target):
+        return target if is_scripted(target) else eager(target), args
+    scaling = extra(target, "scaling")
+    plain: Any = unwrap(target)
     if scaling is None:
         return plain, args
     Wrapped.unscale(plain)

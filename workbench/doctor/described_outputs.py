@@ -102,24 +102,38 @@ def _choices(run: ObservedRun, leaf: Any, made_by: str) -> list[tuple[Meaning, s
     """Other meanings than values that an output of this shape could have, each with a comment that says in which case."""
     if not is_float(leaf) or leaf.is_complex() or not leaf.dim() or not leaf.numel():
         return []
-    shape, n_rows = leaf.shape, run.call.n_rows()
-    if n_rows not in (None, shape[0]):
+    if run.call.n_rows() not in (None, len(leaf)):
         return []
-    is_log = made_by == "log_softmax"
-    for dim in (1, -1) if leaf.dim() > 1 else ():
-        if shape[dim] > 1 and sums_to_one(leaf.detach().exp() if is_log else leaf, dim):
-            kind: Any = Logits if is_log else Probs
-            what = "log-probabilities" if is_log else "probabilities"
-            return [(kind(None if leaf.dim() == 2 else dim), f"{what} of {_classes(shape[dim])}")]
-    binary, numbers = (Binary(False), "probabilities") if made_by in SIGMOIDS else (Binary(), "scores")
-    if leaf.dim() == 1 or shape[1:].numel() == 1:
-        return [(binary, f"{numbers} of a yes or no")]
-    labels = (binary, f"{numbers} of {shape[1]} labels, each a yes or no")
+    if distribution := _distribution_of_classes(leaf, made_by):
+        return [distribution]
+    if made_by in SIGMOIDS:
+        return [(Binary(False), f"probabilities of {_yes_or_no(leaf.shape)}")]
+    if leaf.shape[1:].numel() == 1 or (leaf.dim() > 2 and leaf.shape[1] == 1):
+        return [(Binary(), f"scores of {_yes_or_no(leaf.shape)}")]
     if leaf.dim() == 2:
-        return [labels] if not binary.logits else [(Logits(), f"scores of {_classes(shape[1])}"), labels]
-    if not binary.logits or shape[1] == 1:
-        return [(binary, f"{numbers} of a yes or no in each place")]
-    return [(Logits(dim), f"scores of {_classes(shape[dim])}{where}") for dim, where in _class_dims(run, shape)]
+        return [
+            (Logits(), f"scores of {_classes(leaf.shape[1])}"),
+            (Binary(), f"scores of {_yes_or_no(leaf.shape)}"),
+        ]
+    class_dims = _class_dims(run, leaf.shape)
+    return [(Logits(dim), f"scores of {_classes(leaf.shape[dim])}{where}") for dim, where in class_dims]
+
+
+def _distribution_of_classes(leaf: Tensor, made_by: str) -> tuple[Meaning, str] | None:
+    """(Log-)probabilities that sum to one over the classes, with the comment; None if the numbers do not."""
+    is_log = made_by == "log_softmax"
+    kind, what = (Logits, "log-probabilities") if is_log else (Probs, "probabilities")
+    for dim in (1, -1) if leaf.dim() > 1 else ():
+        if leaf.shape[dim] > 1 and sums_to_one(leaf.exp() if is_log else leaf, dim):
+            return kind(None if leaf.dim() == 2 else dim), f"{what} of {_classes(leaf.shape[dim])}"
+    return None
+
+
+def _yes_or_no(shape: torch.Size) -> str:
+    """What an output of yes or no of this shape decides."""
+    if shape[1:].numel() == 1:
+        return "a yes or no"
+    return f"{shape[1]} labels, each a yes or no" if len(shape) == 2 else "a yes or no in each place"
 
 
 def _class_dims(run: ObservedRun, shape: torch.Size) -> Iterator[tuple[int, str]]:

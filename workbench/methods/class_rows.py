@@ -1,8 +1,8 @@
-"""Class scores, class numbers and the last layer of a classifier, for densities that use them."""
+"""Rows that a density is fitted to, with class scores, class numbers and the last layer of a classifier for densities that use them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,24 @@ from ..engine.tree import flatten, names
 from .densities import Density
 from .densities.features import Head
 from .densities.head import find_head
+
+
+class TrainingRows(NamedTuple):
+    """What a density is fitted to.
+
+    Args:
+        features: features of each chosen layer [rows, d].
+        scores: class scores [rows, classes]; None if not all batches have them.
+        labels: class numbers [rows]; None if not all batches have them.
+        value_shape: shape of targets that are measured values, not classes; None if there are none.
+        outliers: features, class scores and kind of outliers made of the rows.
+    """
+
+    features: list[Tensor]
+    scores: Tensor | None
+    labels: Tensor | None
+    value_shape: list[int] | None
+    outliers: list[tuple[list[Tensor], Tensor, str]]
 
 
 def class_scores(wrapped: Any, y: Any, rows: int) -> Tensor | None:
@@ -85,4 +103,10 @@ def shape_of_values(target: Any) -> list[int] | None:
     return None if nonnegative and torch.allclose(target.sum(1), target.new_ones(()), atol=1e-3) else list(target.shape)
 
 
-__all__ = ["class_numbers", "class_scores", "last_layer", "shape_of_values"]
+def concatenate_if_all(parts: list[Tensor | None]) -> Tensor | None:
+    """Concatenate the parts of all batches; None if a batch has none."""
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if len(present) == len(parts) else None
+
+
+__all__ = ["TrainingRows", "class_numbers", "class_scores", "concatenate_if_all", "last_layer", "shape_of_values"]

@@ -268,21 +268,19 @@ def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor
         modules = draws.parametrized(path, shuffled) if slot.buffer else None
         if modules is None:
             modules = draws.copies(path, shuffled)
-        copies = [_tensor(module, attribute, slot.buffer) for module in modules or ()]
-        rows = [copied for copied in copies if copied is not None and copied.shape == current.shape]
-        is_complete = slot.buffer or (rows and len(rows) == n)
-        stacked = torch.stack(rows or [current] * n).to(current) if is_complete else shuffled(current)
-        counts_as_drawn = not slot.buffer and (n == 1 or stacked.is_meta)  # a comparison would tell nothing
-        if not counts_as_drawn and (stacked.is_meta or all(torch.equal(row, stacked[0]) for row in stacked[1:])):
-            shared[name] = stacked[0].clone()
+        copies = [(module._buffers if slot.buffer else module._parameters).get(attribute) for module in modules or ()]
+        rows = [copied.detach() for copied in copies if copied is not None and copied.shape == current.shape]
+        if slot.buffer:
+            stacked = torch.stack(rows or [current] * n).to(current)
         else:
+            stacked = torch.stack(rows).to(current) if len(rows) == n else shuffled(current)
+        is_comparable = n > 1 and not stacked.is_meta
+        differs = any(not torch.equal(row, stacked[0]) for row in stacked[1:]) if is_comparable else not slot.buffer
+        if differs:
             drawn[name] = stacked
+        else:
+            shared[name] = stacked[0].clone()
     return drawn, shared
-
-
-def _tensor(module: nn.Module, attribute: str, buffer: bool) -> Tensor | None:
-    tensor = (module._buffers if buffer else module._parameters).get(attribute)
-    return None if tensor is None else tensor.detach()
 
 
 def _shuffle(value: Tensor) -> Tensor:

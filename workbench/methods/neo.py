@@ -23,7 +23,7 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Plan
 from ..engine.tree import tensors, tree_map
 from ..errors import NotFittedError
-from .class_rows import class_numbers, class_scores, last_layer, shape_of_values
+from .class_rows import TrainingRows, class_numbers, class_scores, concatenate_if_all, last_layer, shape_of_values
 from .densities import DENSITIES, Density, DensityName
 from .densities.padding import kept_steps
 from .densities.positions import Positions
@@ -275,55 +275,66 @@ class Neo(Method):
             yield args, kwargs, target
 
     def _fit_rows(self, wrapped: Any, inputs: Any) -> None:
-        density, record = self.model(wrapped), wrapped._workbench
+        density, output = self.model(wrapped), wrapped._workbench.output
+        rows = self._training_rows(wrapped, inputs)
+        needs_classes = self.wrapper.classes or density.needs_logits
+        if needs_classes:
+            self._check_classes(density, rows, output)
+        is_classifier = needs_classes or (
+            self.wrapper.classes is None and (has_classes(output) or rows.labels is not None)
+        )
+        # a user-defined density may accept neither
+        options: dict[str, Any] = {}
+        if density.needs_head or density.uses_head:
+            head = last_layer(wrapped, self.sites[-1], density, rows.features[-1], rows.scores)
+            options |= {} if head is None else {"head": head}
+        if density.takes_outliers:
+            options["outliers"] = concatenate_by_kind(rows.outliers)
+        scores = rows.scores if is_classifier else None
+        with torch.enable_grad():
+            density.fit(rows.features, scores, rows.labels if density.uses_labels else None, **options)
+
+    @torch.no_grad()
+    def _training_rows(self, wrapped: Any, inputs: Any) -> TrainingRows:
+        density = self.model(wrapped)
         collected: list[list[Tensor]] = []
-        logits: list[Tensor | None] = []
+        scores: list[Tensor | None] = []
         labels: list[Tensor | None] = []
         outliers: list[tuple[list[Tensor], Tensor, str]] = []
-        value_shape: list[int] | None = None  # of targets that are measured values, not classes
-        rows = 0
-        with torch.no_grad():
-            for args, kwargs, target in self._batches(wrapped, inputs, MAX_ROWS):
-                y, n, features, _ = self.features(wrapped, args, kwargs)
-                collected.append(features)
-                logits.append(class_scores(wrapped, y, n) if self.wrapper.classes is not False else None)
-                labels.append(class_numbers(target, logits[-1]))
-                value_shape = value_shape or shape_of_values(target)
-                if density.takes_outliers and self.rows_first and sum(len(part[1]) for part in outliers) < MAX_OUTLIERS:
-                    outliers += self._outliers(wrapped, args, kwargs, n, rows)
-                rows += n
-                if rows >= MAX_ROWS:
-                    break
+        value_shape: list[int] | None = None
+        n_rows = 0
+        for args, kwargs, target in self._batches(wrapped, inputs, MAX_ROWS):
+            y, n, features, _ = self.features(wrapped, args, kwargs)
+            collected.append(features)
+            scores.append(class_scores(wrapped, y, n) if self.wrapper.classes is not False else None)
+            labels.append(class_numbers(target, scores[-1]))
+            value_shape = value_shape or shape_of_values(target)
+            if density.takes_outliers and self.rows_first and sum(len(part[1]) for part in outliers) < MAX_OUTLIERS:
+                outliers += self._outliers(wrapped, args, kwargs, n, n_rows)
+            n_rows += n
+            if n_rows >= MAX_ROWS:
+                break
         if not collected:
             raise ValueError("fit got no inputs; give the training inputs as a tensor or a loader")
-        scores = torch.cat(logits) if all(part is not None for part in logits) else None  # type: ignore[arg-type]
-        known = torch.cat(labels) if all(part is not None for part in labels) else None  # type: ignore[arg-type]
-        needs_classes = self.wrapper.classes or density.needs_logits
-        if needs_classes and scores is None:
+        return TrainingRows(
+            [torch.cat(parts) for parts in zip(*collected, strict=True)],
+            concatenate_if_all(scores),
+            concatenate_if_all(labels),
+            value_shape,
+            outliers,
+        )
+
+    def _check_classes(self, density: Density, rows: TrainingRows, output: Any) -> None:
+        if rows.scores is None:
             raise ValueError(
                 f"neo: density={type(density).__name__} is to use class scores, but the model has no output [rows, classes] with at least two "
                 "classes; choose another density, or classes=False"
             )
-        if needs_classes and not has_classes(record.output) and self.wrapper.classes is None and value_shape:
+        if rows.value_shape and self.wrapper.classes is None and not has_classes(output):
             raise ValueError(
-                f"neo: density={type(density).__name__} is to use class scores, but the targets are values of shape {value_shape}, not class "
-                'numbers or probabilities; choose another density, or give output="logits" if the model is a classifier'
+                f"neo: density={type(density).__name__} is to use class scores, but the targets are values of shape {rows.value_shape}, not "
+                'class numbers or probabilities; choose another density, or give output="logits" if the model is a classifier'
             )
-        features = [torch.cat(parts) for parts in zip(*collected, strict=True)]
-        head = (
-            last_layer(wrapped, self.sites[-1], density, features[-1], scores)
-            if density.needs_head or density.uses_head
-            else None
-        )
-        is_classifier = needs_classes or (
-            self.wrapper.classes is None and (has_classes(record.output) or known is not None)
-        )
-        with torch.enable_grad():
-            # a user-defined density may accept neither
-            options: dict[str, Any] = {} if head is None else {"head": head}
-            if density.takes_outliers:
-                options["outliers"] = concatenate_by_kind(outliers)
-            density.fit(features, scores if is_classifier else None, known if density.uses_labels else None, **options)
 
     def _outliers(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int, seed: int
@@ -350,12 +361,7 @@ class Neo(Method):
         leaves = tensors((args, kwargs))
         rows = self._expected_rows(leaves)
         output, tap = self._pass(wrapped, args, kwargs, rows, take)
-        outputs = [t for t in tensors(output) if t.dim()]
-        n_rows = outputs[0].shape[0] if outputs else None
-        if len(outputs) > 1 and len(outputs) in {t.shape[0] for t in leaves if t.dim()}:
-            n_rows = len(outputs)  # a list with one output per row
-        if n_rows is None:
-            raise ValueError("neo gives one risk per row, but the model's output has no rows (a single number)")
+        n_rows = _n_rows(output, leaves)
         if n_rows != rows:
             # features were pooled during the pass, for the expected number of rows: run again with the right one
             places = [(i, dim) for i, t in enumerate(leaves) for dim, size in enumerate(t.shape) if size == n_rows]
@@ -363,15 +369,14 @@ class Neo(Method):
             output, tap = self._pass(wrapped, args, kwargs, n_rows, take)
         if not self.model(wrapped).needs_features:
             return output, n_rows, [], tap
-        if take is not None and self._sites is None:
+        if self._sites is None and take is None:
+            chosen = self._choose(list(tap.taps), tap.same)
+            self._sites = chosen[-1:] if self.model(wrapped).last_only else chosen
+        elif self._sites is None:
             self.layout = layout_of(wrapped._workbench.output, output, tap)
             if self.layout is None:
                 return output, n_rows, [], tap
-        if self._sites is None:
-            usable = [name for name in tap.taps if take is None or tap.layouts[name][0] == self.layout[0]]  # type: ignore[index]
-            same = {name: other for name, other in tap.same.items() if name in usable}
-            chosen = self._choose([name for name in usable if name not in same], same)
-            self._sites = chosen[-1:] if take is None and self.model(wrapped).last_only else chosen
+            self._sites = self._choose([name for name in tap.taps if tap.layouts[name][0] == self.layout[0]], tap.same)
         missing = [name for name in self._sites if name not in tap.taps]
         if missing:
             raise RuntimeError(
@@ -400,7 +405,10 @@ class Neo(Method):
         output = results[0].output if extra(wrapped, "prior") is None else branched.rebuild(branched.leaves)
         return output, tap
 
-    def _choose(self, names: list[str], same: dict[str, str]) -> list[str]:
+    def _choose(self, usable: list[str], same_inputs: dict[str, str]) -> list[str]:
+        """Choose among layers with usable inputs; of those with the same input, given as pairs (other, first), the first."""
+        same = {name: first for name, first in same_inputs.items() if name in usable}
+        names = [name for name in usable if name not in same]
         if self.layers is not None:
             candidates = [*names, *same]
             chosen = [n for n in candidates if any(n == layer or n.startswith(f"{layer}.") for layer in self.layers)]
@@ -410,6 +418,15 @@ class Neo(Method):
         if self.layers is None and len(names) > MAX_SITES:
             names = [names[round(i * (len(names) - 1) / (MAX_SITES - 1))] for i in range(MAX_SITES)]
         return names
+
+
+def _n_rows(output: Any, inputs: list[Tensor]) -> int:
+    """Return the number of rows of an output: the length of its first tensor, or of a list with one output per row."""
+    outputs = [t for t in tensors(output) if t.dim()]
+    if not outputs:
+        raise ValueError("neo gives one risk per row, but the model's output has no rows (a single number)")
+    is_list_of_rows = len(outputs) > 1 and len(outputs) in {t.shape[0] for t in inputs if t.dim()}
+    return len(outputs) if is_list_of_rows else len(outputs[0])
 
 
 def _name_of(density: Density) -> str:

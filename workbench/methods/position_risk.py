@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ..core.outputs.meanings import Meaning, Values
 from ..core.outputs.options import meaning_of
 from ..core.outputs.resolution import resolve
 from ..engine.tree import flatten, names, tree_map
+from .class_rows import concatenate_if_all
 from .densities.positions import Positions
 from .feature_tap import FeatureMap, FeatureTap
 
@@ -141,6 +142,43 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
         Whether the output has positions; if not, nothing was learned.
     """
     density: Positions = method.model(wrapped)
+    sample = _sample(method, wrapped, batches)
+    if sample is None:
+        return False
+    if sample.scores is None and (method.wrapper.classes or density.template.needs_logits):
+        raise ValueError(
+            f"neo: density={type(density.template).__name__} is to use class scores, but the positions of the output have none; choose another "
+            "density, or say which dimension holds the classes, output=Logits(dim=1)"
+        )
+    with torch.enable_grad():
+        density.fit(sample.features, sample.scores)
+    raws, masks = [], []
+    for args, kwargs in sample.held_out:
+        y, maps, tap = _maps(method, wrapped, args, kwargs)
+        part = _first(method, wrapped, y)
+        assert part is not None
+        raws.append(_raw(density, part, maps))
+        masks.append(_keep(part, tap))
+    density.standardise(raws, masks)
+    return True
+
+
+class _Sample(NamedTuple):
+    """Positions that a density is fitted to.
+
+    Args:
+        features: features of each chosen layer [positions, channels].
+        scores: class scores [positions, classes]; None if not all batches have them.
+        held_out: inputs of the rows used for standardisation.
+    """
+
+    features: list[Tensor]
+    scores: Tensor | None
+    held_out: list[tuple[tuple, dict[str, Any]]]
+
+
+def _sample(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, Any]]]) -> _Sample | None:
+    """Draw positions of the rows that are fitted, and set rows aside; None if the output has no positions."""
     samples: list[list[Tensor]] = []
     logits: list[Tensor | None] = []
     held_out: list[tuple[tuple, dict[str, Any]]] = []
@@ -153,9 +191,8 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
         y, n, features, tap = method.features(wrapped, args, kwargs, draw)
         part = _first(method, wrapped, y)
         if part is None:
-            return False
+            return None
         scores = part.scores() if method.wrapper.classes is not False else None
-        keep = _keep(part, tap)
         is_held_out = torch.tensor([(rows + i) % 5 == 4 for i in range(n)], device=part.leaf.device)
         is_held_out &= is_held_out.cumsum(0) <= MAX_HELD_OUT - n_held
         by_rows = method.rows_first
@@ -164,6 +201,7 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
             n_held += int(is_held_out.sum())
         is_fitted = ~is_held_out if by_rows and not is_held_out.all() else torch.ones_like(is_held_out)
         samples.append([feature[is_fitted.to(feature.device)].flatten(0, 1) for feature in features])
+        keep = _keep(part, tap)
         logits.append(None if scores is None else draw_positions(scores, keep, seed)[is_fitted].flatten(0, 1))
         last = args, kwargs
         rows += n
@@ -171,24 +209,8 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
             break
     if not samples:
         raise ValueError("fit got no inputs; give the training inputs as a tensor or a loader")
-    classes = torch.cat(logits) if all(part is not None for part in logits) else None  # type: ignore[arg-type]
-    if classes is None and (method.wrapper.classes or density.template.needs_logits):
-        raise ValueError(
-            f"neo: density={type(density.template).__name__} is to use class scores, but the positions of the output have none; choose another "
-            "density, or say which dimension holds the classes, output=Logits(dim=1)"
-        )
-    with torch.enable_grad():
-        density.fit([torch.cat(parts) for parts in zip(*samples, strict=True)], classes)
-    raws, masks = [], []
-    held_out = held_out or [last]
-    for args, kwargs in held_out:
-        y, maps, tap = _maps(method, wrapped, args, kwargs)
-        part = _first(method, wrapped, y)
-        assert part is not None
-        raws.append(_raw(density, part, maps))
-        masks.append(_keep(part, tap))
-    density.standardise(raws, masks)
-    return True
+    features = [torch.cat(parts) for parts in zip(*samples, strict=True)]
+    return _Sample(features, concatenate_if_all(logits), held_out or [last])
 
 
 def judge(method: Any, wrapped: Any, args: tuple, kwargs: dict[str, Any], image: bool) -> tuple[Any, Any]:

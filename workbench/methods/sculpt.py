@@ -150,27 +150,30 @@ class Sculpt(Method):
         scaling = extra(table.root, "scaling")
         if scaling is not None and scaling.y_mean is not None and not self.distribution.standardizable:
             raise ValueError(NOT_STANDARDIZED.format(self.distribution))
-        heads = self.distribution.n_heads
-        draws = Draws(table, heads, fresh=True)
-        for name in slots if heads else ():
-            slot, value = table.record.slots[name], table.value(name).detach()
-            drawn = slot.owners[0][0] in last or holder_of(table, slot.owners[0][0]) in last
-            values = list(draws.stacked(name, value, 1.0)) if drawn else [value] * heads
-            owns_memory = drawn and not slot.buffer and heads == 1  # nothing else uses it, so it need not be cloned
-            registered = [
-                table.register(
-                    f"{name}@sculpt{head or ''}", start if owns_memory else start.clone(), buffer=slot.buffer
-                )
-                for head, start in enumerate(values)
-            ]
-            for other in (
-                registered if not slot.buffer and not value.is_floating_point() and not value.is_complex() else ()
-            ):
-                table.get(other).requires_grad_(False)
-            rule = table.record.rules.get(name, Shared(name))
-            table.record.rules[name] = Split(self.name, (rule, *(Shared(other) for other in registered)))
+        if n_heads := self.distribution.n_heads:
+            draws = Draws(table, n_heads, fresh=True)
+            for name in slots:
+                owner = table.record.slots[name].owners[0][0]
+                is_last = owner in last or holder_of(table, owner) in last
+                self._add_heads(table, name, draws if is_last else None)
         if learned := _learned_options(self.distribution):
             add_extra(table.root, "noise", nn.ParameterDict(learned))
+
+    def _add_heads(self, table: Table, name: str, draws: Draws | None) -> None:
+        """Give each head its own tensor of a slot, with drawn values or else with a copy of the model's."""
+        slot, value, n_heads = table.record.slots[name], table.value(name).detach(), self.distribution.n_heads
+        values = [value] * n_heads if draws is None else list(draws.stacked(name, value, 1.0))
+        # nothing else uses the memory of a single draw, so it need not be cloned
+        owns_memory = draws is not None and not slot.buffer and n_heads == 1
+        registered = [
+            table.register(f"{name}@sculpt{head or ''}", start if owns_memory else start.clone(), buffer=slot.buffer)
+            for head, start in enumerate(values)
+        ]
+        if not slot.buffer and not value.is_floating_point() and not value.is_complex():
+            for other in registered:
+                table.get(other).requires_grad_(False)
+        rule = table.record.rules.get(name, Shared(name))
+        table.record.rules[name] = Split(self.name, (rule, *(Shared(other) for other in registered)))
 
     def intervention(self, table: Table, call: Call) -> None:
         noise = extra(table.root, "noise")

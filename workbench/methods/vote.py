@@ -130,30 +130,14 @@ class Vote(Method):
             slots = table.tail(self.wrapper.share, "share")
         else:
             slots = [*table.parameters(), *(name for name, slot in table.record.slots.items() if slot.buffer)]
-        floating = set(table.parameters())
-        candidates = [name for name in slots if name in floating and (self.wrapper.use_bias or not is_bias(name))]
-        parameters = [name for name in candidates if table.value(name).requires_grad]
-        if candidates and not parameters:
-            raise ValueError(self._all_frozen(table, candidates))
+        parameters = self._own_parameters(table, slots)
         self._check(table, parameters)
-        refuse_quantised(
-            table,
-            [name for name in parameters if not (isinstance(self.wrapper.share, str) and self._factored(table, name))],
-            "each voter would need a new copy in floating point",
-            "layer.weight.requires_grad_(False) on the quantised layers makes all voters share them",
-        )
-        if self.wrapper.share != "rank1":
-            refuse_unfrozen(table, parameters)
         if self.wrapper.prior:
             self._check_prior(table)
-        owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
-        buffers = [
-            name for name in slots if table.record.slots[name].buffer and self._has_own_buffer(table, name, owners)
-        ]
+        self._slots = parameters + self._own_buffers(table, slots, parameters)
         if self.design is not None:
             self.design.check(table)
             self.design.attach(table)
-        self._slots = parameters + buffers
         self._zeros = self._zero_weights(table, parameters)
         draws = self._draws(table)
         self.alike = True if self.wrapper.finetune and self.wrapper.n_voters > 1 else None
@@ -166,8 +150,22 @@ class Vote(Method):
         if prior is not None:
             install(table.root, prior)
         for name in self._slots:
-            if name in rules and not (isinstance(self.wrapper.share, str) and self._factored(table, name)):
+            if not self._factored(table, name):
                 table.release(name)
+
+    def _own_parameters(self, table: Table, slots: list[str]) -> list[str]:
+        """Return the parameters among these slots that each voter has its own of: those that are not frozen."""
+        floating = set(table.parameters())
+        candidates = [name for name in slots if name in floating and (self.wrapper.use_bias or not is_bias(name))]
+        parameters = [name for name in candidates if table.value(name).requires_grad]
+        if candidates and not parameters:
+            raise ValueError(self._all_frozen(table, candidates))
+        return parameters
+
+    def _own_buffers(self, table: Table, slots: list[str], parameters: list[str]) -> list[str]:
+        """Return the buffers among these slots that each voter has its own of, beside these parameters."""
+        owners = {path for name in parameters for path, _ in table.record.slots[name].owners}
+        return [name for name in slots if table.record.slots[name].buffer and self._has_own_buffer(table, name, owners)]
 
     @property
     def movable(self) -> bool:
@@ -311,6 +309,14 @@ class Vote(Method):
                     WorkbenchWarning,
                     stacklevel=6,
                 )
+        refuse_quantised(
+            table,
+            [name for name in parameters if not self._factored(table, name)],
+            "each voter would need a new copy in floating point",
+            "layer.weight.requires_grad_(False) on the quantised layers makes all voters share them",
+        )
+        if self.wrapper.share != "rank1":
+            refuse_unfrozen(table, parameters)
 
     def extend(self, table: Table, slots: list[str]) -> None:
         draws = self._draws(table)
@@ -335,8 +341,8 @@ class Vote(Method):
         )
 
     def _factored(self, table: Table, name: str) -> bool:
-        slot = table.record.slots[name]
-        return not slot.buffer and not is_bias(name)
+        """Whether voters have rank-one factors of a slot instead of copies."""
+        return self.wrapper.share == "rank1" and not table.record.slots[name].buffer and not is_bias(name)
 
     def _per_voter(self, table: Table, slot: str, rule: Rule, draws: Draws) -> Rule:
         """Return the rule with each of its shared tensors replaced by one per voter."""
@@ -346,7 +352,7 @@ class Vote(Method):
             return rule
         current = table.get(rule.name)
         buffer = table.record.slots[slot].buffer
-        if self.wrapper.share == "rank1" and self._factored(table, slot):
+        if self._factored(table, slot):
             left = table.register(
                 f"{rule.name}@vote_out",
                 self._factor(current, current.shape[:1] if current.dim() > 1 else current.shape),

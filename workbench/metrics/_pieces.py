@@ -142,20 +142,19 @@ def sample_pieces(
     rows = max(1, PIECE_SIZE * len(target) // (m * target.numel())) if target.ndim else 1
     for start in range(0, len(target) if target.ndim else 1, rows):
         part = slice(start, start + rows) if target.ndim else ...
-        keep_part = None if keep is None else keep[part]
-        if keep_part is not None and not keep_part.any():
-            continue
-        pieces = [(name, tensor[:, part] if target.ndim else tensor, tensor) for name, tensor in tensors.items()]
-        if keep_part is not None:
-            pieces = [(name, piece[:, keep_part.to(piece.device)], full) for name, piece, full in pieces]
+        pieces = {name: tensor[:, part] for name, tensor in tensors.items()}
+        target_piece = target[part]
+        if keep is not None:
+            if not keep[part].any():
+                continue
+            pieces = {name: piece[:, keep[part].to(piece.device)] for name, piece in pieces.items()}
+            target_piece = target_piece[keep[part].to(target.device)]
         yield (
             *(
-                risks(piece, positive, full) if name == "risk" else numbers(name, piece, full=full)
-                for name, piece, full in pieces
+                risks(piece, positive, tensors[name]) if name == "risk" else numbers(name, piece, full=tensors[name])
+                for name, piece in pieces.items()
             ),
-            numbers(
-                "target", target[part] if keep_part is None else target[part][keep_part.to(target.device)], full=target
-            ),
+            numbers("target", target_piece, full=target),
         )
 
 

@@ -54,25 +54,9 @@ def subject_of(data: Any) -> Subject:
     """Return the subject for a Data, the name of one, a split, or a pair (x, y)."""
     data = load(data) if isinstance(data, str) else data
     if isinstance(data, Data):
-        if isinstance(data.task, Mapping) or data.task == "labels":
-            raise ValueError(
-                f"data: {data.name} has {'several targets by name' if isinstance(data.task, Mapping) else 'several labels a row'}; "
-                "matrix draws one output: give a function that returns one, and a pair (x, y) of its target"
-            )
-        columns = tuple(map(str, data.features))
-        shares = data.task == "probabilities"
-        unit = "" if shares else data.target.unit
-        words = dict(enumerate(data.encoding.words, 2)) if isinstance(data.encoding, Vocabulary) else {}
-        return Subject(data.test, data.train, columns, data.target.name, unit, data.classes, shares, words=words)
+        return _subject_of_data(data)
     if isinstance(data, tuple | list) and len(data) == 2:
-        for part in data[0].values() if isinstance(data[0], Mapping) else [data[0]]:
-            check_index(part, data[1], "data")
-        x, y = data[0], as_tensor(data[1], "y")
-        y = y.float() if y.is_floating_point() else y.long()
-        inputs = {name: as_tensor(v, f"x[{name!r}]") for name, v in x.items()} if isinstance(x, Mapping) else None
-        single = as_tensor(x, "x") if inputs is None else None
-        single = single.float() if single is not None and single.dtype == torch.float64 else single
-        data = Split(single if inputs is None else inputs, y[:, None] if y.ndim == 1 and y.is_floating_point() else y)
+        data = _split_of(*data)
     if not isinstance(data, Split | LazySplit):
         raise TypeError(
             f"data: expected a Data, the name of one, a split or a pair (x, y), found {type(data).__name__}"
@@ -80,8 +64,36 @@ def subject_of(data: Any) -> Subject:
     if not len(data):
         raise ValueError("data: there is no row")
     x = data.take([0]).load().x
-    columns = tuple(f"x{i + 1}" for i in range(x.shape[1])) if isinstance(x, Tensor) and x.ndim == 2 else ()
-    return Subject(data, data, columns if len(columns) > 1 else ("x",) * len(columns), "y", "", None, False)
+    n_columns = x.shape[1] if isinstance(x, Tensor) and x.ndim == 2 else 0
+    columns = ("x",) if n_columns == 1 else tuple(f"x{i + 1}" for i in range(n_columns))
+    return Subject(data, data, columns, "y", "", None, False)
+
+
+def _subject_of_data(data: Data) -> Subject:
+    if isinstance(data.task, Mapping) or data.task == "labels":
+        raise ValueError(
+            f"data: {data.name} has {'several targets by name' if isinstance(data.task, Mapping) else 'several labels a row'}; "
+            "matrix draws one output: give a function that returns one, and a pair (x, y) of its target"
+        )
+    columns = tuple(map(str, data.features))
+    shares = data.task == "probabilities"
+    unit = "" if shares else data.target.unit
+    words = dict(enumerate(data.encoding.words, 2)) if isinstance(data.encoding, Vocabulary) else {}
+    return Subject(data.test, data.train, columns, data.target.name, unit, data.classes, shares, words=words)
+
+
+def _split_of(x: Any, y: Any) -> Split:
+    """Return a pair (x, y) as a split, with values in float32 and as columns [n, 1], and class numbers in int64."""
+    for part in x.values() if isinstance(x, Mapping) else [x]:
+        check_index(part, y, "data")
+    y = as_tensor(y, "y")
+    y = y.float() if y.is_floating_point() else y.long()
+    if y.ndim == 1 and y.is_floating_point():
+        y = y[:, None]
+    if isinstance(x, Mapping):
+        return Split({name: as_tensor(values, f"x[{name!r}]") for name, values in x.items()}, y)
+    x = as_tensor(x, "x")
+    return Split(x.float() if x.dtype == torch.float64 else x, y)
 
 
 def evenly_spaced(n: int, count: int) -> Tensor:

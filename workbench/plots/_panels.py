@@ -66,8 +66,12 @@ def blank(ax: Axes, words: str = "") -> None:
     ax.grid(False)
     ax.spines[:].set_visible(False)
     ax.patch.set_visible(False)
+    write_in_centre(ax, words, va="center", alpha=0.7)
+
+
+def write_in_centre(ax: Axes, words: str, **look: Any) -> None:
     if words:
-        ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=9, color=ink(ax), alpha=0.7)
+        ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", fontsize=9, color=ink(ax), **look)
 
 
 def shared_legend(figure: Any, axes: np.ndarray[Any, Any]) -> None:
@@ -107,12 +111,22 @@ def height_of(answer: Answer, column: str) -> Array | None:
     return answer.probs[..., 1] if answer.probs is not None and answer.probs.shape[-1] == 2 else answer.value
 
 
-def true_height(answer: Answer, column: str, truth: Array, known: tuple[Array, str] | None) -> Array | None:
-    """Return the true numbers of a column, None if not known."""
-    return truth if column == "prediction" else known[0] if column == "aleatoric" and known is not None else None
-
-
 Drawn: TypeAlias = "Sequence[tuple[str, Array]]"  # name of the model, and its numbers
+
+
+def heights_of(answers: Mapping[str, Answer], column: str) -> list[tuple[str, Array]]:
+    """Return the numbers of a column (see `height_of`) of each model that measures it, with the name of the model."""
+    return [(name, values) for name, answer in answers.items() if (values := height_of(answer, column)) is not None]
+
+
+TrueRisk: TypeAlias = "tuple[Array, str] | None"  # the true aleatoric risk of each row and its description, if known
+
+
+def true_height(column: str, truth: Array, true_risk: TrueRisk) -> Array | None:
+    """Return the true numbers of a column, None if not known."""
+    if column == "prediction":
+        return truth
+    return true_risk[0] if column == "aleatoric" and true_risk is not None else None
 
 
 def shading(column: str, drawn: Drawn, n_classes: int = 0) -> dict[str, Any]:
@@ -129,7 +143,7 @@ def shading(column: str, drawn: Drawn, n_classes: int = 0) -> dict[str, Any]:
     return {"cmap": _shades(column), "vmin": low, "vmax": high}
 
 
-def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: str, drawn: Drawn) -> None:
+def colour_bar(figure: Any, mappable: Any, axes: Any, label: str, drawn: Drawn) -> None:
     """Add one colour bar below a column; its label names the models that reach far beyond its ends."""
     values, (low, high) = [v for _, v in drawn], (mappable.norm.vmin, mappable.norm.vmax)
     known = [v for v in (v[np.isfinite(v)] for v in values) if v.size]
@@ -137,9 +151,9 @@ def colour_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any], label: st
     under = any(v.min() < low - 1e-9 * (high - low) for v in known)
     extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((over, under), "neither")
     bar = figure.colorbar(
-        mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24, extend=extend
+        mappable, ax=list(axes), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24, extend=extend
     )
-    outliers = beyond([name for name, _ in drawn], values, low, high)
+    outliers = beyond(drawn, low, high)
     lines = [*textwrap.wrap(label, 24), *(textwrap.wrap(f"beyond it: {outliers}", 24) if outliers else [])]
     bar.set_label("\n".join(lines), fontsize=9)
     bar.ax.tick_params(labelsize=8)
@@ -170,53 +184,63 @@ def curves(
     x: Array,
     answers: Mapping[str, Answer],
     truth: Array,
-    known: tuple[Array, str] | None,
+    true_risk: TrueRisk,
     figure: Any,
 ) -> np.ndarray[Any, Any]:
     """Draw prediction and risks over one input, with the truth as points or dashed line."""
     columns, first = columns_of(answers), next(iter(answers.values()))
-    order = np.argsort(x, kind="stable")
     figure, axes = grid(figure, list(answers), columns, (2.9, 2.0), sharex=True, sharey="col")
     for line, answer in zip(axes, answers.values(), strict=True):
-        for ax, column in zip(line, columns, strict=True):
-            values, true = height_of(answer, column), true_height(answer, column, truth, known)
-            if column == "prediction":
-                n_classes = 0 if answer.probs is None else answer.probs.shape[-1]
-                if n_classes != 2 and n_classes:
-                    ax.set_yticks(range(n_classes), [class_name(subject, i) for i in range(n_classes)], fontsize=8)
-                some = thinned(len(x))[0][:: max(1, len(x) // 300)]
-                ax.scatter(x[some], truth[some], s=7, color=ink(ax), alpha=0.45, linewidths=0, label="targets")
-                ax.plot(x[order], values[order], color="#CC79A7", linewidth=1.8, label="prediction")  # type: ignore[index]
-                continue
-            if values is None:
-                ax.text(
-                    0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", fontsize=9, color=ink(ax), alpha=0.7
-                )
-                continue
-            ax.fill_between(x[order], 0, values[order], color=colour(ax, column), alpha=0.25, linewidth=0)
-            ax.plot(x[order], values[order], color=colour(ax, column), linewidth=1.8, label=f"{column} risk")
-            if true is not None and known is not None:
-                label = f"truth: {known[1]}"
-                ax.plot(x[order], true[order], color=ink(ax), linestyle=DASHES, linewidth=1.2, label=label)
-    for j, (ax, column) in enumerate(zip(axes[0], columns, strict=True)):
-        drawn = [(name, v) for name, answer in answers.items() if (v := height_of(answer, column)) is not None]
-        true = true_height(first, column, truth, known)
-        low, high = scale([v for _, v in drawn] + ([] if true is None else [true]))
-        more = beyond([name for name, _ in drawn], [v for _, v in drawn], low, high)
-        if more:  # otherwise one model would flatten all others
-            ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
-        if column in ("aleatoric", "epistemic", "total"):
-            ax.set_ylim(bottom=0)
-        elif column == "vacuitic" and ax.get_ylim()[1] > MAX_VACUITIC:
-            # vacuitic risk grows without bound outside the data; the automatic lower margin grew with it
-            low = min(*(float(np.nanmin(v)) for _, v in drawn), 0.0)
-            ax.set_ylim(low - 0.05 * (MAX_VACUITIC - low), MAX_VACUITIC)
-            more = f"shown up to {MAX_VACUITIC:g}"
-        unit, note = _unit(label_of(subject, first, column)), f"beyond: {more}" if more[:5] != "shown" else more
-        ax.set_title("\n".join([column, unit, *(textwrap.wrap(note, 28) if more else [])]), fontsize=11)
-        axes[-1, j].set_xlabel(subject.features[0])
+        _predicted_curve(line[0], subject, x, answer, truth)
+        for ax, cause in zip(line[1:], columns[1:], strict=True):
+            if cause in answer.risk:
+                _risk_curve(ax, cause, x, answer.risk[cause], true_risk if cause == "aleatoric" else None)
+            else:
+                write_in_centre(ax, "not measured", alpha=0.7)
+    for ax, column in zip(axes[0], columns, strict=True):
+        note = _limit_height(ax, column, heights_of(answers, column), true_height(column, truth, true_risk))
+        unit = _unit(label_of(subject, first, column))
+        ax.set_title("\n".join([column, unit, *textwrap.wrap(note, 28)]), fontsize=11)
+    for ax in axes[-1]:
+        ax.set_xlabel(subject.features[0])
     shared_legend(figure, axes)
     return axes
+
+
+def _predicted_curve(ax: Axes, subject: Subject, x: Array, answer: Answer, truth: Array) -> None:
+    n_classes = 0 if answer.probs is None else answer.probs.shape[-1]
+    if n_classes not in (0, 2):
+        ax.set_yticks(range(n_classes), [class_name(subject, i) for i in range(n_classes)], fontsize=8)
+    some = thinned(len(x))[0][:: max(1, len(x) // 300)]
+    ax.scatter(x[some], truth[some], s=7, color=ink(ax), alpha=0.45, linewidths=0, label="targets")
+    order, values = np.argsort(x, kind="stable"), height_of(answer, "prediction")
+    ax.plot(x[order], values[order], color="#CC79A7", linewidth=1.8, label="prediction")  # type: ignore[index]
+
+
+def _risk_curve(ax: Axes, cause: str, x: Array, risk: Array, true_risk: TrueRisk) -> None:
+    order = np.argsort(x, kind="stable")
+    ax.fill_between(x[order], 0, risk[order], color=colour(ax, cause), alpha=0.25, linewidth=0)
+    ax.plot(x[order], risk[order], color=colour(ax, cause), linewidth=1.8, label=f"{cause} risk")
+    if true_risk is not None:
+        true, what = true_risk
+        ax.plot(x[order], true[order], color=ink(ax), linestyle=DASHES, linewidth=1.2, label=f"truth: {what}")
+
+
+def _limit_height(ax: Axes, column: str, drawn: Drawn, true: Array | None) -> str:
+    """Set the vertical limits of a column, and return a note on the curves that leave them, "" if none does."""
+    values = [v for _, v in drawn]
+    low, high = scale(values if true is None else [*values, true])
+    outliers = beyond(drawn, low, high)
+    if outliers:  # otherwise one model would flatten all others
+        ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+    if column in ("aleatoric", "epistemic", "total"):
+        ax.set_ylim(bottom=0)
+    elif column == "vacuitic" and ax.get_ylim()[1] > MAX_VACUITIC:
+        # vacuitic risk grows without bound outside the data; the automatic lower margin grew with it
+        low = min(*(float(np.nanmin(v)) for v in values), 0.0)
+        ax.set_ylim(low - 0.05 * (MAX_VACUITIC - low), MAX_VACUITIC)
+        return f"shown up to {MAX_VACUITIC:g}"
+    return f"beyond: {outliers}" if outliers else ""
 
 
 def _unit(label: str) -> str:
@@ -232,43 +256,35 @@ def planes(
     mesh: tuple[Array, Array] | None,
     answers: Mapping[str, Answer],
     truth: Array,
-    known: tuple[Array, str] | None,
+    true_risk: TrueRisk,
     figure: Any,
 ) -> np.ndarray[Any, Any]:
     """Draw prediction and risks as colours of mesh nodes or of table rows, and the truth of the rows above them."""
     columns, first = columns_of(answers), next(iter(answers.values()))
-    n_classes = 0 if first.probs is None or first.probs.shape[-1] == 2 else first.probs.shape[-1]
-    true = {column: true_height(first, column, truth, known) for column in columns}
-    rows = {c: [("truth", true[c]), *((name, height_of(a, c)) for name, a in answers.items())] for c in columns}
-    drawn = {c: [(name, v) for name, v in pairs if v is not None] for c, pairs in rows.items()}
+    n_scores = 0 if first.probs is None else first.probs.shape[-1]
+    n_classes = 0 if n_scores == 2 else n_scores  # of two classes, the probability of the second is drawn
+    true = {c: heights for c in columns if (heights := true_height(c, truth, true_risk)) is not None}
+    drawn = {c: heights_of(answers, c) for c in columns}
+    for column, heights in true.items():
+        drawn[column].insert(0, ("truth", heights))
     looks = {c: shading(c, drawn[c], n_classes if c == "prediction" else 0) for c in columns}
-    if first.probs is not None and not n_classes:
+    if n_scores == 2:
         looks["prediction"] |= {"vmin": 0.0, "vmax": 1.0}
     figure, axes = grid(figure, ["truth", *answers], columns, (2.7, 2.1), sharex=True, sharey=True)
-    limits = [(p.min(), p.max()) for p in (mesh or points.T)]
-    for j, column in enumerate(columns):
-        mappable: Any = None
-        for ax, values in zip(
-            axes[:, j], [true[column], *(height_of(a, column) for a in answers.values())], strict=True
-        ):
-            ax.grid(False)
-            if values is None:
-                blank_plane(ax, "" if ax is axes[0, j] else "not measured")
-                continue
-            if ax is not axes[0, j] and mesh is not None:
-                mappable = ax.pcolormesh(
-                    *mesh, values.reshape(mesh[0].shape), shading="nearest", rasterized=True, **looks[column]
-                )
-                continue
-            mappable = _points(ax, points, values, looks[column]) or mappable
-        for ax in axes[:, j]:
-            margin = [0.0 if mesh else 0.04 * (high - low) for low, high in limits]
-            ax.set_xlim(limits[0][0] - margin[0], limits[0][1] + margin[0])
-            ax.set_ylim(limits[1][0] - margin[1], limits[1][1] + margin[1])
-        if mappable is not None and not (n_classes and column == "prediction"):
-            colour_bar(figure, mappable, axes[:, j], label_of(subject, first, column), drawn[column])
-    if known is not None and "aleatoric" in columns:
-        what = textwrap.fill(f"truth: {known[1]}", 28)
+    for column, (top, *others) in zip(columns, axes.T, strict=True):
+        _plane(top, true.get(column), "", points, None, looks[column])
+        mappables = [
+            _plane(ax, height_of(answer, column), "not measured", points, mesh, looks[column])
+            for ax, answer in zip(others, answers.values(), strict=True)
+        ]
+        if column != "prediction" or not n_classes:
+            mappable = next(m for m in mappables if m is not None)
+            colour_bar(figure, mappable, [top, *others], label_of(subject, first, column), drawn[column])
+    across, up = mesh or points.T
+    margin = 0.0 if mesh else 0.04
+    axes[0, 0].set(xlim=_widened(across, margin), ylim=_widened(up, margin))
+    if true_risk is not None and "aleatoric" in columns:
+        what = textwrap.fill(f"truth: {true_risk[1]}", 28)
         axes[0, columns.index("aleatoric")].set_title(f"aleatoric\n{what}", fontsize=11)
     directions = f"across: {labels[0]};  up: {labels[1]}"
     if n_classes:
@@ -278,12 +294,35 @@ def planes(
     return axes
 
 
+def _plane(
+    ax: Axes,
+    values: Array | None,
+    if_missing: str,
+    points: Array,
+    mesh: tuple[Array, Array] | None,
+    look: Mapping[str, Any],
+) -> Any:
+    """Draw values as colours of mesh nodes, or of points if there is no mesh; return the artist, None without values."""
+    ax.grid(False)
+    if values is None:
+        blank_plane(ax, if_missing)
+        return None
+    if mesh is None:
+        return _points(ax, points, values, look)
+    return ax.pcolormesh(*mesh, values.reshape(mesh[0].shape), shading="nearest", rasterized=True, **look)
+
+
+def _widened(values: Array, share: float) -> tuple[float, float]:
+    """Return the range of values, with a margin of a share of its width at both ends."""
+    low, high = values.min(), values.max()
+    return low - share * (high - low), high + share * (high - low)
+
+
 def blank_plane(ax: Axes, words: str) -> None:
     """Empty a panel like `blank`, but keep its ticks, which it shares with other panels."""
     ax.spines[:].set_visible(False)
     ax.tick_params(left=False, bottom=False)
-    if words:
-        ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=9, color=ink(ax), alpha=0.7)
+    write_in_centre(ax, words, va="center", alpha=0.7)
 
 
 def _points(ax: Axes, points: Array, values: Array, look: Mapping[str, Any]) -> Any:

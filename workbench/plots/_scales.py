@@ -43,10 +43,15 @@ def scale(values: Sequence[Array], *, bottom: float | None = None, typical: floa
     return low, high if high > low else low + 1
 
 
-def beyond(names: Sequence[str], values: Sequence[Array], low: float, high: float) -> str:
-    """Name the models that reach far beyond a scale, and how far; "" if there are none."""
+def beyond(drawn: Sequence[tuple[str, Array]], low: float, high: float) -> str:
+    """Name the models that reach far beyond a scale, and how far; "" if there are none.
+
+    Args:
+        drawn: name and values of each model; values that are not finite are ignored.
+        low, high: limits of the scale.
+    """
     room, outliers = 0.5 * (high - low), []
-    for name, v in zip(names, values, strict=True):
+    for name, v in drawn:
         v = v[np.isfinite(v)]
         if v.size and float(np.quantile(v, TYPICAL)) > high + room:
             outliers.append(f"{name} up to {float(v.max()):.2g}")

@@ -10,6 +10,7 @@ import numpy as np
 from workbench.plots._common import (
     COLOURS,
     SERIES,
+    Array,
     Values,
     array,
     colour,
@@ -61,18 +62,10 @@ def importance(
         >>> [text.get_text() for text in ax.get_yticklabels()]
         ['dose', 'age']
     """
-    if not isinstance(values, Mapping) or not values or (unknown := set(values) - set(COLOURS) - set(OTHER_COLOURS)):
-        what = ", ".join(sorted(map(str, unknown))) if isinstance(values, Mapping) and values else repr(values)[:80]
-        raise ValueError(f"values: expected a dict with {', '.join((*OTHER_COLOURS, *COLOURS))}; found {what}")
+    bars = _bars(values)
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ValueError(f"most must be a whole number of at least 1; found {most!r}")
-    bars = {name: vector(value, name) for name, value in values.items()}
-    errors = {name: vector(value, f"standard_error: {name}") for name, value in (standard_error or {}).items()}
-    if extra := errors.keys() - bars.keys():
-        raise ValueError(f"standard_error: {', '.join(sorted(extra))} is not among values ({', '.join(bars)})")
-    same_shape(**bars)
-    for name, value in errors.items():
-        same_shape(**{name: bars[name], f"standard_error of {name}": value})
+    errors = _standard_errors(standard_error or {}, bars)
     count = len(next(iter(bars.values())))
     if not isinstance(columns, Sequence) or len(columns) != count:
         raise ValueError(f"columns: expected {count} names, one for each number, found {columns!r:.80}")
@@ -83,15 +76,14 @@ def importance(
             f"values: {', '.join(constant)} is NaN for every column, as where nothing varies over the rows"
         )
     finite(**bars)
-    ranked = np.argsort(-np.max(list(bars.values()), 0), kind="stable")
-    order = ranked[:most]
-    thickness = 0.8 / len(bars)
+    order = np.argsort(-np.max(list(bars.values()), 0), kind="stable")[:most]
     ax = new_axes(ax, (6.4, float(np.clip(1.1 + 0.13 * len(order) * (len(bars) + 1), 2.8, 14))))
+    thickness = 0.8 / len(bars)
+    look: dict[str, Any] = {"ecolor": ax.xaxis.label.get_color(), "error_kw": {"elinewidth": 1}}
     for k, (name, value) in enumerate(bars.items()):
         at = np.arange(len(order)) + (k + 0.5) * thickness - 0.4
         shade = OTHER_COLOURS[name] if name in OTHER_COLOURS else colour(ax, name)
         spread = errors[name][order] if name in errors else None
-        look: dict[str, Any] = {"ecolor": ax.xaxis.label.get_color(), "error_kw": {"elinewidth": 1}}
         ax.barh(at, value[order], 0.9 * thickness, color=shade, label=name, xerr=spread, **look)
     ax.set_yticks(np.arange(len(order)), [str(columns[i]) for i in order])
     ax.grid(False, axis="y")
@@ -102,6 +94,26 @@ def importance(
         notes.append(f"{len(order)} of {len(columns)} columns")
     legend(ax, notes, loc="lower right")  # where the shortest bars are
     return ax
+
+
+def _bars(values: Mapping[str, Values]) -> dict[str, Array]:
+    """Return the importances [n] by name; refuse unknown names and different lengths."""
+    if not isinstance(values, Mapping) or not values or (unknown := set(values) - set(COLOURS) - set(OTHER_COLOURS)):
+        what = ", ".join(sorted(map(str, unknown))) if isinstance(values, Mapping) and values else repr(values)[:80]
+        raise ValueError(f"values: expected a dict with {', '.join((*OTHER_COLOURS, *COLOURS))}; found {what}")
+    bars = {name: vector(value, name) for name, value in values.items()}
+    same_shape(**bars)
+    return bars
+
+
+def _standard_errors(values: Mapping[str, Values], bars: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the standard errors [n] by name; refuse those without a bar."""
+    if extra := values.keys() - bars.keys():
+        raise ValueError(f"standard_error: {', '.join(sorted(extra))} is not among values ({', '.join(bars)})")
+    errors = {name: vector(value, f"standard_error: {name}") for name, value in values.items()}
+    for name, error in errors.items():
+        same_shape(**{name: bars[name], f"standard_error of {name}": error})
+    return errors
 
 
 def occlusion_map(

@@ -55,7 +55,7 @@ def shared(view: Any, answers: Sequence[Predictions]) -> Scales:
 
 def further(values: Tensor, low: float, high: float) -> str:
     """Describe how far one model reaches beyond a scale; "" if it does not."""
-    return beyond([""], [values.double().flatten().numpy()], low, high).strip()
+    return beyond([("", values.double().flatten().numpy())], low, high).strip()
 
 
 __all__ = ["Scales", "columns_of", "further", "shared"]
