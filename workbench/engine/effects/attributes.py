@@ -6,7 +6,7 @@ import itertools
 import operator
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -122,6 +122,9 @@ def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
     }
 
 
+_END = (object(),)  # after the contents of all holders, so that there are as many as before if it is met where it was
+
+
 class ModuleContents:
     """Snapshot of the objects that modules hold, for a fast check at every call whether they are still the same.
 
@@ -132,18 +135,19 @@ class ModuleContents:
 
     def __init__(self, tree: Tree, ignore: frozenset[Attribute]) -> None:
         kinds = ("_parameters", "_buffers", "_modules", *HOOKS)
-        self._holders: list[dict[str, Any]] = []
+        self._holders: list[Collection[Any]] = []  # live views of the values
         self._items: list[Any] = []  # strong references, so that no new object reuses the id of one of them
         for path, module in tree.items():
             contents = module.__dict__
-            self._holders += (contents, *(contents[kind] for kind in kinds))
+            self._holders += (contents.values(), *(contents[kind].values() for kind in kinds))
             self._items += [value for name, value in contents.items() if (path, name) not in ignore]
             self._items += itertools.chain.from_iterable(contents[kind].values() for kind in kinds)
+        self._holders.append(_END)
+        self._items += _END
 
     def unchanged(self) -> bool:
         """Return whether nothing was replaced, added or removed; False if attributes are ignored, for which `structure` must be used."""
-        now = itertools.chain.from_iterable(holder.values() for holder in self._holders)
-        return sum(map(len, self._holders)) == len(self._items) and all(map(operator.is_, now, self._items))
+        return all(map(operator.is_, itertools.chain.from_iterable(self._holders), self._items))
 
 
 def structure(tree: Tree, ignore: frozenset[Attribute], modes: bool = True) -> tuple:
