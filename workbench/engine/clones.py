@@ -235,6 +235,22 @@ class Clones:
             for name, value in present.items():
                 setattr(self, name, value)
 
+    @contextmanager
+    def lent(self, plan: Plan, index: Index) -> Iterator[None]:
+        """Return a context manager for an extra pass of a branch during a call, on the clone of the first if it has none of its own.
+
+        With gradients it gets one, since the clone of the first may be run again in a pending backward pass.
+        """
+        key, first = branch_key(plan, index), branch_key(plan, plan.indices[0])
+        if key in self._clones or first not in self._clones or self.impure or torch.is_grad_enabled():
+            yield
+            return
+        self._clones[key] = self._clones[first]
+        try:
+            yield
+        finally:
+            self._clones.pop(key, None)
+
     def refresh(self) -> None:
         """Prepare for a call: drop clones that no longer match the wrapped object, whose layers, attributes or lists may have changed."""
         self.undisturbed = not in_modes()

@@ -369,7 +369,8 @@ class Engine:
             {*sources, *map(id, originals.values())}, map(id, (*self.root.parameters(), *self.root.buffers()))
         )
         try:
-            outputs = self._dry_run(probe, tracker)
+            with self.clones.lent(plan, index):
+                outputs = self._dry_run(probe, tracker)
             source_ids = frozenset[int]().union(*map(tracker.behind, outputs))
             # this pass runs without interventions, which may be what installs the owned tensors
             depends = bool(plan.interventions) or not source_ids.isdisjoint(sources)
