@@ -20,6 +20,7 @@ LEFT_OUT = frozenset(
     {"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training", "_flat_weights", "_flat_weight_refs"}
 )
 _MISSING = object()
+_TRAINING = operator.attrgetter("training")
 DEEP = 8  # depth of the mark of an object that forward is known to change, or that is an input
 Attribute = tuple[str, str]  # module path, attribute name
 Tree = dict[str, nn.Module]
@@ -29,6 +30,11 @@ Values = dict[Attribute, Any]
 def modules(root: nn.Module) -> Tree:
     """Return every module below `root` by path, shared modules once, without scripted ones."""
     return {path: module for path, module in root.named_modules() if not is_scripted(module)}
+
+
+def modes_of(tree: Tree) -> list[bool]:
+    """Return whether each module is in training mode."""
+    return list(map(_TRAINING, tree.values()))
 
 
 def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:

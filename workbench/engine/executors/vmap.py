@@ -260,7 +260,7 @@ def _run_nested(
         batched = [
             (
                 functions._add_batch_dim(value, names.index(axis.name), level),
-                tuple(name for name in names if name != axis.name),
+                tuple(name for name in names if name != axis.name) if len(names) > 1 else (),
             )
             if axis.name in names
             else (value, names)
