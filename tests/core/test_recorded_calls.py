@@ -468,7 +468,7 @@ def test_short_calls_are_recorded_soon_and_those_in_many_forms_later(monkeypatch
     monkeypatch.setattr(recorded_calls, "MIN_CALLS", 15)
     monkeypatch.setattr(recorded_calls, "SHORT_SECONDS", 1e9)
     wrapped = _wrapped(mlp)
-    assert [_made_after(wrapped, (rows, 3)) for rows in range(1, 7)] == [4, 4, 4, 4, 16, 16]
+    assert [_made_after(wrapped, (rows, 3)) for rows in range(1, 7)] == [2, 2, 2, 2, 16, 16]
 
 
 def test_long_calls_are_recorded_when_they_have_come_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,21 @@ def test_one_product_for_each_linear_layer_of_all_voters_from_the_first_call_on(
     assert torch.equal(first, second)
 
 
+def test_a_single_feature_is_multiplied_elementwise_and_never_broadcast() -> None:
+    model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 4))
+    wrapped: Any = vote.Wrapper(4, strategy="vmap")(model).eval()
+    x = torch.randn(5, 1)
+    learning = wrapped(x)
+    with torch.no_grad():
+        with Kernels() as kernels:
+            assert torch.equal(wrapped(x), learning)
+        assert (kernels.products, kernels.additions) == (1, 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert wrapped(x).dtype is torch.bfloat16
+        with pytest.raises(RuntimeError, match="shapes"):
+            wrapped(torch.randn(5, 4))
+
+
 @pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad])
 def test_a_layer_inside_a_function_transform_of_the_model(transform: Any) -> None:
     class Inside(nn.Module):

@@ -135,7 +135,7 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     pair = pair_of(record, branched.axes)
     output = branched.rebuild(branched.leaves)
     if isinstance(output, TorchDistribution):
-        with_moments(branched, pair)  # raises for distributions without moments
+        with_moments(branched, lambda: pair)  # raises for distributions without moments
         if scaling is not None and scaling.y_mean is not None:
             raise ValueError(
                 "the model returns distributions of standardised targets: train with targets in original units"

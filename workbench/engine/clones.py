@@ -23,6 +23,7 @@ from .effects.attributes import (
     described,
     difference,
     fingerprint,
+    modes_of,
     modules,
     registered,
     structure,
@@ -134,9 +135,10 @@ class Clones:
             clone.copied_buffers = (
                 clone.buffers if written is None else (clone.written_in_eval | written) & clone.buffers
             )
-            for module, mode in zip(clone.tree.values(), self.modes, strict=True):
-                if module.training is not mode:
-                    module.training = mode
+            if modes_of(clone.tree) != self.modes:
+                for module, mode in zip(clone.tree.values(), self.modes, strict=True):
+                    if module.training is not mode:
+                        module.training = mode
         if self.impure:
             touched = self._touched()
             starts = {key: self._start(key) for key in keys if key in missing or key not in self._current}
@@ -235,6 +237,22 @@ class Clones:
             for name, value in present.items():
                 setattr(self, name, value)
 
+    @contextmanager
+    def lent(self, plan: Plan, index: Index) -> Iterator[None]:
+        """Return a context manager for an extra pass of a branch during a call, on the clone of the first if it has none of its own.
+
+        With gradients it gets one, since the clone of the first may be run again in a pending backward pass.
+        """
+        key, first = branch_key(plan, index), branch_key(plan, plan.indices[0])
+        if key in self._clones or first not in self._clones or self.impure or torch.is_grad_enabled():
+            yield
+            return
+        self._clones[key] = self._clones[first]
+        try:
+            yield
+        finally:
+            self._clones.pop(key, None)
+
     def refresh(self) -> None:
         """Prepare for a call: drop clones that no longer match the wrapped object, whose layers, attributes or lists may have changed."""
         self.undisturbed = not in_modes()
@@ -245,7 +263,7 @@ class Clones:
             return
         self._modules, self._facts = None, ()  # an interrupt from here on makes the next call inspect the object again
         self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
-        self.modes = [module.training for module in self._tree.values()]
+        self.modes = modes_of(self._tree)
         if not same or structure(self._tree, self.impure, modes=False) != self._shape:
             self._memory = self.remembered()
             self._current = set(self._memory)
@@ -356,6 +374,8 @@ class Clones:
 
     def _store_modes(self, tree: Tree) -> None:
         """Keep mode changes that forward made to modules, for example to freeze the running statistics of norms."""
+        if modes_of(tree) == self.modes:
+            return
         for i, (path, module) in enumerate(self._tree.items()):
             if path in tree and tree[path].training is not self.modes[i]:
                 module.__dict__["training"] = self.modes[i] = tree[path].training

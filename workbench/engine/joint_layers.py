@@ -24,9 +24,7 @@ class JointForward(LayerForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         layer: Any = self._layer()
-        weight, bias = layer._parameters["weight"], layer._parameters["bias"]
-        if _functorch.is_batchedtensor(weight) and len(args) == 1 and not kwargs and _is_joint(args[0], weight, bias):
-            out = (_linear if type(layer) is nn.Linear else _convolved)(layer, args[0], weight, bias)
+        if len(args) == 1 and not kwargs and (out := _joint(layer, args[0])) is not None:
             # modes that watch have not seen the layer
             return out.view_as(out) if torch._C._len_torch_function_stack() else out
         return type(layer).forward(layer, *args, **kwargs)
@@ -36,60 +34,68 @@ def can_be_joint(layer: nn.Module) -> bool:
     """Return whether `JointForward` can be used for a layer: a linear layer or convolution of torch with a bias and its own forward."""
     if "forward" in layer.__dict__ or getattr(layer, "bias", None) is None:
         return False
-    if type(layer) is nn.Linear:
-        return layer.in_features > 1  # products with a single feature are faster in vmap, which multiplies elementwise
-    return type(layer) in CONVOLUTIONS and bool(layer.groups == 1)
+    return type(layer) is nn.Linear or (type(layer) in CONVOLUTIONS and bool(layer.groups == 1))
 
 
-def _is_joint(x: Any, weight: Tensor, bias: Any) -> bool:
-    """Return whether weight and bias are batched along one vmap axis, the input along it or none, and no function mode changes calls."""
+def _joint(layer: Any, x: Any) -> Tensor | None:
+    """Return the outputs of a layer for all branches, None if it cannot be joint.
+
+    Weight and bias must be batched along one vmap axis, the input along it or none, and no function mode may change calls.
+    """
+    weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+    if type(x) is not Tensor or not (_functorch.is_batchedtensor(weight) and _functorch.is_batchedtensor(bias)):
+        return None
     level = _functorch.maybe_get_level(weight)
+    if not level == _functorch.maybe_current_level() == _functorch.maybe_get_level(bias) or not _only_watched():
+        return None
     # torch.jit.trace compares a trace with gradients to one without
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    if level != _functorch.maybe_current_level() or type(x) is not Tensor:
-        return False
-    if not _functorch.is_batchedtensor(bias) or _functorch.maybe_get_level(bias) != level or not _only_watched():
-        return False
-    tensors = [weight, bias]
-    if _functorch.is_functorch_wrapped_tensor(x):
-        if weight.dim() > 2 or not _functorch.is_batchedtensor(x) or _functorch.maybe_get_level(x) != level:
-            return False
-        tensors.append(x)
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return None
+    linear = weight.dim() == 2
     # the backward pass of vmap's own operations is faster than that of baddbmm
-    if weight.dim() == 2 and (torch.is_grad_enabled() or x.dim() < 2 or x.dtype is not weight.dtype):
-        return False
-    return not any(_functorch.is_functorch_wrapped_tensor(_functorch.get_unwrapped(tensor)) for tensor in tensors)
+    if linear and (torch.is_grad_enabled() or x.dim() < 2 or x.dtype is not weight.dtype):
+        return None
+    batched = _functorch.is_functorch_wrapped_tensor(x)
+    if batched and not (linear and _functorch.is_batchedtensor(x) and _functorch.maybe_get_level(x) == level):
+        return None
+    weights, biases, inputs = _unwrapped(weight), _unwrapped(bias), _unwrapped(x) if batched else x
+    if any(map(_functorch.is_functorch_wrapped_tensor, (weights, biases, inputs))):
+        return None
+    if linear:
+        return _functorch._add_batch_dim(_linear(inputs, weights, biases, batched), 0, level)
+    # the branches lie along the channels
+    out = layer._conv_forward(inputs, weights.flatten(0, 1), biases.flatten())
+    channels = out.dim() - weight.dim() + 1
+    return _functorch._add_batch_dim(out.unflatten(channels, biases.shape), channels, level)
 
 
 def _only_watched() -> bool:
     """Return whether all active function modes only watch: they have an attribute `watches`."""
-    return all(
-        getattr(torch._C._get_function_stack_at(i), "watches", False)
-        for i in range(torch._C._len_torch_function_stack())
+    return not (count := torch._C._len_torch_function_stack()) or all(
+        getattr(torch._C._get_function_stack_at(i), "watches", False) for i in range(count)
     )
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:
     """Return a batched tensor as a plain one with the branches in front."""
-    return _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
+    place = _functorch.maybe_get_bdim(tensor)
+    plain = _functorch.get_unwrapped(tensor)
+    return plain.movedim(place, 0) if place else plain
 
 
-def _linear(layer: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    weights, biases = _unwrapped(weight), _unwrapped(bias)
-    x = _unwrapped(x) if _functorch.is_batchedtensor(x) else x.expand(len(weights), *x.shape)
-    out = torch.baddbmm(biases.unsqueeze(1), x if x.dim() == 3 else x.flatten(1, -2), weights.transpose(1, 2))
-    out = out if x.dim() == 3 else out.unflatten(1, x.shape[1:-1])
-    return _functorch._add_batch_dim(out, 0, _functorch.maybe_get_level(weight))
-
-
-def _convolved(layer: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute a convolution with the branches along its channels."""
-    weights, biases = _unwrapped(weight), _unwrapped(bias)
-    out = layer._conv_forward(x, weights.flatten(0, 1), biases.flatten())
-    channels = out.dim() - weight.dim() + 1
-    level = _functorch.maybe_get_level(weight)
-    return _functorch._add_batch_dim(out.unflatten(channels, biases.shape), channels, level)
+def _linear(x: Tensor, weights: Tensor, biases: Tensor, batched: bool) -> Tensor:
+    """Return x [branches, rows, ..., in], or [rows, ..., in] if it is not batched, through the layers of all branches."""
+    lead = x.shape[1 if batched else 0 : -1]
+    if not batched:
+        x = x.expand(len(weights), *x.shape)
+    if len(lead) != 1:
+        x = x.flatten(1, -2)
+    biases, weights = biases.unsqueeze(1), weights.transpose(1, 2)
+    if weights.shape[1] == x.shape[2] == 1 and not torch.is_autocast_enabled(x.device.type):
+        out = x * weights + biases  # faster for a single feature, and rounded as in vmap, unlike addcmul
+    else:
+        out = torch.baddbmm(biases, x, weights)
+    return out if len(lead) == 1 else out.unflatten(1, lead)
 
 
 __all__ = ["JointForward", "can_be_joint"]

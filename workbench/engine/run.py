@@ -19,7 +19,7 @@ from .dependence import DependenceTracker, has_reentrant_checkpoint, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import BufferMerger, commit
 from .effects.containers import Containers
-from .effects.inputs import InputEffects, are_tensors, is_object, own_inputs, refuse_iterators
+from .effects.inputs import InputEffects, are_plain, are_tensors, is_object, own_inputs, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
 from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Ladder
@@ -106,9 +106,10 @@ class Engine:
         with self.lock:
             clones.refresh()
             leaves = request.flat[0]
-            if plan.size > 1:
-                refuse_iterators(leaves)
-            request.states(leaves)  # refuses states that other branches returned
+            if not are_plain(leaves):
+                if plan.size > 1:
+                    refuse_iterators(leaves)
+                request.states(leaves)  # refuses states that other branches returned
             self.effects.written.refuse(leaves)
             clones.save()
             try:
@@ -368,7 +369,8 @@ class Engine:
             {*sources, *map(id, originals.values())}, map(id, (*self.root.parameters(), *self.root.buffers()))
         )
         try:
-            outputs = self._dry_run(probe, tracker)
+            with self.clones.lent(plan, index):
+                outputs = self._dry_run(probe, tracker)
             source_ids = frozenset[int]().union(*map(tracker.behind, outputs))
             # this pass runs without interventions, which may be what installs the owned tensors
             depends = bool(plan.interventions) or not source_ids.isdisjoint(sources)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .effects.inputs import is_object
+from .effects.inputs import are_plain, is_object
 from .effects.random import were_drawn
 from .executors import loop
 from .plan import Plan
@@ -51,28 +50,24 @@ class SpoiledInputsError(Exception):
         self.error = error
 
 
-@contextmanager
-def outside_inference_mode() -> Iterator[None]:
-    """Replace inference mode, if it is on, by no_grad: tensors created in inference mode do not count in-place writes."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-@outside_inference_mode()
 def attempt(rung: Rung, request: Request) -> Sequence[Result]:
     """Run a request on a rung; the first of its kind on copies of the inputs, to detect a model that writes into them.
+
+    Inference mode, if it is on, is replaced by no_grad: tensors created in inference mode do not count in-place writes.
 
     Raises:
         SpoiledInputsError: if the rung failed and the inputs have changed.
         Exception: any other refusal of the rung; its side effects are undone.
     """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return attempt(rung, request)
+    if not request.first and are_plain(request.flat[0]):
+        return _attempt_again(rung, request)
     first, clones = request.first, request.clones
     leaves, rebuild = request.flat
     states = [leaf for leaf in leaves if isinstance(leaf, BranchedState)]
-    inputs = [_copy_leaf(leaf) if first else leaf for leaf in leaves]
+    inputs = list(map(_copy_leaf, leaves)) if first else leaves
     saved_states = [] if first else [state.copy(share=True) for state in states]
     tried = request
     if first:
@@ -84,7 +79,7 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
         raise RuntimeError(f"a {type(objects[0]).__name__} is among the inputs, which forward may change")
     sources = clones.sources(leaves) if first else None
     before = None if sources is None else sources.all()
-    draws_once = rung.at_once and any(axis.randomness != "same" and axis.size > 1 for axis in request.plan.axes)
+    draws_once = first and rung.at_once and any(a.randomness != "same" and a.size > 1 for a in request.plan.axes)
     random_before = sources.outside_vmap() if sources is not None and draws_once else []
     try:
         results = rung.run(tried)
@@ -108,6 +103,18 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
             raise SpoiledInputsError(error) from None
         for state, copied in zip(states, saved_states, strict=False):
             state.take(copied)
+        raise
+
+
+def _attempt_again(rung: Rung, request: Request) -> Sequence[Result]:
+    """Do what `attempt` does for plain tensors after the first call of a kind."""
+    before = versions(request.flat[0])
+    try:
+        return rung.run(request)
+    except Exception as error:
+        request.clones.forget()
+        if versions(request.flat[0]) != before:
+            raise SpoiledInputsError(error) from None
         raise
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger("workbench")
 
 # eager calls of a kind before a graph is recorded; recording and comparing the first runs take about as long as these
 MIN_CALLS = 15
-MIN_SHORT_CALLS = 3  # the same for short calls, whose graphs are recorded in a few milliseconds
+MIN_SHORT_CALLS = 1  # the same for short calls, whose graphs are recorded in the time of a few of them
 SHORT_SECONDS = 0.001  # seconds up to which a call counts as short
 MAX_EARLY_GRAPHS = 4  # maximal number of graphs recorded after MIN_SHORT_CALLS calls: an object with many kinds of calls sees few calls of each
 MIN_FROZEN_CALLS = 1  # the same as MIN_CALLS inside a `frozen` block, where many calls are expected

@@ -45,7 +45,7 @@ def reduced(
         output = branched.rebuild(branched.leaves)
         if distributions_in(output):  # a training loop needs their log_prob
             return output, {}
-    branched, variances = with_moments(branched, pair_of(record, branched.axes))
+    branched, variances = with_moments(branched, lambda: pair_of(record, branched.axes))
     if variances:
         record.says_distributions = True
         if committee is not None:

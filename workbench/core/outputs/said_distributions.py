@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,12 +31,12 @@ def distributions_in(tree: Any) -> list[Distribution]:
     return [distribution for _, value in children(tree) or () for distribution in distributions_in(value)]
 
 
-def with_moments(branched: Branched, method: Any = None) -> tuple[Branched, dict[int, Tensor]]:
+def with_moments(branched: Branched, method: Callable[[], Any] = lambda: None) -> tuple[Branched, dict[int, Tensor]]:
     """Replace distributions in the outputs of all branches by their means, and return the variances.
 
     Args:
         branched: the outputs; parameters of distributions have the axes of the run as leading dimensions.
-        method: method with risk heads, which is not allowed with distributions; None if there is none.
+        method: returns the method with risk heads, which is not allowed with distributions, None if there is none.
 
     Returns:
         The outputs with means, and {position of a leaf: variance}.
@@ -44,11 +45,11 @@ def with_moments(branched: Branched, method: Any = None) -> tuple[Branched, dict
         ValueError: if a distribution has no mean or variance, is over classes, or the model also has risk heads.
     """
     tree = branched.rebuild(branched.leaves)
-    distributions = distributions_in(tree)
+    distributions = [] if type(tree) is Tensor else distributions_in(tree)
     if not distributions:
         return branched, {}
     for distribution in distributions:
-        _check(distribution, method)
+        _check(distribution, method())
     variances = {id(d): at_least_float32(d.variance) for d in distributions}
     means = {id(d): at_least_float32(d.mean) for d in distributions}
     owner_of_mean: dict[int, int] = {}

@@ -6,7 +6,7 @@ import itertools
 import operator
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ LEFT_OUT = frozenset(
     {"_parameters", "_buffers", "_modules", "_workbench", "_engine", "training", "_flat_weights", "_flat_weight_refs"}
 )
 _MISSING = object()
+_TRAINING = operator.attrgetter("training")
 DEEP = 8  # depth of the mark of an object that forward is known to change, or that is an input
 Attribute = tuple[str, str]  # module path, attribute name
 Tree = dict[str, nn.Module]
@@ -29,6 +30,11 @@ Values = dict[Attribute, Any]
 def modules(root: nn.Module) -> Tree:
     """Return every module below `root` by path, shared modules once, without scripted ones."""
     return {path: module for path, module in root.named_modules() if not is_scripted(module)}
+
+
+def modes_of(tree: Tree) -> list[bool]:
+    """Return whether each module is in training mode."""
+    return list(map(_TRAINING, tree.values()))
 
 
 def attributes(tree: Tree) -> Iterator[tuple[Attribute, Any]]:
@@ -122,6 +128,9 @@ def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
     }
 
 
+_END = (object(),)  # after the contents of all holders, so that there are as many as before if it is met where it was
+
+
 class ModuleContents:
     """Snapshot of the objects that modules hold, for a fast check at every call whether they are still the same.
 
@@ -132,18 +141,19 @@ class ModuleContents:
 
     def __init__(self, tree: Tree, ignore: frozenset[Attribute]) -> None:
         kinds = ("_parameters", "_buffers", "_modules", *HOOKS)
-        self._holders: list[dict[str, Any]] = []
+        self._holders: list[Collection[Any]] = []  # live views of the values
         self._items: list[Any] = []  # strong references, so that no new object reuses the id of one of them
         for path, module in tree.items():
             contents = module.__dict__
-            self._holders += (contents, *(contents[kind] for kind in kinds))
+            self._holders += (contents.values(), *(contents[kind].values() for kind in kinds))
             self._items += [value for name, value in contents.items() if (path, name) not in ignore]
             self._items += itertools.chain.from_iterable(contents[kind].values() for kind in kinds)
+        self._holders.append(_END)
+        self._items += _END
 
     def unchanged(self) -> bool:
         """Return whether nothing was replaced, added or removed; False if attributes are ignored, for which `structure` must be used."""
-        now = itertools.chain.from_iterable(holder.values() for holder in self._holders)
-        return sum(map(len, self._holders)) == len(self._items) and all(map(operator.is_, now, self._items))
+        return all(map(operator.is_, itertools.chain.from_iterable(self._holders), self._items))
 
 
 def structure(tree: Tree, ignore: frozenset[Attribute], modes: bool = True) -> tuple:

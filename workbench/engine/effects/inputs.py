@@ -54,6 +54,11 @@ def are_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:
     return all(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
 
 
+def are_plain(leaves: Sequence[Any]) -> bool:
+    """Return whether all leaves are tensors without a class of their own."""
+    return {*map(type, leaves)} <= {Tensor}
+
+
 def own_inputs(tree: Any) -> Any:
     """Return the inputs with copies of containers, objects and states, for a pass that must not change the caller's."""
     return tree_map(

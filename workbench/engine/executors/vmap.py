@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from .rescue import DropoutByFormula, Rescue
 _functorch: Any = torch._C._functorch
 PassOutput = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # outputs, buffers, taps
 References = list[weakref.ref[Tensor]]
+_load_decompositions = functools.cache(functorch_vmap.lazy_load_decompositions)  # to load them again takes a while too
 _AUTOGRAD = frozenset(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn"))
 
 
@@ -249,16 +251,16 @@ def _run_nested(
     if not axes:
         return run([value for value, _ in values], token)
     axis, *inner = axes
-    functorch_vmap.lazy_load_decompositions()
     # torch.export recognises the Python functions only; these look for it in each call, which takes as long as an operation
     functions: Any = functorch_vmap if torch.compiler.is_exporting() else _functorch
+    (_load_decompositions if functions is _functorch else functorch_vmap.lazy_load_decompositions)()
     depth = _functorch.get_dynamic_layer_stack_depth()
     level = functions._vmap_increment_nesting(axis.size, axis.randomness)
     try:
         batched = [
             (
                 functions._add_batch_dim(value, names.index(axis.name), level),
-                tuple(name for name in names if name != axis.name),
+                tuple(name for name in names if name != axis.name) if len(names) > 1 else (),
             )
             if axis.name in names
             else (value, names)
