@@ -66,6 +66,59 @@ def test_a_weight_meets_noise_however_it_is_read(head: Head) -> None:
             torch.testing.assert_close(mean, alone, rtol=0, atol=0.2)
 
 
+def by_item(fc: nn.Linear, h: Tensor) -> Tensor:
+    result = torch.empty(len(h), 6)
+    result[:, :3] = h[:, :3]
+    result[:, 3:] = h[:, 3:]
+    return result
+
+
+def by_view(fc: nn.Linear, h: Tensor) -> Tensor:
+    result = torch.zeros(len(h), 6)
+    result.view(-1).copy_(h.flatten())
+    return result
+
+
+def into_data(fc: nn.Linear, h: Tensor) -> Tensor:
+    result = torch.zeros(len(h), 6)
+    result.data[:] = h
+    return result
+
+
+def by_out(fc: nn.Linear, h: Tensor) -> Tensor:
+    result = torch.empty(len(h), 6)
+    torch.add(h, 0.0, out=result)
+    return result
+
+
+def onto_weights(fc: nn.Linear, h: Tensor) -> Tensor:
+    result = (0 * fc.weight[0]).expand(len(h), 6).clone()
+    result += h
+    return result
+
+
+WRITES: dict[str, Head] = {
+    "item": by_item,
+    "view": by_view,
+    "data": into_data,
+    "out": by_out,
+    "index_add": lambda fc, h: torch.zeros(len(h), 6).index_add_(0, torch.arange(len(h)), h),
+    "iadd": lambda fc, h: torch.zeros(len(h), 6).__iadd__(h),
+    "weights": onto_weights,
+    "array": lambda fc, h: torch.from_numpy(h.numpy().copy()),
+}
+
+
+@pytest.mark.parametrize("strategy", ["loop", "auto"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_data_stay_data_when_they_are_written_into_a_new_tensor(write: Head, strategy: str) -> None:
+    torch.manual_seed(0)
+    wrapped = sample.Wrapper(100, sample.Bernoulli(0.2), strategy=strategy)(Two(lambda fc, h: fc(write(fc, h)))).eval()
+    with torch.no_grad():
+        _, (written, alone) = wrapped(torch.randn(3, 4), return_risk=True)
+    torch.testing.assert_close(written, alone, rtol=0.4, atol=0.03)
+
+
 def test_an_input_that_is_transposed_is_still_the_input() -> None:
     class Transposed(nn.Module):
         def __init__(self) -> None:

@@ -27,22 +27,35 @@ def solve(field, x, tolerance=1e-3, end=1.0):
     return x
 
 
+def solve_by_torchdiffeq(method, **options):
+    """A solver that writes each point of the path into a new tensor, and each stage past autograd; with scipy's, both are arrays."""
+
+    def solve(field, x):
+        torchdiffeq = pytest.importorskip("torchdiffeq")
+        times = torch.tensor([0.0, 1.0])
+        return torchdiffeq.odeint(
+            lambda t, y: field(y), x, times, rtol=1e-5, atol=1e-6, method=method, options=options
+        )[-1]
+
+    return solve
+
+
 class NeuralODE(nn.Module):
-    def __init__(self):
+    def __init__(self, solve=solve):
         super().__init__()
-        self.start, self.field, self.head = nn.Linear(2, 4), net(), nn.Linear(4, 1)
+        self.start, self.field, self.head, self.solve = nn.Linear(2, 4), net(), nn.Linear(4, 1), solve
 
     def forward(self, x):
-        return self.head(solve(self.field, self.start(x)))
+        return self.head(self.solve(self.field, self.start(x)))
 
 
 def net():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def ode():
+def ode(solve=solve):
     torch.manual_seed(0)
-    return NeuralODE(), torch.randn(5, 2)
+    return NeuralODE(solve), torch.randn(5, 2)
 
 
 class Masks(nn.Module):
@@ -56,11 +69,16 @@ class Masks(nn.Module):
         return self.layer(x * self.mask)
 
 
-def test_one_noise_for_all_calls_of_a_layer_within_a_pass():
+@pytest.mark.filterwarnings("ignore:The following arguments have no effect:UserWarning")
+@pytest.mark.parametrize(
+    "solve", [solve, *map(solve_by_torchdiffeq, ("dopri5", "rk4")), solve_by_torchdiffeq("scipy_solver", solver="RK45")]
+)
+@torch.no_grad()
+def test_one_noise_for_all_calls_of_a_layer_within_a_pass(solve):
     """Plain copies under the masks that are drawn one after another give the samples."""
-    model, x = ode()
+    model, x = ode(solve)
     torch.manual_seed(1)
-    wrapped = sample.Wrapper(3, randomness="pass")(model).eval()
+    wrapped = sample.Wrapper(3, randomness="pass", strategy="loop")(model).eval()
     y, risk = wrapped(x, return_risk=True)
     assert risk.min() > 0
     torch.manual_seed(1)

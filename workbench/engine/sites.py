@@ -89,7 +89,13 @@ METADATA = frozenset(  # they do not read the values of a tensor
         "register_hook",
     ]
 )
-
+_WRITES = frozenset(  # they write into their first argument
+    [
+        *(name for name in dir(Tensor) if name.endswith("_") and not name.endswith("__")),
+        *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"),
+    ]
+)
+_ARRAYS = frozenset(["numpy", "__array__"])  # calls with which the values of a tensor leave torch
 
 _PLAIN = frozenset([int, float, bool, str, type(None)])
 
@@ -131,6 +137,10 @@ class TensorFacts:
         if not self._tracing:
             self._by_id[id(tensor)] = value
 
+    def forget(self, tensor: Tensor) -> None:
+        self._items = [(known, value) for known, value in self._items if known is not tensor]
+        self._by_id.pop(id(tensor), None)
+
     def get(self, tensor: Any) -> Any:
         if not self._tracing:
             fact = self._by_id.get(id(tensor))
@@ -141,6 +151,16 @@ class TensorFacts:
         for known, value in self._items:  # Dynamo can compare tensors by `is`, but not by id
             if known is tensor:
                 return value
+        return None
+
+
+def _storage(tensor: Tensor) -> int | None:
+    """Return an identifier of a tensor's storage; None if it has none."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # sparse, lazy and other tensors
         return None
 
 
@@ -193,6 +213,11 @@ class Sites(TorchFunctionMode):
         self._state = TensorFacts((tensor, True) for tensor in state)
         self._raw = TensorFacts((tensor, True) for tensor in inputs or ())
         self._traces = inputs is not None
+        self._parameters_and_state = parameters, state
+        self._of_model: set[int | None] | None = None
+        # storages that data were written into, with a tensor that keeps each alive
+        self._written: dict[int, Tensor] = {}
+        self._holds_arrays = False  # whether data have left torch as arrays, so that arrays may hold data
         self._at_site = at_site
         self._contractions = contractions
         self.at_layer = at_layer
@@ -210,7 +235,7 @@ class Sites(TorchFunctionMode):
             with self:
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
         tensors = tensors_among((*args, *kwargs.values()))
-        known = [names for names in map(self._names.get, tensors) if names is not None]
+        known = [names for names in map(self._names_of, tensors) if names is not None]
         if known and len(known) == len(tensors):
             out = function(*args, **kwargs)
             self._mark(out, names=frozenset().union(*known))
@@ -218,9 +243,12 @@ class Sites(TorchFunctionMode):
         if not known:
             if not self._traces:
                 return function(*args, **kwargs)
-            raw = all(self._raw.get(leaf) or self._state.get(leaf) for leaf in tensors)
+            raw = all(self._is_raw(leaf) or self._state.get(leaf) for leaf in tensors)
             out = function(*args, **kwargs)
-            if raw:
+            if not raw:
+                self._holds_arrays |= name in _ARRAYS
+                self._note_writes(name, args, kwargs)
+            elif not (self._holds_arrays and any(type(value).__module__ == "numpy" for value in args)):
                 self._mark(out)
             return out
         if not self._contractions or name in _SPELLINGS:
@@ -231,15 +259,46 @@ class Sites(TorchFunctionMode):
                 i
                 for i, leaf in enumerate(leaves)
                 if is_float(leaf)
-                and self._names.get(leaf) is None
+                and self._names_of(leaf) is None
                 and not self._state.get(leaf)
                 and not any(leaf is tensor for tensor in written)
             ]
             names = frozenset().union(*known)
-            live = [i for i in data if not self._raw.get(leaves[i])]
-            leaves = self._at_site(names, leaves, live, [i for i in data if self._raw.get(leaves[i])])
+            live = [i for i in data if not self._is_raw(leaves[i])]
+            leaves = self._at_site(names, leaves, live, [i for i in data if self._is_raw(leaves[i])])
             args, kwargs = rebuild(leaves)
-        return function(*args, **kwargs)
+        out = function(*args, **kwargs)
+        self._note_writes(name, args, kwargs)
+        return out
+
+    def _names_of(self, tensor: Tensor) -> frozenset[str] | None:
+        names = self._names.get(tensor)
+        return None if names is not None and self._is_written(tensor) else names
+
+    def _is_raw(self, tensor: Tensor) -> bool:
+        return bool(self._raw.get(tensor)) and not self._is_written(tensor)
+
+    def _is_written(self, tensor: Tensor) -> bool:
+        return bool(self._written) and _storage(tensor) in self._written
+
+    def _note_writes(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Note that a call on data has written into tensors that held none, such as `torch.zeros(n)`, or into views of these."""
+        if name not in _WRITES and "out" not in kwargs:
+            return
+        for tensor in tensors_among((kwargs.get("out"), *(args[:1] if name in _WRITES else ()))):
+            for facts in (self._raw, self._names):
+                if facts.get(tensor) is None or self._is_written(tensor):
+                    continue
+                if torch.compiler.is_dynamo_compiling():  # which does not know storages
+                    facts.forget(tensor)
+                elif (storage := _storage(tensor)) is not None and storage not in self._storages_of_model():
+                    self._written[storage] = tensor
+
+    def _storages_of_model(self) -> set[int | None]:
+        if self._of_model is None:
+            parameters, state = self._parameters_and_state
+            self._of_model = {*map(_storage, (*(tensor for tensor, _ in parameters), *state))}
+        return self._of_model
 
     def _mark(self, out: Any, names: frozenset[str] | None = None) -> None:
         for leaf in tensors_among((out,)):
@@ -249,9 +308,9 @@ class Sites(TorchFunctionMode):
                 self._names.set(leaf, names)
 
     def _mark_view(self, tensor: Any, view: Tensor) -> None:
-        if (names := self._names.get(tensor)) is not None:
+        if (names := self._names_of(tensor)) is not None:
             self._mark(view, names=names)
-        elif self._traces and (self._raw.get(tensor) or self._state.get(tensor)):
+        elif self._traces and (self._is_raw(tensor) or self._state.get(tensor)):
             self._mark(view)
 
     def _refuse_checkpoint(self) -> None:
