@@ -82,7 +82,7 @@ class ResNet20(nn.Module):
 
 
 class Stage(nn.Module):
-    """Two 3x3 convolutions, with max pooling after the first one; both are initialised to copy their inputs."""
+    """Two 3x3 convolutions, with max pooling after the first one; both are initialized to copy their inputs."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class OwnNet(nn.Module):
     """A network that learns CIFAR-10 in few passes (Jordan 2024, arXiv:2404.00498): a fixed whitening layer and three stages.
 
     Args:
-        x: standardised images [n, 3, 32, 32]; the first layer, which is not trained, whitens their patches of 2x2 pixels.
+        x: standardized images [n, 3, 32, 32]; the first layer, which is not trained, whitens their patches of 2x2 pixels.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -161,8 +161,8 @@ def parts(n: int) -> tuple[slice, slice]:
     return slice(0, rows // 2), slice(rows - rows // 10, rows)
 
 
-def standardised(x: Tensor) -> Tensor:
-    """Return pixels [n, 3, 32, 32] in [0, 1] standardised for the networks."""
+def standardized(x: Tensor) -> Tensor:
+    """Return pixels [n, 3, 32, 32] in [0, 1] standardized for the networks."""
     return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(SCALE)[:, None, None]
 
 
@@ -204,8 +204,8 @@ def features(trunk: str, n: int) -> dict[str, Tensor]:
 @torch.no_grad()
 def _views(net: ResNet20, x: Tensor, mirrored: bool) -> Tensor:
     """Return features [n, 64] of images, or their mean with those of the mirror images."""
-    plain = net.features(standardised(x))
-    return (plain + net.features(standardised(x.flip(-1)))) / 2 if mirrored else plain
+    plain = net.features(standardized(x))
+    return (plain + net.features(standardized(x.flip(-1)))) / 2 if mirrored else plain
 
 
 def network(trunk: str, n: int) -> ResNet20:
@@ -223,7 +223,7 @@ def network(trunk: str, n: int) -> ResNet20:
     if trunk == "tuned":
         x, known = pictures(IMAGES, n).train.x, answers(n)
         rows = slice(0, parts(n)[1].start)
-        train(net, standardised(x[rows]), known["both"][rows], 0, 1 if n else EPOCHS, **RECIPE)
+        train(net, standardized(x[rows]), known["both"][rows], 0, 1 if n else EPOCHS, **RECIPE)
         layout: Any = net
         layout.to(memory_format=torch.contiguous_format)
         _save(net.state_dict(), path)
@@ -248,7 +248,7 @@ def own_predictions(labels: str, seed: int, n: int) -> dict[str, Tensor]:
         cached: dict[str, Tensor] = torch.load(path, weights_only=True)
         return cached
     loaded, held = pictures(IMAGES, n), parts(n)[1]
-    x = standardised(loaded.train.x)
+    x = standardized(loaded.train.x)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = OwnNet(x[: min(5000, held.start)])
@@ -257,7 +257,7 @@ def own_predictions(labels: str, seed: int, n: int) -> dict[str, Tensor]:
     for name, part in {
         "train": x[: held.stop - held.start],
         "held": x[held],
-        "test": standardised(loaded.test.x),
+        "test": standardized(loaded.test.x),
     }.items():
         probs, entering = zip(*(_of_views(net, rows) for rows in part.split(500)), strict=True)
         predictions |= {name: torch.cat(probs), f"{name} features": torch.cat(entering)}

@@ -255,7 +255,7 @@ class Case:
         if self.action == "fit":
             modes = set(after["training"].values())
             wrong += [] if len(modes) == 1 else ["training flags differ"]
-            # only earlier entries are compared: an interrupted `fit` may have added some, such as a standardisation
+            # only earlier entries are compared: an interrupted `fit` may have added some, such as a standardization
             for name in ("hooks", "forward", "requires_grad", "dtypes"):
                 same = all(after[name].get(key, value) == value for key, value in before[name].items())
                 wrong += [] if same else [name]

@@ -295,7 +295,7 @@ with alarms by *{way}*. It scores {best["standard"]:.1f} on all series (standard
 in novelty, and rests as long as a third of those 15 %.
 
 Each risk, with the way to alarms that did best on the first half. As in NAB, each column uses the threshold that is best on its own series,
-except *second half, threshold of the first*. *All*, *low FP* and *low FN* are for all series: the standard profile, and those that penalise
+except *second half, threshold of the first*. *All*, *low FP* and *low FN* are for all series: the standard profile, and those that penalize
 false positives or missed anomalies more.
 
 {table(pd.DataFrame(rows))}

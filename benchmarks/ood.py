@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from ood_models import VOTERS, corrupted, images, rows_of, standardised, trained
+from ood_models import VOTERS, corrupted, images, rows_of, standardized, trained
 from speed_clock import cost_in_passes
 from torch import Tensor, nn
 
@@ -51,7 +51,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
     """Return one row for each set of out-of-distribution images."""
     clothes, kept, calibration = rows_of(rows)
-    x, y = standardised(clothes.train.x), clothes.train.y
+    x, y = standardized(clothes.train.x), clothes.train.y
     seeds = range(SEEDS[model]) if method in ENSEMBLE else [seed]
     nets = [trained(model, s, epochs, rows) for s in seeds]
     if method in ENSEMBLE:
@@ -64,7 +64,7 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
     temperature = float(fit_temperature(scores, y[calibration]))
     strange = {"mnist": images("mnist", rows).test.x}
     strange |= {f"{kind} {n}": corrupted(clothes.test.x, kind, n) for kind, n in CORRUPTIONS}
-    scores, risk_in = predict(standardised(clothes.test.x))
+    scores, risk_in = predict(standardized(clothes.test.x))
     probs, tempered = scores.softmax(1), (scores / temperature).softmax(1)
     y = clothes.test.y
     common = {
@@ -79,7 +79,7 @@ def run(model: str, method: str, seed: int, epochs: int, rows: int) -> list[dict
     }
     results = []
     for name, pixels in strange.items():
-        answer, risk = predict(standardised(pixels))
+        answer, risk = predict(standardized(pixels))
         results.append(
             {
                 **common,

@@ -43,7 +43,7 @@ class LeNet5(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with batch normalisation, and a shortcut (He et al. 2016)."""
+    """Two 3x3 convolutions with batch normalization, and a shortcut (He et al. 2016)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class ResNet8(nn.Sequential):
 
 
 def build(model: str) -> nn.Module:
-    """Return a freshly initialised network by name."""
+    """Return a freshly initialized network by name."""
     return {"lenet5": LeNet5, "resnet8": ResNet8}[model]()
 
 
@@ -95,8 +95,8 @@ def train(net: nn.Module, x: Tensor, y: Tensor, seed: int, epochs: int, lr: floa
     """Train in place by cross entropy: SGD with Nesterov momentum 0.9, one cycle, crops and flips, bfloat16 autocast.
 
     Args:
-        net: initialised network on the CPU, where it ends in evaluation mode; it is trained on a GPU if there is one.
-        x: standardised images [n, channels, height, width].
+        net: initialized network on the CPU, where it ends in evaluation mode; it is trained on a GPU if there is one.
+        x: standardized images [n, channels, height, width].
         y: classes [n], or their shares [n, classes].
         seed: seed of the order of rows and of the augmentation.
         epochs: passes over the rows.
@@ -163,8 +163,8 @@ def rows_of(n: int) -> tuple[data.Data, Tensor, Tensor]:
     return clothes, order[count:], order[:count]
 
 
-def standardised(x: Tensor) -> Tensor:
-    """Return pixels in [0, 1] standardised by the training pixels."""
+def standardized(x: Tensor) -> Tensor:
+    """Return pixels in [0, 1] standardized by the training pixels."""
     return (x - MEAN) / SCALE
 
 
@@ -192,7 +192,7 @@ def trained(model: str, seed: int, epochs: int, n: int = 0, voting: bool = False
         net.load_state_dict(torch.load(path, weights_only=True))
         return net.eval()
     clothes, kept, _ = rows_of(n)
-    train(net, standardised(clothes.train.x[kept]), clothes.train.y[kept], seed, epochs, **RECIPES[model])
+    train(net, standardized(clothes.train.x[kept]), clothes.train.y[kept], seed, epochs, **RECIPES[model])
     _lay_out(net, torch.contiguous_format)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from ood_models import standardised
+from ood_models import standardized
 from ood_pairs_models import FAR, SHIFTS, far, seen, shifted, trained
 from torch import Tensor
 
@@ -45,7 +45,7 @@ def run(seed: int, epochs: int, rows: int) -> list[dict[str, Any]]:
     strange = {"near": unseen, **{name: far(name, rows) for name in FAR}}
     strange |= {f"{kind} {severity}": shifted(changed, kind, severity) for kind, severity in SHIFTS}
     with torch.no_grad():
-        accuracy = metrics.accuracy(net(standardised(x_test)).softmax(1), y_test).item()
+        accuracy = metrics.accuracy(net(standardized(x_test)).softmax(1), y_test).item()
     seen_by: Any = neo.Wrapper(output="logits")(net).eval()
     step = max(1, len(x) // 20_000)  # as many rows as `wrapped.fit` looks at
     known = {
@@ -81,7 +81,7 @@ def _outliers(x: Tensor) -> dict[str, Tensor]:
 def _features(wrapped: Any, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
     """Return the features of each layer that neo uses, and the logits; all scores share them."""
     (method,) = wrapped._workbench.methods
-    batches = [method.features(wrapped, (part,), {}) for part in standardised(pixels).split(500)]
+    batches = [method.features(wrapped, (part,), {}) for part in standardized(pixels).split(500)]
     return [torch.cat(layer) for layer in zip(*(features for _, _, features, _ in batches), strict=True)], torch.cat(
         [y for y, *_ in batches]
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ood_models import RECIPES, ResNet8, standardised, train
+from ood_models import RECIPES, ResNet8, standardized, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -100,7 +100,7 @@ def trained(seed: int, epochs: int, n: int) -> nn.Module:
         net.load_state_dict(torch.load(path, weights_only=True))
         return net.eval()
     x, y, *_ = seen(seed, n)
-    train(net, standardised(x), y, seed, epochs, **RECIPES["resnet8"])
+    train(net, standardized(x), y, seed, epochs, **RECIPES["resnet8"])
     net.to(memory_format=torch.contiguous_format)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:

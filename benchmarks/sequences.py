@@ -93,7 +93,7 @@ def readings(name: str) -> Tensor:
 
 
 def windows(name: str, hours_of: slice, every: int = 1) -> tuple[Tensor, Tensor]:
-    """Return windows [n, hours, 7] of a part, standardised by ETTh1's training hours, and the last sensor a day later [n, 1]."""
+    """Return windows [n, hours, 7] of a part, standardized by ETTh1's training hours, and the last sensor a day later [n, 1]."""
     known = readings("ETTh1")[TRAIN]
     hours = (readings(name) - known.mean(0)) / known.std(0)
     starts = torch.arange(max(hours_of.start - HOURS, 0), hours_of.stop - HOURS - AHEAD, every)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from ood_models import standardised
+from ood_models import standardized
 from ood_pairs_models import SHIFTS, seen, shifted, trained
 from shift_losses import CONFIDENCE, LABELS, LEVEL, MASKS, SPLITS, labels, masks
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ def known(wrapped: Any, images: Tensor) -> Tensor:
     """Return the rows that `Known` takes, computed from images."""
     parts, before_head = [], nn.Sequential(*wrapped.unwrap())[:-1]
     with torch.no_grad():
-        for part in standardised(images).split(500):
+        for part in standardized(images).split(500):
             scores, risk = wrapped(part, return_risk=True)
             parts.append(torch.cat([scores, risk[:, None], before_head(part)], 1))
     return torch.cat(parts)
@@ -104,7 +104,7 @@ def run(seed: int, epochs: int, rows: int, task: str = "sets", wrapper: str = "n
     net = trained(seed, epochs, rows)
     x, y, x_test, y_test, _ = seen(seed, rows)
     wrapped: Any = neo.Wrapper(output="logits")(net).eval()
-    wrapped.fit([(standardised(part), part_y) for part, part_y in zip(x.split(500), y.split(500), strict=True)])
+    wrapped.fit([(standardized(part), part_y) for part, part_y in zip(x.split(500), y.split(500), strict=True)])
     half = len(x_test) // 2
     held, y_held = x_test[:half], y_test[:half]
     rest, y_rest = x_test[half:], y_test[half:]
@@ -118,15 +118,15 @@ def run(seed: int, epochs: int, rows: int, task: str = "sets", wrapper: str = "n
     }
 
     def adapted(images: Tensor) -> Tensor:
-        return known(adapt_batch_norm(wrapped, standardised(images), batch_size=500), images)
+        return known(adapt_batch_norm(wrapped, standardized(images), batch_size=500), images)
 
     asked = {name: (known(wrapped, images), adapted(images)) for name, images in judged.items()}
     asked_held = known(wrapped, held), adapted(held)
     asked_spoilt = {at: (known(wrapped, part), adapted(part)) for at, part in spoilt.items()}
-    watched: Any = calibrate(wrapped, (standardised(held), y_held), "conformal", score="lac")
+    watched: Any = calibrate(wrapped, (standardized(held), y_held), "conformal", score="lac")
     results = []
     for (kind, severity), images in judged.items():
-        told = warns(lambda images=images: watched.predict_set(standardised(images[:1000]), COVERAGE))
+        told = warns(lambda images=images: watched.predict_set(standardized(images[:1000]), COVERAGE))
         truth = y_rest[: len(images)]
         others = [shift for shift in SHIFTS if shift[0] != kind]
         y_both = torch.cat([y_held, *(labels_of[shift] for shift in others)])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from camvid_models import VOID, scenes
 from camvid_models import trained as segmenter
-from ood_models import standardised
+from ood_models import standardized
 from ood_pairs_models import SHIFTS, seen, shifted, trained
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -63,7 +63,7 @@ def labels(method: str, epochs: int, rows: int) -> list[dict[str, Any]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         head = _heads()[method](nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 8)))
-    features = _features(body, standardised(x))
+    features = _features(body, standardized(x))
     fit(head, (features, y), epochs=2 if rows else 20, validation=0, standardize=False, seed=0, progress=False)
 
     def losses(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ def labels(method: str, epochs: int, rows: int) -> list[dict[str, Any]]:
         false = (labelled & ~y_test[:, None].bool()).sum(2) / labelled.sum(2).clamp_min(1)
         return false.double(), (labelled & y_test[:, None].bool()).sum(2) / y_test[:, None].sum(2)
 
-    return _judged(body, x_test, losses, _tested, standardised)
+    return _judged(body, x_test, losses, _tested, standardized)
 
 
 def _heads() -> dict[str, Callable[[nn.Module], Any]]:

@@ -256,7 +256,7 @@ def _row(**cell: Any) -> dict[str, Any]:
         row["guard_us"] = 1e6 * middle(timed({"guard": guard}, device)["guard"])[0]
     row |= {"floor_ms": 1e3 * case.floor, "floor": row["wrapped_ms"] / 1e3 / case.floor, "bound": case.bound}
     if cell["model"] in BUSY and cell["wrapper"] == "vote":
-        row |= case.utilisation(row["wrapped_ms"] / 1e3, row["loop_ms"] / 1e3)
+        row |= case.utilization(row["wrapped_ms"] / 1e3, row["loop_ms"] / 1e3)
     if "func" in case.refused:
         row["func_refused"] = case.refused["func"]
     # a CUDA graph allocates its memory when it is recorded

@@ -78,10 +78,10 @@ class CellPasses:
         except (RuntimeError, ValueError) as error:
             self.refused[name] = str(error).splitlines()[0][:120]
 
-    def utilisation(self, wrapped: float, loop: float) -> dict[str, float]:
+    def utilization(self, wrapped: float, loop: float) -> dict[str, float]:
         """Return TFLOP/s from the seconds of a pass, and ours as a share of the loop's."""
         rates = {"wrapped": self.work / wrapped, "loop": self.work / loop, "best": self.rate}
-        return {**{f"tflops_{name}": rate / 1e12 for name, rate in rates.items()}, "utilisation": loop / wrapped}
+        return {**{f"tflops_{name}": rate / 1e12 for name, rate in rates.items()}, "utilization": loop / wrapped}
 
 
 def case_of(

@@ -90,7 +90,7 @@ def _sections(frame: pd.DataFrame, images: Path, stem: str) -> list[str]:
             _costs(usual),
             _loops(usual),
             _special(wrapped),
-            _utilisation(wrapped),
+            _utilization(wrapped),
         ]
         if (usual["batch"] == 64).any():
             _draw_ratios(usual, images / f"{stem}-ratios.png")
@@ -243,21 +243,21 @@ def _special(wrapped: pd.DataFrame) -> str:
     )
 
 
-def _utilisation(wrapped: pd.DataFrame) -> str:
-    """Return a table of the utilisation of a GPU by large models."""
-    cells = wrapped[wrapped["utilisation"].notna()] if "utilisation" in wrapped else wrapped.iloc[:0]
+def _utilization(wrapped: pd.DataFrame) -> str:
+    """Return a table of the utilization of a GPU by large models."""
+    cells = wrapped[wrapped["utilization"].notna()] if "utilization" in wrapped else wrapped.iloc[:0]
     rows = [
         {
             "case": f"{cell['model']}, {_named(cell['wrapper'], cell['n'])}, batch {cell['batch']}, {PHASES[cell['phase']]}",
             "loop": f"{cell['tflops_loop']:.0f}",
             "vote": f"{cell['tflops_wrapped']:.0f}",
             "best product": f"{cell['tflops_best']:.0f}",
-            "vote / loop": f"{cell['utilisation']:.2f}",
+            "vote / loop": f"{cell['utilization']:.2f}",
         }
         for cell in cells.to_dict("records")
     ]
     return _table(
-        "Utilisation in TFLOP/s: operations of the plain passes, as counted by torch, divided by the time; and that of the best matrix product:",
+        "Utilization in TFLOP/s: operations of the plain passes, as counted by torch, divided by the time; and that of the best matrix product:",
         rows,
     )
 

@@ -78,8 +78,8 @@ class Target:
         case: description of what is measured.
         column: column of the results: "plain", "loop" and "best" are ratios to one plain pass, to the loop over copies, and to the best rung;
             "over_us" is the time in excess of a plain pass in microseconds, "guard_us" that of checking whether a graph may answer a call;
-            "utilisation" is the number of operations per second as a share of that of the loop.
-        limit: upper limit; for "utilisation" the lower one.
+            "utilization" is the number of operations per second as a share of that of the loop.
+        limit: upper limit; for "utilization" the lower one.
         holds: whether the target concerns a cell.
         faster: whether the limit is displayed as "... times faster".
     """
@@ -93,7 +93,7 @@ class Target:
     @property
     def worst(self) -> Callable[[list[float]], float]:
         """Function that returns the worst of several values."""
-        return min if self.column == "utilisation" else max
+        return min if self.column == "utilization" else max
 
     def met(self, value: float) -> bool:
         """Whether a value is within the limit."""
@@ -101,8 +101,8 @@ class Target:
 
     def text(self, value: float) -> str:
         """Return a value with its unit, for display."""
-        if self.column == "utilisation":
-            return f"{value:.3g} of the loop's utilisation"
+        if self.column == "utilization":
+            return f"{value:.3g} of the loop's utilization"
         if self.faster:
             return f"{1 / value:.3g} times faster"
         if self.column == "over_us":
@@ -113,7 +113,7 @@ class Target:
         return f"{value:.3g} x {what}"
 
     def aim(self) -> str:
-        return ("at least " if self.faster or self.column == "utilisation" else "at most ") + self.text(self.limit)
+        return ("at least " if self.faster or self.column == "utilization" else "at most ") + self.text(self.limit)
 
 
 def _is(**wanted: Any) -> Callable[[Cell], bool]:
@@ -203,7 +203,7 @@ def _targets() -> list[Target]:
         busy = {"model": BUSY, "n": 5, "wrapper": "vote", "phase": phase, "on": "cuda", "dtype": "bfloat16"}
         targets += [
             Target(f"GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote, all layers: {words}", "loop", 1.02, _is(**busy)),
-            Target(f"GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote: {words}", "utilisation", 0.9, _is(**busy)),
+            Target(f"GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote: {words}", "utilization", 0.9, _is(**busy)),
         ]
         targets.append(
             Target(

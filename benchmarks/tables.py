@@ -55,7 +55,7 @@ other packages and by hand, and of ours only with *tabular*; each of our methods
 distance of the coverage of 90 % intervals from 90 %. *Processor time*: median over tables, of training and prediction."""
 OTHERS_OF_OURS = {
     "tabular, rank-one": "*Tabular, rank-one*: 16 voters as in TabM on the same network, `fit` with its defaults.",
-    "vote + sculpt": "*Vote + sculpt*: five voters on standardised columns, `fit` with its defaults.",
+    "vote + sculpt": "*Vote + sculpt*: five voters on standardized columns, `fit` with its defaults.",
 }
 
 

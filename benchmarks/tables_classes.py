@@ -55,7 +55,7 @@ def boosted_trees(data: Data, seed: int) -> Tensor:
 
 
 def by_hand(data: Data, seed: int, members: int) -> Tensor:
-    """Return mean probabilities of networks with two layers of 100 units on standardised columns, each stopped by held-out rows."""
+    """Return mean probabilities of networks with two layers of 100 units on standardized columns, each stopped by held-out rows."""
     mean, scale = data.train.x.mean(0), data.train.x.std(0)
     x, x_test = ((rows - mean) / scale.where(scale > 0, 1) for rows in (data.train.x, data.test.x))
     draw = torch.Generator().manual_seed(seed)

@@ -1,6 +1,6 @@
 """Methods that the benchmark `tables` compares with: other packages with their defaults, or plain torch. None sees test targets.
 
-Each takes standardised rows x [n, features], y [n], and test inputs, as float64 arrays, and a seed, and returns `Said` for the test rows.
+Each takes standardized rows x [n, features], y [n], and test inputs, as float64 arrays, and a seed, and returns `Said` for the test rows.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Shifted(nn.Module):
 
 
 def build(model: str, seed: int) -> nn.Module:
-    """Return a freshly initialised network on the CPU."""
+    """Return a freshly initialized network on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if model == "lenet5":
@@ -107,7 +107,7 @@ def build(model: str, seed: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Rows:
-    """Standardised images [n, c, h, w] and class numbers [n], on the CPU."""
+    """Standardized images [n, c, h, w] and class numbers [n], on the CPU."""
 
     x: Tensor
     y: Tensor
@@ -117,7 +117,7 @@ class Rows:
 
 @functools.lru_cache(maxsize=1)
 def rows_of(name: str, n: int) -> Rows:
-    """Return standardised rows of a data set; n of each part, 0 for all."""
+    """Return standardized rows of a data set; n of each part, 0 for all."""
     loaded = images(name, n)
     mean, scale = loaded.train.x.mean((0, 2, 3), keepdim=True), loaded.train.x.std((0, 2, 3), keepdim=True)
     train, test = ((part.x - mean) / scale for part in (loaded.train, loaded.test))

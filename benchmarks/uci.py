@@ -94,7 +94,7 @@ METHODS = {
 
 
 class Layer(nn.Linear):
-    """A linear layer initialised to map inputs of variance one to outputs of variance one (LeCun et al. 1998)."""
+    """A linear layer initialized to map inputs of variance one to outputs of variance one (LeCun et al. 1998)."""
 
     def reset_parameters(self) -> None:
         bound = math.sqrt(3 / self.in_features)
@@ -136,7 +136,7 @@ def network(features: int, name: str, recipe: Recipe) -> nn.Sequential:
 
 
 def tabular_network(data: Any, recipe: Recipe) -> nn.Sequential:
-    """Return the network `tabular` without its standardisation, for rows that are already standardised in the same way."""
+    """Return the network `tabular` without its standardization, for rows that are already standardized in the same way."""
     from workbench.models import tabular
 
     return tabular(data, embedding=recipe.embedding, dropout=recipe.dropout)[1:]

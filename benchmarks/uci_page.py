@@ -99,7 +99,7 @@ def page(frame: Any, recipes: Mapping[str, Any], splits: Mapping[str, int], most
         ]
         parts += [
             f"### Open track\n\nResults of *{name}*. *Best published* also includes {', '.join(LATER)}, most of them on other splits. "
-            "*Unrepeated*: without test rows whose inputs also occur in a training row, which can be memorised; published numbers include them.",
+            "*Unrepeated*: without test rows whose inputs also occur in a training row, which can be memorized; published numbers include them.",
             table(pd.DataFrame(rows)),
             "Target: an NLL below the best published one on all nine sets, and an RMSE below it on eight. RMSE misses it on boston, where the "
             "best is from other splits and within a standard error (periodic inputs do not help on this set), and on power, where the best is "

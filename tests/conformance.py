@@ -251,7 +251,7 @@ def check_noise(case: Case, wrapping: Wrapping) -> None:
 
 
 def check_signature(case: Case, wrapping: Wrapping) -> None:
-    """Check that neo is standardised on its training data, changes nothing else, and has a signature that gradients can train."""
+    """Check that neo is standardized on its training data, changes nothing else, and has a signature that gradients can train."""
     wrapped = wrapping.wrap(build(case, training=True))
     before = {name: t.clone() for name, t in wrapped.state_dict().items() if "@workbench" not in name}
     _, risks = ask(wrapped, inputs(case))

@@ -247,7 +247,7 @@ def test_models_that_transform_functions_themselves(cls: type[nn.Module], kind: 
 
 
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
-def test_quantised_layers_have_no_parameters_that_could_differ() -> None:
+def test_quantized_layers_have_no_parameters_that_could_differ() -> None:
     from torch.ao.quantization import quantize_dynamic
 
     if torch.backends.quantized.engine == "none":

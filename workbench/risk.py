@@ -30,7 +30,7 @@ def _advice(name: str) -> str:
 class Risk:
     """The risks of one prediction, by cause; a risk that no method measured is None.
 
-    Risks are standard deviations with the shape and units of the prediction, except `vacuitic`, which is one standardised number per row (or
+    Risks are standard deviations with the shape and units of the prediction, except `vacuitic`, which is one standardized number per row (or
     per position of a map). For class outputs all risks are entropies in nats, one per row. `total**2 == aleatoric**2 + epistemic**2` (law of
     total variance); for class outputs `total == aleatoric + epistemic`.
 

@@ -100,7 +100,7 @@ def test_intervals_of_a_cross_fitted_model(head: bool, lr: tuple[float, ...], sc
     assert ((y >= lower) & (y <= upper)).float().mean() > 0.7
 
 
-def test_normalised_intervals_are_wide_where_the_risk_is() -> None:
+def test_normalized_intervals_are_wide_where_the_risk_is() -> None:
     model, history = crossfitted()
     x = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
     risk = model(x, return_risk=True)[1].total

@@ -1,4 +1,4 @@
-"""User-written losses over dicts with `labels`: recognised by their values, or refused with what was compared."""
+"""User-written losses over dicts with `labels`: recognized by their values, or refused with what was compared."""
 
 from __future__ import annotations
 

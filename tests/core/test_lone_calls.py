@@ -150,11 +150,11 @@ def test_a_penalty_of_all_voters_is_not_told() -> None:
 def test_the_remedies_hold() -> None:
     """A penalty beside the prediction reaches every voter, and a wrapped method answers with the mean."""
 
-    class Penalised(Encoder):
+    class Penalized(Encoder):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x), self.penalty()
 
-    wrapped = vote.Wrapper(3, output={"0": "values", "1": "mean"})(Penalised()).eval()
+    wrapped = vote.Wrapper(3, output={"0": "values", "1": "mean"})(Penalized()).eval()
     penalty = wrapped(X)[1]
     torch.testing.assert_close(penalty, torch.stack([voter.penalty() for voter in wrapped.voters()]).mean())
     penalty.backward()

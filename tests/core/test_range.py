@@ -1,4 +1,4 @@
-"""Values whose squares float32 cannot hold, in models without standardisation."""
+"""Values whose squares float32 cannot hold, in models without standardization."""
 
 from __future__ import annotations
 

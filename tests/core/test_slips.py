@@ -292,5 +292,5 @@ def test_laplace_refuses_a_weight_whose_bias_is_added_elsewhere() -> None:
 def test_targets_far_from_standard_units_beside_others_are_told() -> None:
     wrapped = vote.Wrapper(2, output={"c": "logits", "r": "values"})(Gives(lambda h: {"c": h, "r": h[:, :1]}))
     y = {"c": LABELS, "r": 500 + 100 * torch.randn(40, 1)}
-    assert any("none is standardised" in said for said in messages(lambda: fit(wrapped, (X, y), epochs=1)))
+    assert any("none is standardized" in said for said in messages(lambda: fit(wrapped, (X, y), epochs=1)))
     assert messages(lambda: fit(wrapped, (X, {**y, "r": torch.randn(40, 1)}), epochs=1)) == []

@@ -189,7 +189,7 @@ def test_a_decorated_class_may_set_names_of_ours() -> None:
 @pytest.mark.parametrize("share", [None, "rank1", 1])
 @pytest.mark.parametrize("head", [False, True], ids=["", "sculpt"])
 def test_a_function_that_is_applied_writes_into_every_voter(share: Any, head: bool) -> None:
-    """Initialisations do so; what all share is written once, and what writes nothing is called once."""
+    """Initializations do so; what all share is written once, and what writes nothing is called once."""
     wrapper: Any = compose(vote.Wrapper(3, share=share), *[sculpt.Wrapper()] * head)
     wrapped = wrapper(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     expected = wrapped.voters()

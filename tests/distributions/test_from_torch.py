@@ -169,7 +169,7 @@ def test_targets_are_checked_before_training(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_counts_are_trained_by_their_likelihood_and_never_standardised(dtype: torch.dtype) -> None:
+def test_counts_are_trained_by_their_likelihood_and_never_standardized(dtype: torch.dtype) -> None:
     x = torch.linspace(-1, 1, 200)[:, None]
     y = torch.poisson(torch.exp(2 + x), generator=torch.Generator().manual_seed(0)).to(dtype)
     wrapped = sculpt.Wrapper(families.Poisson)(network())
@@ -185,16 +185,16 @@ def test_counts_are_trained_by_their_likelihood_and_never_standardised(dtype: to
 
 def test_counts_in_other_units_are_refused() -> None:
     wrapped = sculpt.Wrapper(families.Poisson)(network())
-    with pytest.raises(ValueError, match="cannot be standardised"):
+    with pytest.raises(ValueError, match="cannot be standardized"):
         wrapped.scale(y_mean=torch.zeros(()), y_scale=torch.ones(()))
     scaled = vote.Wrapper(2)(network())
     scaled.scale(y_mean=torch.zeros(()), y_scale=torch.ones(()))
-    with pytest.raises(ValueError, match="cannot be standardised"):
+    with pytest.raises(ValueError, match="cannot be standardized"):
         sculpt.Wrapper(families.Poisson)(scaled)
 
 
 @pytest.mark.parametrize("name", ["Normal", "Gumbel"])
-def test_standardised_targets_are_predicted_in_their_units(name: str) -> None:
+def test_standardized_targets_are_predicted_in_their_units(name: str) -> None:
     wrapped = sculpt.Wrapper(getattr(families, name))(network()).eval()
     own, (head,) = raw_outputs(wrapped, 1)
     wrapped.scale(y_mean=torch.tensor(1000.0), y_scale=torch.tensor(50.0))

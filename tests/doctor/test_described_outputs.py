@@ -42,7 +42,7 @@ SINGLE: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Tensor, list[str]]] 
     "sigmoid": (lambda f, x: f(x)[:, :1].sigmoid(), rows(), ["output=Binary(logits=False)"]),
     "labels": (lambda f, x: f(x).sigmoid(), rows(), ["output=Binary(logits=False)"]),
     "softmax": (lambda f, x: f(x).softmax(-1), rows(), ['output="probs"']),
-    "normalised": (lambda f, x: f(x).exp() / f(x).exp().sum(1, keepdim=True), rows(), ['output="probs"']),
+    "normalized": (lambda f, x: f(x).exp() / f(x).exp().sum(1, keepdim=True), rows(), ['output="probs"']),
     "log-softmax": (lambda f, x: f(x).log_softmax(-1), rows(), ['output="logits"']),
     "map": (lambda f, x: f(x).movedim(-1, 1), rows(2, 8, 8, 3), ["output=Logits(dim=1)"]),
     "map of probabilities": (lambda f, x: f(x).softmax(-1).movedim(-1, 1), rows(2, 8, 8, 3), ["output=Probs(dim=1)"]),

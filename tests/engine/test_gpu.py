@@ -1,4 +1,4 @@
-"""On a GPU: results equal those on the CPU, without synchronisation in warm calls, and in CUDA graphs."""
+"""On a GPU: results equal those on the CPU, without synchronization in warm calls, and in CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrapped models with PyTorch's module tools: hooks, parametrisations, pruning, quantisation, averaging, export."""
+"""Wrapped models with PyTorch's module tools: hooks, parametrizations, pruning, quantization, averaging, export."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _orthogonal(net: Net) -> Net:
 
 @pytest.mark.parametrize("change", [_weight_norm, _spectral_norm, _orthogonal])
 @pytest.mark.parametrize("name", CERTAIN)
-def test_parametrised_layers(name: str, change: Any) -> None:
+def test_parametrized_layers(name: str, change: Any) -> None:
     def make() -> nn.Module:
         return change(Net())
 
@@ -158,7 +158,7 @@ class Halved(nn.Module):
 
 @pytest.mark.parametrize("layer", ["first", "last"])
 @every_kind
-def test_parametrising_a_layer_after_wrapping_is_used_or_refused(name: str, layer: str) -> None:
+def test_parametrizing_a_layer_after_wrapping_is_used_or_refused(name: str, layer: str) -> None:
     def change(net: nn.Module) -> nn.Module:
         parametrize.register_parametrization(net.get_submodule(layer), "weight", Halved())
         return net
@@ -184,7 +184,7 @@ def test_parametrising_a_layer_after_wrapping_is_used_or_refused(name: str, laye
 
 
 @every_kind
-def test_quantised_layers_are_used_or_refused(name: str) -> None:
+def test_quantized_layers_are_used_or_refused(name: str) -> None:
     """What a method owns or must see cannot be packed away; each voter by itself can."""
     wrapped = wrap(name, seeded(lambda: Net().float())).eval()
     x = data()[0].float()

@@ -1,4 +1,4 @@
-"""Warm calls never synchronise with the device: meta tensors, which have no values to read, stand in for GPU tensors."""
+"""Warm calls never synchronize with the device: meta tensors, which have no values to read, stand in for GPU tensors."""
 
 from __future__ import annotations
 

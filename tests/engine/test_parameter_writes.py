@@ -113,7 +113,7 @@ def test_a_layer_that_is_cast_in_every_call_is_right(x: torch.Tensor) -> None:
 
 
 class Remembering(nn.Module):
-    """Computes its scale once and keeps it, as Gaussian processes keep a factorisation."""
+    """Computes its scale once and keeps it, as Gaussian processes keep a factorization."""
 
     def __init__(self) -> None:
         super().__init__()

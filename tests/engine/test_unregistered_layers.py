@@ -40,7 +40,7 @@ class Blocks(nn.Module):
 
 
 class Normalizes(Block):
-    """A block that keeps statistics of its input for later, as reversible normalisation does."""
+    """A block that keeps statistics of its input for later, as reversible normalization does."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.mean = x.mean(1, keepdim=True)

@@ -201,23 +201,23 @@ def test_a_gpu_has_the_version_by_torch_func(cases: ModuleType, monkeypatch: pyt
 def test_busy_models_in_small(speed: ModuleType, clock: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(clock, "ENOUGH", 0.0)
     row = speed.run(**speed._cell(name, "vote", 2, 2, "step", dtype="bfloat16"))
-    assert row["utilisation"] == pytest.approx(row["loop_ms"] / row["wrapped_ms"])
-    assert row["tflops_wrapped"] == pytest.approx(row["utilisation"] * row["tflops_loop"])
+    assert row["utilization"] == pytest.approx(row["loop_ms"] / row["wrapped_ms"])
+    assert row["tflops_wrapped"] == pytest.approx(row["utilization"] * row["tflops_loop"])
     assert row["tflops_best"] > 0
     assert row["loop"] > 0
     last = speed.run(**speed._cell(name, "vote last", 3, 2, "forward", dtype="bfloat16"))
     assert last["plain"] > 0
-    assert "utilisation" not in last
+    assert "utilization" not in last
 
 
-def test_utilisation_is_operations_over_time(cases: ModuleType) -> None:
-    found = cases.CellPasses(work=4e12, rate=20e12).utilisation(0.5, 0.4)
-    assert found == pytest.approx({"tflops_wrapped": 8, "tflops_loop": 10, "tflops_best": 20, "utilisation": 0.8})
+def test_utilization_is_operations_over_time(cases: ModuleType) -> None:
+    found = cases.CellPasses(work=4e12, rate=20e12).utilization(0.5, 0.4)
+    assert found == pytest.approx({"tflops_wrapped": 8, "tflops_loop": 10, "tflops_best": 20, "utilization": 0.8})
 
 
-def test_a_target_of_utilisation_is_the_least(targets: ModuleType) -> None:
-    target = next(target for target in targets.TARGETS if target.column == "utilisation")
-    assert target.aim() == "at least 0.9 of the loop's utilisation"
+def test_a_target_of_utilization_is_the_least(targets: ModuleType) -> None:
+    target = next(target for target in targets.TARGETS if target.column == "utilization")
+    assert target.aim() == "at least 0.9 of the loop's utilization"
     assert target.worst([0.8, 0.95]) == 0.8
     assert [target.met(value) for value in (0.89, 0.9, 1.0)] == [False, True, True]
     loop = next(target for target in targets.TARGETS if target.column == "loop" and not target.faster)
@@ -363,7 +363,7 @@ def test_the_page_of_some_cells(
         "loop": 1.25,
         "func": math.nan,
     }
-    busy |= {"tflops_wrapped": 320.0, "tflops_loop": 400.0, "tflops_best": 700.0, "utilisation": 0.8}
+    busy |= {"tflops_wrapped": 320.0, "tflops_loop": 400.0, "tflops_best": 700.0, "utilization": 0.8}
     peer = {"peer": "laplace-torch", "task": "fit, 10 classes", "on": "cuda", "hardware": "a GPU", "wrapped_ms": 1.0}
     peer |= {"peer_ms": 4.0, "peer_ratio": 0.25, "peer_ratio_low": 0.2, "peer_ratio_high": 0.3}
     peer |= {"memory_wrapped": 1.0, "memory_peer": 2.0}
@@ -382,9 +382,9 @@ def test_the_page_of_some_cells(
         f"| {fast} | at least 9 times faster | 10 times faster (mlp, batch 64) | 10 times faster | 1 | yes |" in lines
     )
     assert "| vit, vote, all layers, n = 5, batch 32, training step | 400 | 320 | 700 | 0.80 |" in lines
-    used = "GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote: training step | at least 0.9 of the loop's utilisation"
+    used = "GPU, ResNet-50, ViT-B and GPT-2, bfloat16, vote: training step | at least 0.9 of the loop's utilization"
     assert (
-        f"| {used} | 0.8 of the loop's utilisation (vit, batch 32) | 0.8 of the loop's utilisation | 1 | no |" in lines
+        f"| {used} | 0.8 of the loop's utilization (vit, batch 32) | 0.8 of the loop's utilization | 1 | no |" in lines
     )
     assert any("mlp, torch.func" in line for line in lines)
     assert "| vote, last layer, n = 5 |  |  | 1.12 /  |  |  |  |  |" in lines

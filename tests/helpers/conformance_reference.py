@@ -137,7 +137,7 @@ class Reference(reference.Reference):
         )
         return branch
 
-    def linearised(self, path: str) -> Tensor:
+    def linearized(self, path: str) -> Tensor:
         """Return the variance of an output leaf under laplace, from the gradients of each number with respect to the last layer's weights.
 
         J (sum_n J_n^T J_n / noise^2 + prior_precision I)^-1 J^T, where J_n are the Jacobians of the rows used for fitting.
@@ -196,7 +196,7 @@ class Reference(reference.Reference):
             for kind, variance in spoken([r.real if r.is_complex() else r for r in raw]).items():
                 variances[kind] = variances.get(kind, 0) + variance.sum(0) / len(answers)
             if self.wrapping.name == "laplace":
-                variances["epistemic"] = torch.zeros_like(mean.real) if self.training else self.linearised(path)
+                variances["epistemic"] = torch.zeros_like(mean.real) if self.training else self.linearized(path)
             if len(self.wrapping.kinds) > 1:
                 variances["total"] = variances["aleatoric"] + variances["epistemic"]
             for kind, risk in risks.items():

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 CPU, THERE = 1, 12  # device types of DLPack: kDLCPU, kDLExtDev
 KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 DOUBLE = {float: torch.float64, complex: torch.complex128}
-# operations that have synchronised with the device: they read values, or copied them in a blocking way
+# operations that have synchronized with the device: they read values, or copied them in a blocking way
 WAITS: list[str] = []
 # operations that read values on a GPU, for example to know the size of their result
 LOOK = frozenset(

@@ -1,4 +1,4 @@
-"""Voters and heads of layers whose weights are computed from other tensors, by parametrisations or by torch's older hooks."""
+"""Voters and heads of layers whose weights are computed from other tensors, by parametrizations or by torch's older hooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def old(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
 
 
 class Scaled(nn.Module):
-    """A layer without an initialisation of its own."""
+    """A layer without an initialization of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Scaled(nn.Module):
 
 
 class Doubled(nn.Module):
-    """A parametrisation that says no inverse."""
+    """A parametrization that says no inverse."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return 2 * weight

@@ -138,7 +138,7 @@ CASES: list[tuple[Density, Callable[[np.ndarray], float]]] = [
 
 
 @pytest.mark.parametrize(("density", "by_hand"), CASES, ids=[f.__name__ for _, f in CASES])
-def test_a_score_is_that_of_its_paper_and_its_risk_is_standardised(
+def test_a_score_is_that_of_its_paper_and_its_risk_is_standardized(
     density: Density, by_hand: Callable[[np.ndarray], float]
 ) -> None:
     density = copy.deepcopy(density).double()
@@ -151,7 +151,7 @@ def test_a_score_is_that_of_its_paper_and_its_risk_is_standardised(
     assert 1 / slope == pytest.approx(float(density.scale))
 
 
-def test_the_generalised_entropy_is_of_the_largest_hundred() -> None:
+def test_the_generalized_entropy_is_of_the_largest_hundred() -> None:
     logits = 3 * draw(50, 130)
     density = GeneralizedEntropy()
     density.fit([], logits)

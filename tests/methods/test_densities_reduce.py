@@ -38,7 +38,7 @@ def test_reduced_size_does_not_depend_on_the_number_of_rows(n: int) -> None:
     assert reduce(draw(n, 40))[:, 16].min() > 0.1  # training rows keep a residual
 
 
-def test_few_features_are_only_standardised() -> None:
+def test_few_features_are_only_standardized() -> None:
     x = correlated(100)
     reduce = Reduce()
     reduce.fit(x)

@@ -31,7 +31,7 @@ class Adapted(nn.Module):
 
 
 class Loralib(nn.Linear):
-    """As loralib writes it: one layer with an initialisation of its own for all of its parameters."""
+    """As loralib writes it: one layer with an initialization of its own for all of its parameters."""
 
     def __init__(self, n_in, n_out, rank=2):
         self.lora_A = None

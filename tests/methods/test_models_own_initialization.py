@@ -1,4 +1,4 @@
-"""Voters of models that initialise weights by `_init_weights`, as in transformers, start like newly built models."""
+"""Voters of models that initialize weights by `_init_weights`, as in transformers, start like newly built models."""
 
 from __future__ import annotations
 
@@ -112,6 +112,6 @@ class Failing(Own):
 
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("cls", [Taking, Failing])
-def test_an_initialisation_that_cannot_be_called_is_left_alone(cls: type[Own]) -> None:
+def test_an_initialization_that_cannot_be_called_is_left_alone(cls: type[Own]) -> None:
     voters = vote.Wrapper(3, output="logits")(cls()).voters()
     assert not torch.equal(voters[0].head.weight, voters[1].head.weight)

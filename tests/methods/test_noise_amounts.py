@@ -93,7 +93,7 @@ def test_an_example_tells_where_the_order_does_not():
     assert not wrapped.get_parameter("body.weight@sample").requires_grad
 
 
-def test_the_regulariser_has_a_term_for_each_amount_that_is_learned():
+def test_the_regularizer_has_a_term_for_each_amount_that_is_learned():
     torch.manual_seed(0)
     wrapped = sample.Wrapper(distribution=sample.Bernoulli(0.2), trainable=True)(network())
     wrapped._workbench.rows = 10

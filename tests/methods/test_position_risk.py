@@ -90,7 +90,7 @@ def score(layer: str, x: Tensor) -> np.ndarray:
     return F.interpolate(torch.tensor(distance)[:, None], size=x.shape[2:], mode="bilinear")[:, 0].numpy()
 
 
-def standardised(scores: Any) -> np.ndarray:
+def standardized(scores: Any) -> np.ndarray:
     held = scores(X[4::5])
     return (scores(NEW) - held.mean()) / held.std()
 
@@ -100,13 +100,13 @@ def test_the_risk_of_a_position_is_its_distance_at_the_resolution_of_the_layer(l
     wrapped = wrapped_by(layers=layer)
     risk = ask(wrapped, NEW)
     assert risk.shape == (7, 8, 8)
-    np.testing.assert_allclose(risk, standardised(lambda x: score(layer, x)), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(risk, standardized(lambda x: score(layer, x)), rtol=1e-3, atol=1e-4)
 
 
 def test_layers_are_added_in_units_of_their_own_scores() -> None:
     wrapped = wrapped_by()
     scales = [layer.scale.item() for layer in wrapped.get_submodule("extras@workbench").density.layers]
-    expected = standardised(lambda x: sum(score(name, x) / scales[i] for i, name in enumerate(("first", "last"))))
+    expected = standardized(lambda x: sum(score(name, x) / scales[i] for i, name in enumerate(("first", "last"))))
     np.testing.assert_allclose(ask(wrapped, NEW), expected, rtol=1e-3, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Randomised prior functions: each voter is a trained copy plus an untrained one that never changes."""
+"""Randomized prior functions: each voter is a trained copy plus an untrained one that never changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCALE, VOTERS, PLACE = 2.0, 3, "extras@workbench.prior."
 
 
 class Net(nn.Module):
-    """Layers whose answers depend on the mode, on buffers, and on a parameter without an initialisation of its own."""
+    """Layers whose answers depend on the mode, on buffers, and on a parameter without an initialization of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ def test_frozen_layers_are_the_same_in_all_priors() -> None:
     assert torch.equal(_pairs(wrapped, net)[0][1][0].weight * 2, net[0].weight)
 
 
-def test_other_initialisations_than_a_layers_own_are_shuffled() -> None:
+def test_other_initializations_than_a_layers_own_are_shuffled() -> None:
     wrapped = vote.Wrapper(VOTERS, prior=SCALE)(_net())
     rows = wrapped.state_dict()[f"{PLACE}gain"]
     assert all(torch.equal(row.sort().values, torch.linspace(0.5, 1.5, 8)) for row in rows)

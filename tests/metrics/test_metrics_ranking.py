@@ -83,8 +83,8 @@ def test_aurc_augrc_and_ause_by_plain_loops() -> None:
     check(metrics.aurc(risk, error), np.mean(selective))
     np.testing.assert_allclose(metrics.risk_coverage_curve(risk, error).error, selective)
     np.testing.assert_allclose(metrics.risk_coverage_curve(risk, error).coverage, np.arange(1, 61) / 60)
-    generalised = [0, *(ordered[:k].sum() / 60 for k in range(1, 61))]
-    check(metrics.augrc(risk, error), scipy.integrate.trapezoid(generalised, dx=1 / 60))
+    generalized = [0, *(ordered[:k].sum() / 60 for k in range(1, 61))]
+    check(metrics.augrc(risk, error), scipy.integrate.trapezoid(generalized, dx=1 / 60))
     kept = [ordered[: 60 - k].mean() / ERRORS.mean() for k in range(60)]
     best = [oracle[: 60 - k].mean() / ERRORS.mean() for k in range(60)]
     curve = metrics.sparsification_curve(risk, error)

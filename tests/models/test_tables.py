@@ -52,7 +52,7 @@ def by_hand(model: nn.Sequential, data: Data, x: Tensor, bins: int) -> np.ndarra
     return np.concatenate([z, *parts], 1)
 
 
-def test_the_first_layer_gets_standardised_columns_and_how_far_they_are_through_their_bins() -> None:
+def test_the_first_layer_gets_standardized_columns_and_how_far_they_are_through_their_bins() -> None:
     data = table()
     model = tabular(data, embedding="piecewise", bins=5).double()
     for x in (data.train.x, data.test.x - 1e6 + 3, data.test.x):
@@ -90,7 +90,7 @@ class Recorded(nn.Sequential):
 
 
 @pytest.mark.parametrize("standardize", [None, True])
-def test_fit_leaves_its_inputs_as_they_are_and_standardises_targets(standardize: bool | None) -> None:
+def test_fit_leaves_its_inputs_as_they_are_and_standardizes_targets(standardize: bool | None) -> None:
     data = table()
     wrapped = compose()(Recorded(*tabular(data, width=4, embedding="piecewise")))
     fit(wrapped, data, epochs=1, progress=False, standardize=standardize)
@@ -114,13 +114,13 @@ class Beside(nn.Module):
         return self.table(table) + self.other(other)
 
 
-def test_of_several_inputs_fit_says_that_none_is_standardised() -> None:
+def test_of_several_inputs_fit_says_that_none_is_standardized() -> None:
     data = table()
     x = {"table": data.train.x, "other": torch.randint(256, (len(data.train), 2), dtype=torch.uint8)}
     wrapped = compose()(Beside(data))
     with pytest.warns(WorkbenchWarning) as told:
         fit(wrapped, (x, data.train.y), epochs=1, progress=False)
-    words = "none of the inputs ('table', 'other') is standardised"
+    words = "none of the inputs ('table', 'other') is standardized"
     assert [words in str(warning.message) for warning in told].count(True) == 1
     assert wrapped(**x).isfinite().all()  # bytes are still made floating-point numbers, which a linear layer wants
 

@@ -244,22 +244,22 @@ def test_tokens_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "samples", "beams"])
-def test_repeated_tokens_are_penalised_at_the_level_of_the_logits(options: dict[str, Any]) -> None:
+def test_repeated_tokens_are_penalized_at_the_level_of_the_logits(options: dict[str, Any]) -> None:
     """The penalty multiplies logits below 0 and divides those above, so that it is another one of log-probabilities."""
     torch.manual_seed(0)
-    penalised = {"max_new_tokens": 12, "repetition_penalty": 1.5, **options}
+    penalized = {"max_new_tokens": 12, "repetition_penalty": 1.5, **options}
     ids = torch.tensor(PROMPTS[:1])
     model = gpt()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
-    written = generate(vote.Wrapper(1, output=SCORES, finetune=True)(model).eval(), ids, seed=3, **penalised)
+    written = generate(vote.Wrapper(1, output=SCORES, finetune=True)(model).eval(), ids, seed=3, **penalized)
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        assert torch.equal(model.generate(ids, **penalised), written.sequences)
+        assert torch.equal(model.generate(ids, **penalized), written.sequences)
 
 
-def test_several_voters_are_penalised_at_their_mean_level() -> None:
+def test_several_voters_are_penalized_at_their_mean_level() -> None:
     wrapped = wrapped_as(llama)
     with torch.no_grad():
         next(p for name, p in wrapped.named_parameters() if name.startswith("lm_head")).mul_(4)  # sure of some tokens

@@ -64,7 +64,7 @@ def test_semantic_entropy_by_frequency_is_that_of_polygraph() -> None:
 
 
 def test_polygraphs_sums_of_likelihoods_are_something_else() -> None:
-    """class_probability_estimation="sum" adds likelihoods of whole answers, and normalises neither by length nor over classes."""
+    """class_probability_estimation="sum" adds likelihoods of whole answers, and normalizes neither by length nor over classes."""
     whole = [sum(tokens) for tokens in TOKENS]
     sums = [math.log(sum(math.exp(whole[i]) for i in some)) for some in classes()]
     theirs = polygraph_semantic_entropy(sums, classes(), len(ANSWERS))

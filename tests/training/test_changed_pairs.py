@@ -145,7 +145,7 @@ def test_settings_out_of_range_are_refused(make: Any) -> None:
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("n_voters", [0, 2])
 def test_a_training_is_the_plain_loop_over_the_changed_pairs(values: bool, n_voters: int) -> None:
-    """Inputs standardised by the rows as they are, every voter trained on every row with its own loss."""
+    """Inputs standardized by the rows as they are, every voter trained on every row with its own loss."""
     x, y = scenes()
     y = 20 + 4 * x[:, :1] if values else y
     model = segmenter()

@@ -1,4 +1,4 @@
-"""Standardisation of inputs in `fit`: several inputs, bytes, booleans, integers, masks, half precision."""
+"""Standardization of inputs in `fit`: several inputs, bytes, booleans, integers, masks, half precision."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FORMS: dict[str, tuple[type[Two], Callable[[Tensor, Tensor], Any]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_floating_input_is_standardised_by_column_however_it_is_given(form: str, tmp_path: Path) -> None:
+def test_each_floating_input_is_standardized_by_column_however_it_is_given(form: str, tmp_path: Path) -> None:
     cls, shape = FORMS[form]
     a, b, y = pair()
     wrapped: Any = compose()(cls())
@@ -88,7 +88,7 @@ def test_each_floating_input_is_standardised_by_column_however_it_is_given(form:
         assert torch.allclose(compiled(a, b), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_single_input_is_standardised_also_by_name() -> None:
+def test_a_single_input_is_standardized_also_by_name() -> None:
     class Named(nn.Linear):
         def forward(self, features: Tensor) -> Tensor:
             return super().forward(features)
@@ -144,7 +144,7 @@ def test_constant_columns_keep_their_scale_and_nan_is_refused_before_anything_is
     assert all(torch.equal(value, fresh.state_dict()[key]) for key, value in before.items())
 
 
-def test_half_precision_inputs_are_standardised_like_others() -> None:
+def test_half_precision_inputs_are_standardized_like_others() -> None:
     a, b, y = pair()
     for dtype in (torch.float16, torch.bfloat16):
         wrapped: Any = compose()(Two())
@@ -154,7 +154,7 @@ def test_half_precision_inputs_are_standardised_like_others() -> None:
         assert torch.allclose(wrapped(rounded, b), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_folds_standardise_a_tuple_too() -> None:
+def test_folds_standardize_a_tuple_too() -> None:
     a, b, y = pair()
     wrapped: Any = vote.Wrapper(2)(Two())
     quiet(wrapped, ((a, b), y), folds=2)

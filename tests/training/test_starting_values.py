@@ -1,4 +1,4 @@
-"""Heads that start at the scale of counts and positive targets: compared with a generalised linear model, closed forms and plain copies."""
+"""Heads that start at the scale of counts and positive targets: compared with a generalized linear model, closed forms and plain copies."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_rows_of_a_loader_in_units_far_from_the_model_are_told() -> None:
     x, y = torch.tensor(X).float(), torch.tensor(5e4 + 1000 * Y).float()
     loader = DataLoader(TensorDataset(x, y), 32)
     with pytest.warns(
-        WorkbenchWarning, match=r"DataLoaders are not standardised.* y has mean 5\.\d+e\+04 .* wrapped\.scale\(x_mean"
+        WorkbenchWarning, match=r"DataLoaders are not standardized.* y has mean 5\.\d+e\+04 .* wrapped\.scale\(x_mean"
     ):
         fit(wrapped := wrapped_mlp(), loader, validation=0, epochs=20, progress=False)
     assert share_explained(wrapped, X, y.double().numpy()) < 0.5

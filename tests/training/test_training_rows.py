@@ -1,4 +1,4 @@
-"""The rows that fit trains on: of any form, with a validation share, standardised, and with risks in original units."""
+"""The rows that fit trains on: of any form, with a validation share, standardized, and with risks in original units."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_predictions_and_risks_are_in_original_units() -> None:
     assert 0.35 < s0.median().item() < 0.65
 
 
-def test_the_standardisation_is_of_the_rows_trained_on() -> None:
+def test_the_standardization_is_of_the_rows_trained_on() -> None:
     x, y = plane(50)
     x[:, 1] = 4.0
     wrapped = plain()
@@ -67,7 +67,7 @@ def test_positive_targets_of_a_lognormal_are_scaled_but_not_shifted() -> None:
     assert wrapped.scaling.y_scale.item() == pytest.approx(y.exp().square().mean().sqrt().item(), rel=1e-5)
 
 
-def test_who_decides_about_standardisation() -> None:
+def test_who_decides_about_standardization() -> None:
     binary = (plane()[0], (plane()[1] > 0).float())
     wrapped = plain()
     quiet(wrapped, binary, epochs=1, criterion=F.binary_cross_entropy_with_logits)  # 0 and 1 must stay 0 and 1

@@ -299,7 +299,7 @@ def test_a_stock_trainer_trains_risk_heads_by_their_likelihood(mode: str, voters
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-class Penalised(nn.Module):
+class Penalized(nn.Module):
     """Its loss is none of those that are known."""
 
     def __init__(self) -> None:
@@ -313,7 +313,7 @@ class Penalised(nn.Module):
         )
 
 
-class Conditional(Penalised):
+class Conditional(Penalized):
     """Labels are an input."""
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
@@ -322,7 +322,7 @@ class Conditional(Penalised):
 
 def test_heads_that_a_models_own_loss_cannot_train_are_told_once() -> None:
     rows = Rows(6)
-    wrapped: Any = sculpt.Wrapper(n_layers=1, output={"logits": Logits()})(Penalised())
+    wrapped: Any = sculpt.Wrapper(n_layers=1, output={"logits": Logits()})(Penalized())
     with pytest.warns(WorkbenchWarning, match=r"does not train the risk heads.*wrapped\.loss") as told:
         wrapped(input_ids=rows.ids, labels=rows.labels)
     assert len(told) == 1

@@ -176,7 +176,7 @@ def test_labels_of_colour_bars_are_whole_and_ticks_of_bars_lie_apart():
     x = torch.randn(60, 4, generator=rng(0))
     table = compared(lambda: nn.Linear(4, 1), (x, x.sum(1)), "neo").matrix()
     pictures.svg(table, "")
-    assert "vacuitic risk\n(standardised)" in [ax.get_xlabel() for ax in table.axes]
+    assert "vacuitic risk\n(standardized)" in [ax.get_xlabel() for ax in table.axes]
     images = torch.rand(60, 1, 8, 8, generator=rng(1)), torch.arange(60) % 3
     strip = compared(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), images, "vote(n_voters=2)").matrix()
     strip.canvas.draw()

@@ -58,7 +58,7 @@ def occlusion(
 
     A window slides over the input (Zeiler and Fergus, Visualizing and understanding convolutional networks, 2014); the value of a place is the
     mean of r(x) - r(x covered) over all windows that cover it. Above 0, the place carries the risk, which falls without it. Below 0, covering
-    it raises the risk, for example if the model recognises the input by it. The cover may itself be unlike the data, so that epistemic and
+    it raises the risk, for example if the model recognizes the input by it. The cover may itself be unlike the data, so that epistemic and
     vacuitic risk rise for that reason alone: choose a baseline that inputs can have.
 
     Args:

@@ -110,7 +110,7 @@ def level(name: str, value: Any) -> Fraction:
 
 
 def log_probabilities(y: Tensor, output: str) -> Tensor:
-    """Return normalised log-probabilities [..., classes] from the output of a classifier."""
+    """Return normalized log-probabilities [..., classes] from the output of a classifier."""
     if output == "probs":
         y = y.clamp_min(torch.finfo(y.dtype).tiny).log()
     return y.log_softmax(-1)

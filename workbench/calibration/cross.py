@@ -83,7 +83,7 @@ class CrossConformal(Calibrated):
     """CV+ intervals for a cross-fitted model, from the out-of-fold predictions of its voters, so that no rows are held out.
 
     They contain at least 2 coverage - 1 of new targets if rows are exchangeable, for any distribution, and in practice about `coverage` of
-    them (Barber et al. 2021). The model's standardisation uses all rows, which the proof does not cover.
+    them (Barber et al. 2021). The model's standardization uses all rows, which the proof does not cover.
 
     Args:
         wrapped: a model trained by `fit(..., folds=)`.

@@ -29,7 +29,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-2, 1e2
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the temperature T that minimises the mean cross entropy of softmax(logits / T) (Guo et al. 2017).
+    """Return the temperature T that minimizes the mean cross entropy of softmax(logits / T) (Guo et al. 2017).
 
     The loss is convex in 1 / T, so it has one minimum, which is searched between 0.01 and 100. T = 1 is kept unless another value is better, so
     that the loss on these rows never increases.
@@ -78,7 +78,7 @@ def fit_variance_scale(
     distribution: Distribution | type[Distribution] = Normal,
     per_output: bool = False,
 ) -> Tensor:
-    """Return the factor s that minimises the negative log-likelihood of standard deviations s * risk.
+    """Return the factor s that minimizes the negative log-likelihood of standard deviations s * risk.
 
     For Normal, s^2 = mean(((target - prediction) / risk)^2) (Levi et al. 2022); for other families, a one-dimensional search. s = 1 is kept
     if nothing is better, so that the loss on these rows never increases.

@@ -166,7 +166,7 @@ class DensityRatio:
         held_out: inputs of the held-out rows, [n, ...].
         new: inputs from the new source, without targets, [m, ...].
         features: function from a batch of inputs to [rows, k]; None: the inputs themselves, flattened.
-        ridge: strength of the L2 penalty on standardised columns, relative to the log loss of one row; for the named models.
+        ridge: strength of the L2 penalty on standardized columns, relative to the log loss of one row; for the named models.
         model: "linear", logistic regression on the features, which detects only shifts of their means; "squares", also on their squares, which
             detects shifts of each feature's spread, too (exact for independent normal features), in 2 k columns;
             "quadratic", also on their products, which detects shifts of correlation (exact for any two normal distributions), and
@@ -232,7 +232,7 @@ class DensityRatio:
 
 
 class _Logistic:
-    """Log odds by logistic regression on standardised features, optionally with their squares and products."""
+    """Log odds by logistic regression on standardized features, optionally with their squares and products."""
 
     def __init__(self, x: Tensor, is_new: Tensor, ridge: float, model: str) -> None:
         self.products: tuple[Tensor, Tensor] | None = None
@@ -314,7 +314,7 @@ def _names(x: Any, features: Tensor) -> list[bytes]:
 
 
 def _logistic(x: Tensor, y: Tensor, ridge: float) -> Tensor:
-    """Return intercept and coefficients of a ridge-penalized logistic regression, by Newton's method; the intercept is not penalised."""
+    """Return intercept and coefficients of a ridge-penalized logistic regression, by Newton's method; the intercept is not penalized."""
     x = torch.cat([torch.ones_like(x[:, :1]), x], 1)
     penalty = torch.full_like(x[0], ridge)
     penalty[0] = 1e-9

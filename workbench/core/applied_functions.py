@@ -1,4 +1,4 @@
-"""`apply` of wrapped objects: functions that write into weights, such as initialisations, write into those of every voter."""
+"""`apply` of wrapped objects: functions that write into weights, such as initializations, write into those of every voter."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .additions import MARK
 from .applied_functions import apply_to_voters
 from .calls.frozen import Freezable, refuse_change
 from .ownership import Record, table_of
-from .quantised import is_quantised, left_alone
+from .quantized import is_quantized, left_alone
 from .runtime import plain_clone, portable, restore
 from .saving.saved_settings import SETTINGS, described
 from .saving.savepoint import Savepoint
@@ -28,7 +28,7 @@ class Persistent(Freezable):
     _workbench: Record
     _plain_class: type[nn.Module]
     _overridden: frozenset[str]
-    _blank: staticmethod[..., Any]  # creates an uninitialised wrapped object for unpickling
+    _blank: staticmethod[..., Any]  # creates an uninitialized wrapped object for unpickling
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         refuse_change(self, "moving or casting")
@@ -53,7 +53,7 @@ class Persistent(Freezable):
         return result
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply a function to every module, like `nn.Module.apply`; initialisations are applied to the weights of each voter in turn.
+        """Apply a function to every module, like `nn.Module.apply`; initializations are applied to the weights of each voter in turn.
 
         Args:
             args, kwargs: the function, called with each module.
@@ -158,10 +158,10 @@ def _deep_copy(tensor: Tensor, name: Any, memo: dict[int, Any]) -> Tensor:
     try:
         return copy.deepcopy(tensor, memo)
     except RuntimeError as error:
-        if not is_quantised(tensor):
+        if not is_quantized(tensor):
             raise
         raise RuntimeError(
-            f"a {name} of this model is quantised ({type(tensor).__name__}), and has no copies: quantise another plain model alike, wrap it, "
+            f"a {name} of this model is quantized ({type(tensor).__name__}), and has no copies: quantize another plain model alike, wrap it, "
             "and load_state_dict(wrapped.state_dict())"
         ) from error
 

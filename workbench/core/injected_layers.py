@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def follow(root: Any) -> None:
     """Update a wrapped model after peft has added layers to it or removed them.
 
-    Without voters or risk heads, all branches share the layers. Each voter keeps its own base weights. Its adapters are initialised as peft
+    Without voters or risk heads, all branches share the layers. Each voter keeps its own base weights. Its adapters are initialized as peft
     does; the first voter gets those that peft has made. Layers that peft copies to train them (`modules_to_save`) start at each voter's own
     weights.
 

@@ -35,7 +35,7 @@ from .standardize import Scaling
 def loss(
     wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, args: tuple, y: Any, rows: Tensor, whole: bool
 ) -> Tensor:
-    """Return the voters' training losses, each on its own rows; their sum is the loss to minimise.
+    """Return the voters' training losses, each on its own rows; their sum is the loss to minimize.
 
     Args:
         wrapped: wrapped object with voters.
@@ -138,7 +138,7 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         with_moments(branched, lambda: pair)  # raises for distributions without moments
         if scaling is not None and scaling.y_mean is not None:
             raise ValueError(
-                "the model returns distributions of standardised targets: train with targets in original units"
+                "the model returns distributions of standardized targets: train with targets in original units"
             )
         return mixture(output, len(branched.axes))
     if committee is None and (

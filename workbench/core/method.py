@@ -211,7 +211,7 @@ class Method:
         """Discard what was learned about the old weights; called after loading new ones from a state that does not contain this method."""
 
     def regularizer(self, table: Table, rows: int | None) -> Tensor | None:
-        """Return a regularisation term that training adds to the loss, or None."""
+        """Return a regularization term that training adds to the loss, or None."""
         return None
 
     def __repr__(self) -> str:

@@ -82,7 +82,7 @@ class Record:
     purity: str = "once"  # how attributes that forward changes are treated
     chunk: int | None = None  # maximum number of branches run at once under vmap
     verbose: int = 0
-    rows: int | None = None  # number of training rows, needed by regularisation terms
+    rows: int | None = None  # number of training rows, needed by regularization terms
     trainings: tuple[dict[str, Any], ...] = ()  # facts about the rows of each training, see `saving.training_data`
     data: str | None = None  # the user's description of these rows
     # whether rows are independent, so that they can be dealt; None before the first dealt call
@@ -172,7 +172,7 @@ class Table:
         return home[0][home[1]]  # type: ignore[return-value]
 
     def holds(self, name: str) -> bool:
-        """Return whether a registered tensor has nonzero entries; cached until it is written to, since each check synchronises with a GPU."""
+        """Return whether a registered tensor has nonzero entries; cached until it is written to, since each check synchronizes with a GPU."""
         tensor = self.get(name)
         cached = self._held.get(name)
         if cached is None or cached[0]() is not tensor or cached[1] != version(tensor):
@@ -314,7 +314,7 @@ class Table:
             chosen = set(paths[paths.index(layers[-n]) :])
         else:
             chosen = self._ran_last(n, layers)
-        # the bias of a parametrised layer is owned by the layer itself, its weight by a sub-module
+        # the bias of a parametrized layer is owned by the layer itself, its weight by a sub-module
         chosen |= {f".{path}".partition(".parametrizations.")[0][1:] for path in chosen}
         return [name for name, slot in self.record.slots.items() if slot.owners[0][0] in chosen]
 

@@ -164,7 +164,7 @@ class WrappedParameters:
             for name, parameter in parameters.items():
                 if parameter.shape == values[name].shape:
                     parameter.copy_(values[name])
-                else:  # an empty parameter that is not materialised yet
+                else:  # an empty parameter that is not materialized yet
                     parameter.data = values[name].detach().clone().to(parameter)
 
 

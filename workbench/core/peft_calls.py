@@ -26,7 +26,7 @@ from .saving.savepoint import Savepoint
 
 # adapters that only add layers next to the base, and with which merging, saving and loading do for each voter what they do for a plain model
 _KINDS = ("LORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "HRA", "FOURIERFT")
-# initialisations that leave the base as it is, and depend on no data
+# initializations that leave the base as it is, and depend on no data
 _DRAWN = (True, False, "gaussian", "orthogonal", "lycoris")
 # options that do more than add layers next to the base, with the value that switches them off
 _PLAIN = {

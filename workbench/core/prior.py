@@ -1,4 +1,4 @@
-"""Randomised prior functions: outputs of untrained models, added to the output of each voter (Osband et al. 2018)."""
+"""Randomized prior functions: outputs of untrained models, added to the output of each voter (Osband et al. 2018)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Prior(nn.Module):
     Args:
         scale: factor of their outputs.
         axis: name of the axis whose branches have one untrained model each.
-        drawn: slot -> randomly initialised tensors of all branches, [branches, ...].
+        drawn: slot -> randomly initialized tensors of all branches, [branches, ...].
         shared: slot -> tensor that is the same in all branches.
     """
 

@@ -31,7 +31,7 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
 
     Raises:
         TypeError: if the model is scripted, sharded or offloaded, or has Keras layers.
-        ValueError: if it has uninitialised lazy parameters or no floating-point parameters, already carries a method or has a wrapped
+        ValueError: if it has uninitialized lazy parameters or no floating-point parameters, already carries a method or has a wrapped
             sub-module, or has no such method.
     """
     _check_method(model, method)

@@ -23,7 +23,7 @@ from .optimizer_guard import watch
 from .ownership import Table, engine_of, table_of
 from .peft_layers import merge_for_voters
 from .plain_copies import plain
-from .quantised import own_copy
+from .quantized import own_copy
 from .saving.state_dict import Loading
 
 HOOKS = (

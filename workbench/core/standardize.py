@@ -1,4 +1,4 @@
-"""Standardisation between the user's units and the model's units."""
+"""Standardization between the user's units and the model's units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Scaling(nn.Module):
-    """Module that standardises inputs, (x - x_mean) / x_scale, and converts predictions and risks back to original units.
+    """Module that standardizes inputs, (x - x_mean) / x_scale, and converts predictions and risks back to original units.
 
     Args:
         x_mean, x_scale: mean and standard deviation of the first argument. For several inputs a tuple by position or a dict by name (of keyword
@@ -84,13 +84,13 @@ class Scaling(nn.Module):
                     raise ValueError(f"{name[0]}_mean and {name[0]}_scale go together: give both or neither")
 
     def _note_keys(self) -> None:
-        """Store which inputs are standardised, with the names of the buffers of each."""
+        """Store which inputs are standardized, with the names of the buffers of each."""
         keys = [_key(name) for name, value in self._buffers.items() if name.startswith("x_mean") and value is not None]
         self._named_buffers = {key: [_buffer(name, key) for name in ("x_mean", "x_scale", "x_like")] for key in keys}
 
     # ---- inputs
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool = True) -> Arguments:
-        """Return positional and keyword inputs in standardised units.
+        """Return positional and keyword inputs in standardized units.
 
         Args:
             args, kwargs: arguments of the model.
@@ -152,7 +152,7 @@ class Scaling(nn.Module):
 
     # ---- targets
     def targets(self, y: Any) -> Any:
-        """Convert targets to standardised units."""
+        """Convert targets to standardized units."""
         return (
             y if self.y_mean is None else tree_map(lambda t: (t - self.y_mean) / self.y_scale if is_float(t) else t, y)
         )

@@ -33,7 +33,7 @@ from .parameters import WrappedParameters
 from .peft_calls import look_who_walks
 from .prior import NAME as PRIOR
 from .prior import install
-from .quantised import own_scales
+from .quantized import own_scales
 from .runtime import HOOKS, Runtime, copy_rest, finish_load, plain_clone, restore
 from .saving.extraction import extract
 from .saving.savepoint import Savepoint
@@ -126,7 +126,7 @@ class Wrapped(WrappedParameters, Persistent):
             y: the target.
 
         Returns:
-            A scalar tensor, the mean over the voters; in standardised units if a scaling is set.
+            A scalar tensor, the mean over the voters; in standardized units if a scaling is set.
         """
         return asked(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
 
@@ -166,11 +166,11 @@ class Wrapped(WrappedParameters, Persistent):
     # ---- units
     @property
     def scaling(self) -> Scaling | None:
-        """The standardisation between the user's and the model's units, or None."""
+        """The standardization between the user's and the model's units, or None."""
         return extra(self, "scaling")
 
     def scale(self, *args: None, **values: Any) -> None:
-        """Standardise inputs before the model, and convert predictions and risks back to original units.
+        """Standardize inputs before the model, and convert predictions and risks back to original units.
 
         Args:
             values: x_mean, x_scale (of the first input, or tuples or dicts for several inputs), y_mean, y_scale and x_dtype; see `Scaling`.
@@ -183,14 +183,14 @@ class Wrapped(WrappedParameters, Persistent):
         for method in self._workbench.methods if values.get("y_mean") is not None else ():
             if not getattr(method.distribution, "standardizable", True):
                 raise ValueError(
-                    f"y_mean, y_scale: targets of {method.distribution} cannot be standardised; give only x_mean and x_scale"
+                    f"y_mean, y_scale: targets of {method.distribution} cannot be standardized; give only x_mean and x_scale"
                 )
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
         scaling = Scaling(**{"names": positional_names(self), **values})
         add_extra(self, "scaling", scaling.to(like.device if like is not None else None))
 
     def unscale(self) -> None:
-        """Remove the standardisation, so that inputs and outputs are in the model's own units again."""
+        """Remove the standardization, so that inputs and outputs are in the model's own units again."""
         refuse_change(self, "unscale()")
         remove_extra(self, "scaling")
 
@@ -385,7 +385,7 @@ def adopt(module: nn.Module, method: str = "forward") -> Any:
 
 
 def blank(cls: type[nn.Module], overridden: frozenset[str], method: str = "forward") -> Any:
-    """Create an uninitialised wrapped object, whose state unpickling sets."""
+    """Create an uninitialized wrapped object, whose state unpickling sets."""
     return object.__new__(wrapped_class(cls, overridden, method))
 
 

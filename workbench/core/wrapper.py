@@ -28,7 +28,7 @@ from .outputs.options import Output, has_detections, read, states_of
 from .outputs.state_paths import state_paths
 from .ownership import table_of
 from .peft_layers import merge_for_voters
-from .quantised import own_scales
+from .quantized import own_scales
 from .refusals import check_model, part_at
 from .settings import Settings, setting, settings_of
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
@@ -153,7 +153,7 @@ class Wrapper(Settings):
 
         Raises:
             TypeError: if the target is none of these, is scripted or sharded, or if the function trains a model.
-            ValueError: if the model has uninitialised lazy parameters, has no parameters, already carries this method, or has no such method
+            ValueError: if the model has uninitialized lazy parameters, has no parameters, already carries this method, or has no such method
                 or sub-module.
 
         Example:
@@ -243,8 +243,8 @@ class Wrapper(Settings):
                 kind.check(model, inputs, {})
 
     def _materialized(self, model: nn.Module, method: str, at: str | None) -> nn.Module:
-        """Return a copy of a model whose lazy layers are initialised by a call with the example."""
-        # torch cannot deep-copy uninitialised buffers
+        """Return a copy of a model whose lazy layers are initialized by a call with the example."""
+        # torch cannot deep-copy uninitialized buffers
         new_buffer: Any = UninitializedBuffer
         buffers = {id(b): new_buffer(b.requires_grad, b.device, b.dtype) for b in model.buffers() if is_lazy(b)}
         model = copy.deepcopy(model, buffers)

@@ -64,7 +64,7 @@ class Distribution(ABC):
     by_risk: ClassVar[bool] = True
     """Whether a prediction and one risk for each of its elements determine the distribution."""
     standardizable: ClassVar[bool] = True
-    """Whether targets may be standardised, unlike counts and proportions."""
+    """Whether targets may be standardized, unlike counts and proportions."""
     own_prediction: ClassVar[bool] = True
     """Whether the prediction is the model's own output; otherwise it depends on the heads as well."""
     event_dims: ClassVar[int] = 0
@@ -85,7 +85,7 @@ class Distribution(ABC):
 
     @on_class_or_instance
     def loss_function(self, y: Any, y_pred: Any, y_risk: Any, reduction: str = "mean") -> Any:
-        """Compute the negative log-likelihood in nats, fully normalised.
+        """Compute the negative log-likelihood in nats, fully normalized.
 
         Gradients saturate at the largest finite number of their dtype, so that a single extreme row cannot make weights NaN.
 
@@ -123,7 +123,7 @@ class Distribution(ABC):
 
     @on_class_or_instance
     def sample(self, prediction: tuple[Any, Any], generator: torch.Generator | None = None) -> Any:
-        """Draw one value for every element, by the reparameterisation trick (gradients reach prediction and risk).
+        """Draw one value for every element, by the reparameterization trick (gradients reach prediction and risk).
 
         Args:
             prediction: The pair (y_pred, y_risk) that a wrapped model returns: tensors or matching trees; y_risk may be an

@@ -28,7 +28,7 @@ class NormalInverseGamma(ManyHeads):
     loss = -log t(y) + regularization * |y - gamma| (2 nu + alpha).
 
     How to interpret the epistemic part: the likelihood depends only on alpha and beta (1 + nu) / nu, so that nu, and with it the
-    split into aleatoric and epistemic risk, is determined by the regulariser and the course of training, not by the amount of data
+    split into aleatoric and epistemic risk, is determined by the regularizer and the course of training, not by the amount of data
     (Meinert et al. 2023); and no loss of this kind can make a model report its own lack of data faithfully (Bengs et al. 2022).
     Use the total as the spread of a Student-t predictive distribution, epistemic risk as a score of where errors are large, and
     `vote` to measure disagreement; composed with `vote`, this variance and that between voters are added.

@@ -49,10 +49,10 @@ class Parametric(ManyHeads):
         return prediction
 
     def rescaled(self, loc: Tensor, heads: Tensor, scaling: Any) -> tuple[Tensor, Tensor]:
-        """Convert raw outputs for standardised targets to raw outputs for targets in original units."""
+        """Convert raw outputs for standardized targets to raw outputs for targets in original units."""
         raise ValueError(
-            f"{self} does not support standardised targets, but y_mean and y_scale are set. "
-            "Remove the standardisation with wrapped.unscale(), and train with the original targets"
+            f"{self} does not support standardized targets, but y_mean and y_scale are set. "
+            "Remove the standardization with wrapped.unscale(), and train with the original targets"
         )
 
     @on_class_or_instance

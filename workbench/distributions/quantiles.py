@@ -87,7 +87,7 @@ class Quantiles(ManyHeads):
         return torch.maximum(levels * difference, (levels - 1) * difference).mean(0)
 
     def _column(self, like: Tensor, values: Sequence[float]) -> Tensor:
-        """Return one number per level, [levels, 1, ...]; created on the device, as copying to it would synchronise."""
+        """Return one number per level, [levels, 1, ...]; created on the device, as copying to it would synchronize."""
         return torch.stack([like.new_full((), value) for value in values]).reshape(-1, *[1] * (like.dim() - 1))
 
     def _z(self, like: Tensor) -> Tensor:

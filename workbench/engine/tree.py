@@ -83,7 +83,7 @@ def _is_lazy(node: Distribution) -> bool:
 
 def _rebuild_distribution(node: Distribution, values: list[Any]) -> Distribution:
     if _is_lazy(node):
-        # without noise, the covariance of a process is often singular in floating point, so it is not factorised
+        # without noise, the covariance of a process is often singular in floating point, so it is not factorized
         mean, covariance = values
         lazy = sys.modules["linear_operator"].to_linear_operator(covariance)
         return type(node)(mean, lazy)

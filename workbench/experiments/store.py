@@ -191,7 +191,7 @@ class Store:
         """Write all files atomically, the store first."""
         runs = [run for run in self.runs if run["cells"]]
         exports = self._exports(runs)
-        # the store lists the digests of the new exports and of those on disk, so that it recognises both if we are killed in between
+        # the store lists the digests of the new exports and of those on disk, so that it recognizes both if we are killed in between
         self._digests = {
             suffix: [_digest(data), *([self._disk[suffix]] if suffix in self._disk else [])]
             for suffix, data in exports.items()

@@ -1,4 +1,4 @@
-"""Pure methods, recognised by their bytecode: they only compute with tensors, so running them again with equal inputs does the same again."""
+"""Pure methods, recognized by their bytecode: they only compute with tensors, so running them again with equal inputs does the same again."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _ITERATIONS = 15  # power iterations, as many as torch makes when a layer gets a
 
 
 def unparametrize(module: nn.Module) -> None:
-    """Turn parametrised tensors of a module into parameters again; torch's own function would change all copies of the module."""
+    """Turn parametrized tensors of a module into parameters again; torch's own function would change all copies of the module."""
     parts = getattr(module, "parametrizations", None)
     if not isinstance(parts, nn.ModuleDict):
         return
@@ -36,10 +36,10 @@ def unparametrize(module: nn.Module) -> None:
 
 
 def assign(module: nn.Module, name: str, value: Tensor) -> None:
-    """Set the originals of a parametrised tensor, so that it has this value as far as the parametrisation allows.
+    """Set the originals of a parametrized tensor, so that it has this value as far as the parametrization allows.
 
     Raises:
-        Exception: of any type, from a parametrisation that has no inverse or does not accept the value.
+        Exception: of any type, from a parametrization that has no inverse or does not accept the value.
     """
     setattr(module, name, value.clone())
     for part in module.get_submodule(f"parametrizations.{name}").children():
@@ -71,7 +71,7 @@ def vectors_of_hooks(module: nn.Module) -> set[str]:
 
 
 def is_learned(module: nn.Module, name: str) -> bool:
-    """Whether all originals of a parametrised tensor are trainable."""
+    """Whether all originals of a parametrized tensor are trainable."""
     return all(p.requires_grad for p in module.get_submodule(f"parametrizations.{name}").parameters(recurse=False))
 
 
@@ -101,13 +101,13 @@ def refuse_signs(table: Table, slots: list[str], verb: str, remedy: str) -> None
 
 
 def holder_of(table: Table, path: str) -> str | None:
-    """Return the path of the ParametrizationList that a parametrisation at a path belongs to; None for other modules."""
+    """Return the path of the ParametrizationList that a parametrization at a path belongs to; None for other modules."""
     parent = path.rpartition(".")[0]
     return parent if isinstance(table.module(parent), ParametrizationList) else None
 
 
 def owner_of(table: Table, path: str) -> str | None:
-    """Return the path of the layer that a parametrisation, or its list, belongs to; None for other modules."""
+    """Return the path of the layer that a parametrization, or its list, belongs to; None for other modules."""
     for holder in (path, holder_of(table, path)):
         if holder is not None and isinstance(table.module(holder), ParametrizationList):
             return f".{holder}".rpartition(".parametrizations.")[0][1:]
@@ -116,6 +116,6 @@ def owner_of(table: Table, path: str) -> str | None:
 
 @torch.no_grad()
 def value_of(table: Table, owner: str, name: str) -> Tensor:
-    """Return the current value of a parametrised tensor."""
+    """Return the current value of a parametrized tensor."""
     value: Tensor = getattr(plain_module(table, owner), name)
     return value

@@ -91,7 +91,7 @@ class Curvature:
         self.fisher = self.fisher + fisher
 
     def posterior(self, weights: Tensor, prior_precision: float | None, noise: Tensor | None) -> Posterior:
-        """Return the posterior; prior precision and noise that are not given maximise the marginal likelihood.
+        """Return the posterior; prior precision and noise that are not given maximize the marginal likelihood.
 
         MacKay's fixed point (1992): with the eigenvalues l of the curvature and gamma = sum l / (l + prior_precision), the effective number
         of parameters, prior_precision = gamma / |weights|^2 and noise^2 = |residuals|^2 / (rows - gamma).

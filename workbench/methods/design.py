@@ -361,7 +361,7 @@ def _checked_output(
 
 
 def _initial_value(attribute: str, value: Tensor) -> Tensor:
-    """Return the initial value of a normalisation layer's running statistic; other buffers unchanged."""
+    """Return the initial value of a normalization layer's running statistic; other buffers unchanged."""
     if attribute == "running_var":
         return torch.ones_like(value)
     return torch.zeros_like(value) if attribute in ("running_mean", "num_batches_tracked") else value

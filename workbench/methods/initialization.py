@@ -1,4 +1,4 @@
-"""Initial values of branches, drawn by each layer's own initialisation."""
+"""Initial values of branches, drawn by each layer's own initialization."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def is_bias(name: str) -> bool:
 
 
 class Draws:
-    """Initial values of voters, drawn by each layer's own initialisation, separately for each voter.
+    """Initial values of voters, drawn by each layer's own initialization, separately for each voter.
 
     Args:
         table: the tensors of the model.
         n: number of voters.
         fresh: whether to draw new values; False gives every voter the current value.
-        zeros: slots of weights that are zero, which stay zero if that is on purpose: if their layer's own initialisation draws other values (a
-            zero-initialised residual scale or convolution), or if the model has frozen weights (the second factor of a LoRA).
+        zeros: slots of weights that are zero, which stay zero if that is on purpose: if their layer's own initialization draws other values (a
+            zero-initialized residual scale or convolution), or if the model has frozen weights (the second factor of a LoRA).
     """
 
     def __init__(self, table: Table, n: int, fresh: bool, zeros: frozenset[str] = frozenset()) -> None:
@@ -96,7 +96,7 @@ class Draws:
                         and (row.dtype, row.device) == (view.dtype, view.device)
                     ):
                         row.data = view
-                # equal originals of a parametrisation may still belong to different weights
+                # equal originals of a parametrization may still belong to different weights
                 if (
                     self._n == 1
                     or isinstance(modules[0], ParametrizationList)
@@ -112,18 +112,18 @@ class Draws:
         return self._jittered(torch.stack([current] * self._n), alpha)
 
     def _jittered(self, stacked: Tensor, alpha: float) -> Tensor:
-        """Add noise of a tenth of the root mean square (0.01 for zeros), for layers with a constant initialisation or none."""
+        """Add noise of a tenth of the root mean square (0.01 for zeros), for layers with a constant initialization or none."""
         if self._n == 1 or stacked.is_meta:
             return stacked
         size = stacked[0].abs().square().mean().sqrt()
         return stacked + alpha * torch.where(size > 0, 0.1 * size, 0.01) * torch.randn_like(stacked)
 
     def copies(self, path: str, otherwise: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
-        """Return newly initialised copies of the module at a path, cached; None if it has no initialisation of its own.
+        """Return newly initialized copies of the module at a path, cached; None if it has no initialization of its own.
 
         Args:
             path: path of the module.
-            otherwise: function from a parametrised tensor to values [n, *shape], for a layer without an initialisation of its own.
+            otherwise: function from a parametrized tensor to values [n, *shape], for a layer without an initialization of its own.
         """
         if isinstance(self._table.module(path), ParametrizationList):
             return self.parametrized(path, otherwise)
@@ -132,7 +132,7 @@ class Draws:
         return self._modules[path]
 
     def parametrized(self, path: str, otherwise: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
-        """Return copies of a parametrisation or its list, as if newly drawn values had been assigned to the parametrised tensor.
+        """Return copies of a parametrization or its list, as if newly drawn values had been assigned to the parametrized tensor.
 
         None for other modules, and if the values cannot be assigned.
         """
@@ -141,7 +141,7 @@ class Draws:
             return None
         if owner not in self._assigned:
             self._assigned[owner] = None
-            # the parametrisation may have no inverse, or not for these values
+            # the parametrization may have no inverse, or not for these values
             with contextlib.suppress(Exception):
                 self._assigned[owner] = self._with_assigned(owner, otherwise)
         copies, inner = self._assigned[owner], path.removeprefix(f"{owner}.") if owner else path
@@ -162,7 +162,7 @@ class Draws:
         return copies
 
     def reset(self, path: str) -> list[nn.Module] | None:
-        """Return copies of the module at a path, each newly initialised as the model does it; None if it has no initialisation of its own."""
+        """Return copies of the module at a path, each newly initialized as the model does it; None if it has no initialization of its own."""
         module = self._table.module(path)
         name = next((name for name in _RESETS if callable(getattr(type(module), name, None))), None)
         initialize = self._initializer(path)
@@ -183,13 +183,13 @@ class Draws:
                     with contextlib.suppress(*[Exception] * without_children):  # it may access the missing children
                         self._initialize(initialize, path, copied)
                 assign_by_hooks(copied)
-        # an initialisation that needs arguments or other state: the caller adds noise to the values instead
+        # an initialization that needs arguments or other state: the caller adds noise to the values instead
         except Exception:
             return None
         return copies
 
     def _initializer(self, path: str) -> Callable[[nn.Module], Any] | None:
-        """Return `_init_weights` of the nearest enclosing module, by which transformers, timm and many others initialise weights."""
+        """Return `_init_weights` of the nearest enclosing module, by which transformers, timm and many others initialize weights."""
         while True:
             module = self._table.module(path)
             method = getattr(type(module), "_init_weights", None)
@@ -201,7 +201,7 @@ class Draws:
 
     @torch.no_grad()
     def _initialize(self, initialize: Callable[[nn.Module], Any], path: str, copied: nn.Module) -> None:
-        """Initialise a copy as the model does: on its own, then as a child of its parent, which may rescale some projections."""
+        """Initialize a copy as the model does: on its own, then as a child of its parent, which may rescale some projections."""
         initialize(copied)
         parent_path, _, leaf = path.rpartition(".")
         if not leaf:
@@ -231,16 +231,16 @@ def _without_children(module: nn.Module) -> nn.Module:
 def _copy_unregistered(copied: nn.Module) -> None:
     """Copy the unregistered tensors of a module, such as the weight computed by an old spectral_norm or pruning.
 
-    An initialisation writes into them, and they would share memory with the parameters of the given model.
+    An initialization writes into them, and they would share memory with the parameters of the given model.
     """
     tree = modules(copied)
     set_values(copy_values(tensors_in(tree), tree, tree), tree)
 
 
 def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of n untrained models, drawn by each layer's own initialisation.
+    """Return the tensors of n untrained models, drawn by each layer's own initialization.
 
-    The values of a layer without an initialisation are shuffled, which keeps their distribution and leaves constant tensors unchanged. Frozen
+    The values of a layer without an initialization are shuffled, which keeps their distribution and leaves constant tensors unchanged. Frozen
     parameters keep their values.
 
     Args:

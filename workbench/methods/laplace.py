@@ -39,7 +39,7 @@ class Wrapper(_Wrapper):
     """Epistemic risk from the Laplace approximation of the last layer (MacKay 1992; Daxberger et al. 2021).
 
     The last layer's weights get a Gaussian posterior around their trained values, with covariance (H + prior_precision I)^-1, where H is the
-    generalised Gauss-Newton matrix of the training inputs: for values sum_n phi_n phi_n^T / noise^2, for classes its Kronecker form A (x) B of
+    generalized Gauss-Newton matrix of the training inputs: for values sum_n phi_n phi_n^T / noise^2, for classes its Kronecker form A (x) B of
     A = sum_n phi_n phi_n^T and B the mean of diag(p_n) - p_n p_n^T (Ritter et al. 2018). For values, prediction and risk are then in closed
     form, y and sqrt(phi^T V phi); for classes, they are averages over draws of the logits from their Gaussian.
 
@@ -64,7 +64,7 @@ class Wrapper(_Wrapper):
         default=None,
         above=0,
         wording="must be a number above 0",
-        help="inverse of the prior variance of the weights; by default the value that maximises the marginal likelihood.",
+        help="inverse of the prior variance of the weights; by default the value that maximizes the marginal likelihood.",
     )
     noise: float | None = setting(
         default=None,
@@ -237,7 +237,7 @@ class Laplace(Method):
     # ---- fitting
     @torch.no_grad()
     def tune(self, wrapped: Any, held_out: Any) -> None:
-        """Choose the prior precision by held-out classes, see `laplace.tune`; values keep the one that maximises the marginal likelihood."""
+        """Choose the prior precision by held-out classes, see `laplace.tune`; values keep the one that maximizes the marginal likelihood."""
         self._tune_prior(wrapped, held_out)
         if self.design is not None:
             self.design.tune(wrapped, held_out)

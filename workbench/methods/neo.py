@@ -49,12 +49,12 @@ class Wrapper(_Wrapper):
     The features are the inputs of the model's layers with weights, the model's own input included, pooled to one vector per row: means over a
     2x2 grid of a map, or over the two halves of a sequence, without padding steps (known from an attention or padding mask, lengths, or a
     padding token of the embedding). They are detached and computed in evaluation mode: training the signature changes neither the model nor
-    its predictions. The risk is one number per row, standardised to mean 0 and standard deviation 1 on held-out rows of the training data.
+    its predictions. The risk is one number per row, standardized to mean 0 and standard deviation 1 on held-out rows of the training data.
 
     On a map of classes, `output=Logits(dim=1)`, and with per="position" on other maps, tokens and volumes, there is a risk for each position:
     each layer has a density of its input at a single position, whose scores are computed at the layer's resolution, interpolated to the
     positions of the output and added up. It is fitted by `wrapped.fit` only, on 64 positions, drawn with a fixed seed, of each of at most 512
-    rows. per="image" gives the mean over the 5 % riskiest positions of each row, standardised in the same way.
+    rows. per="image" gives the mean over the 5 % riskiest positions of each row, standardized in the same way.
 
     Learn the signature in closed form, `wrapped.fit(loader)`, or by gradient without labels: `wrapped(x, return_risk=True)[1].mean()` is a
     negative log likelihood, a proper loss whose minimum is the density of the training features. The default, "gaussian" and "flow" can be

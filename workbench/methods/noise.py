@@ -37,7 +37,7 @@ class Noise(Settings, ABC):
 
     @abstractmethod
     def divergence(self, raw: Tensor) -> Tensor:
-        """Return the regularisation term of a learned amount per noisy value, in nats."""
+        """Return the regularization term of a learned amount per noisy value, in nats."""
 
 
 def _uniform(value: Tensor, generator: torch.Generator | None) -> Tensor:

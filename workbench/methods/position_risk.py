@@ -20,7 +20,7 @@ from .feature_tap import FeatureMap, FeatureTap
 
 MAX_IMAGES = 512  # images that a fit uses
 N_POSITIONS = 64  # positions drawn from each of them
-MAX_HELD_OUT = 64  # images used for standardisation only
+MAX_HELD_OUT = 64  # images used for standardization only
 Layout = tuple[int, bool]  # number of axes of the positions, and whether the channels come before them
 
 
@@ -131,7 +131,7 @@ def draw_positions(values: Tensor, keep: Tensor | None, seed: int) -> Tensor:
 
 
 def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, Any]]]) -> bool:
-    """Fit the density to a sample of positions of at most `MAX_IMAGES` rows, and standardise it on every fifth row, up to 64 of them.
+    """Fit the density to a sample of positions of at most `MAX_IMAGES` rows, and standardize it on every fifth row, up to 64 of them.
 
     Args:
         method: the method of neo.
@@ -159,7 +159,7 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
         assert part is not None
         raws.append(_raw(density, part, maps))
         masks.append(_keep(part, tap))
-    density.standardise(raws, masks)
+    density.standardize(raws, masks)
     return True
 
 
@@ -169,7 +169,7 @@ class _Sample(NamedTuple):
     Args:
         features: features of each chosen layer [positions, channels].
         scores: class scores [positions, classes]; None if not all batches have them.
-        held_out: inputs of the rows used for standardisation.
+        held_out: inputs of the rows used for standardization.
     """
 
     features: list[Tensor]

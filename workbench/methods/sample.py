@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.method import Call, Method
-from ..core.quantised import refuse_quantised
+from ..core.quantized import refuse_quantized
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Index, Intervention, Shared
@@ -63,7 +63,7 @@ class Wrapper(_Wrapper):
         default=False,
         saved=True,
         help="learn the amount of noise, one number for each layer that noise enters (concrete dropout, Gal et al. 2017; variational dropout, "
-        "Kingma et al. 2015); the regularisation term is part of `wrapped.loss` once `workbench.fit` has set the number of training rows.",
+        "Kingma et al. 2015); the regularization term is part of `wrapped.loss` once `workbench.fit` has set the number of training rows.",
     )
     randomness: Literal["different", "same", "error", "pass"] = setting(
         default="different",
@@ -136,7 +136,7 @@ class Sample(Method):
                 'the model has no weights of two or more dimensions for where="weights"; use where="inputs"'
             )
         if self.wrapper.where == "weights":
-            refuse_quantised(table, self._weights, "noise is drawn for its values", "use where='activations'")
+            refuse_quantized(table, self._weights, "noise is drawn for its values", "use where='activations'")
             refuse_signs(table, self._weights, "noise", 'where="activations"')
         self._only_layer = len(table.layers()) <= 1
         if self.wrapper.where == "weights":

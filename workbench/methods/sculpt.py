@@ -13,7 +13,7 @@ from ..core.additions import add_extra, extra
 from ..core.method import Call, Method, split_heads
 from ..core.outputs.class_scores import Classes
 from ..core.outputs.meanings import IGNORED, Meaning
-from ..core.quantised import is_quantised, refuse_quantised
+from ..core.quantized import is_quantized, refuse_quantized
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..distributions import (
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 
 NOT_STANDARDIZED = (
-    "targets of {} cannot be standardised: scaled counts and proportions would no longer be such, and the parameters would change. "
-    "Give no y_mean and y_scale (wrapped.unscale() removes them); workbench.fit standardises the inputs alone"
+    "targets of {} cannot be standardized: scaled counts and proportions would no longer be such, and the parameters would change. "
+    "Give no y_mean and y_scale (wrapped.unscale() removes them); workbench.fit standardizes the inputs alone"
 )
 
 
 class Wrapper(_Wrapper):
     """Aleatoric risk from a risk head next to the model's own last layers (Nix & Weigend 1994).
 
-    The risk head is a copy of the last layers whose final layer is initialised anew (even if the model's own is frozen, which it stays); its
+    The risk head is a copy of the last layers whose final layer is initialized anew (even if the model's own is frozen, which it stays); its
     output is mapped to a standard deviation by softplus. The model's own prediction is unchanged. With the risk, each layer that the head copies
     runs twice; `n_layers=1` costs the least, and was as good as three on small tables, a curve and small images (`workbench bench heads`). Use
     more where the noise depends on information that the last layer's features have lost. Train the head by `wrapped.loss`, or add
@@ -138,14 +138,14 @@ class Sculpt(Method):
         if not any(table.value(name).is_floating_point() or table.value(name).is_complex() for name in slots):
             raise ValueError("sculpt: the last layers have no floating-point parameters that a risk head could copy")
         last = table.last_layers() or {""}
-        refuse_quantised(
+        refuse_quantized(
             table,
             [name for name in slots if table.record.slots[name].owners[0][0] in last],
             "each risk head has its own last layer, which is trained",
-            "leave the last layer out when you quantise, by filter_fn= of torchao, llm_int8_skip_modules= of BitsAndBytesConfig, exclude= of "
+            "leave the last layer out when you quantize, by filter_fn= of torchao, llm_int8_skip_modules= of BitsAndBytesConfig, exclude= of "
             "quanto",
         )
-        slots = [name for name in slots if not is_quantised(table.value(name))]  # heads share quantised layers
+        slots = [name for name in slots if not is_quantized(table.value(name))]  # heads share quantized layers
         self.distribution = self.distribution.for_targets(_n_outputs(table, last))
         scaling = extra(table.root, "scaling")
         if scaling is not None and scaling.y_mean is not None and not self.distribution.standardizable:

@@ -13,7 +13,7 @@ from ..core.additions import extra
 from ..core.method import Call, Method
 from ..core.prior import NAME as PRIOR
 from ..core.prior import Prior, check_prior, install
-from ..core.quantised import refuse_quantised, refuse_unfrozen
+from ..core.quantized import refuse_quantized, refuse_unfrozen
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
@@ -38,7 +38,7 @@ class Wrapper(_Wrapper):
     """Epistemic risk from the disagreement of voters (Lakshminarayanan et al. 2017, deep ensembles).
 
     Frozen parameters (requires_grad=False) are shared by all voters and keep their values, so that a pretrained layer or the base of an adapter
-    keeps what it has learned. A weight that is zero on purpose (the second factor of a LoRA, a zero-initialised residual scale or convolution)
+    keeps what it has learned. A weight that is zero on purpose (the second factor of a LoRA, a zero-initialized residual scale or convolution)
     starts at zero in every voter, and so does the bias of its layer.
 
     Example:
@@ -54,7 +54,7 @@ class Wrapper(_Wrapper):
         default=1.0,
         least=0,
         wording="must not be negative",
-        help='spread between the voters at the start, where a layer has no initialisation of its own: with share="rank1" the standard deviation '
+        help='spread between the voters at the start, where a layer has no initialization of its own: with share="rank1" the standard deviation '
         "of the factors around one; otherwise noise of alpha times a tenth of the parameter's root mean square is added.",
     )
     use_bias: bool = setting(default=True, saved=True, help="whether each voter has its own biases.")
@@ -65,7 +65,7 @@ class Wrapper(_Wrapper):
     )
     finetune: bool = setting(
         default=False,
-        help="start every voter at the given weights instead of a fresh initialisation. To make the voters diverge, `workbench.fit` and "
+        help="start every voter at the given weights instead of a fresh initialization. To make the voters diverge, `workbench.fit` and "
         "`wrapped.loss` weight the rows differently for each voter (Bayesian bootstrap).",
     )
     share: Literal["rank1"] | int | None = setting(
@@ -86,9 +86,9 @@ class Wrapper(_Wrapper):
     prior: float | None = setting(
         default=None,
         least=0,
-        help="factor of a randomised prior function (Osband et al. 2018): each voter adds this multiple of the output of its own untrained "
+        help="factor of a randomized prior function (Osband et al. 2018): each voter adds this multiple of the output of its own untrained "
         "model, so that voters agree where training rows make them, and elsewhere differ as their priors do. In the units that the model is "
-        "trained in, standardised ones under `workbench.fit`; large where initial outputs are small: 300 for three linear layers, or the value "
+        "trained in, standardized ones under `workbench.fit`; large where initial outputs are small: 300 for three linear layers, or the value "
         "that `training.prior_scale` finds. `workbench.fit` makes the priors near zero at the training rows. See docs/how_to/epistemic.md.",
     )
 
@@ -207,7 +207,7 @@ class Vote(Method):
             return frozenset(zeros)
         if zeros and not all(map(_is_trainable(table), table.parameters())):
             warnings.warn(
-                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) and the others are frozen. They are initialised randomly, "
+                f"vote: all weights that vote are zero ({', '.join(zeros[:3])}) and the others are frozen. They are initialized randomly, "
                 "because voters that start equal stay equal, so the initial predictions differ from the given model's. To keep those, let "
                 "layers with other weights vote as well, by a larger share= or share=None",
                 WorkbenchWarning,
@@ -246,7 +246,7 @@ class Vote(Method):
         if not drawn:
             raise ValueError(
                 f"prior: nothing in {type(table.root).__name__} would differ between untrained models (its parameters are constant, and their "
-                "initialisation is not random); leave prior out"
+                "initialization is not random); leave prior out"
             )
         assert self.wrapper.prior is not None  # the caller has checked
         return Prior(self.wrapper.prior, self.name, drawn, shared)
@@ -309,11 +309,11 @@ class Vote(Method):
                     WorkbenchWarning,
                     stacklevel=6,
                 )
-        refuse_quantised(
+        refuse_quantized(
             table,
             [name for name in parameters if not self._factored(table, name)],
             "each voter would need a new copy in floating point",
-            "layer.weight.requires_grad_(False) on the quantised layers makes all voters share them",
+            "layer.weight.requires_grad_(False) on the quantized layers makes all voters share them",
         )
         if self.wrapper.share != "rank1":
             refuse_unfrozen(table, parameters)

@@ -112,9 +112,9 @@ def aurc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
 
 @metric("min")
 def augrc(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
-    """Area under the generalised risk-coverage curve, in units of the error; lower is better (Traub et al. 2024).
+    """Area under the generalized risk-coverage curve, in units of the error; lower is better (Traub et al. 2024).
 
-    The generalised risk at coverage c is the error of the accepted rows summed and divided by all rows, so that it does
+    The generalized risk at coverage c is the error of the accepted rows summed and divided by all rows, so that it does
     not give the few rows of lowest risk the most weight; trapezoids over c from 0 to 1. For errors of 0 or 1 it is
     (1 - AUROC) acc (1 - acc) + (1 - acc)^2 / 2 with the AUROC of telling failures by their risk.
 
@@ -195,7 +195,7 @@ def ause(risk: Any, error: Any, normalize: str = "mean", *, mask: Any = None) ->
 def aurg(risk: Any, error: Any, *, mask: Any = None) -> Tensor:
     """Area under the random gain: mean distance of the sparsification curve below that of random removal; higher is better.
 
-    0 for an uninformative risk, negative for a worse one (Poggi et al. 2020), with the means and the normalisation of `ause`.
+    0 for an uninformative risk, negative for a worse one (Poggi et al. 2020), with the means and the normalization of `ause`.
 
     Args:
         risk: [...], one number per row; higher means less trust.

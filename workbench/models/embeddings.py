@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 
 class Standardization(nn.Module):
-    """Standardise each column, (x - mean) / scale, with statistics of the training rows that are saved with the model.
+    """Standardize each column, (x - mean) / scale, with statistics of the training rows that are saved with the model.
 
-    `workbench.fit` does not standardise the inputs of a model that has such a layer, so that it is not done twice.
+    `workbench.fit` does not standardize the inputs of a model that has such a layer, so that it is not done twice.
 
     Args:
         mean: mean of each column [features].
@@ -160,7 +160,7 @@ class ColumnLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise as `torch.nn.Linear` does."""
+        """Initialize as `torch.nn.Linear` does."""
         bound = 1 / math.sqrt(self.weight.shape[1])
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)

@@ -48,7 +48,7 @@ def tabular(
 ) -> nn.Sequential:
     """Build an MLP on embedded columns, the network of TabM (Gorishniy et al. 2025) without its ensemble, which a wrapper adds.
 
-    Inputs are in the units of the table: the first layer standardises them, and `workbench.fit` then does not. The embedding of each numeric
+    Inputs are in the units of the table: the first layer standardizes them, and `workbench.fit` then does not. The embedding of each numeric
     column is appended to the inputs (Gorishniy et al. 2022). Columns of two distinct numbers, such as those that `Data.from_dataframe` makes
     for categories and missing values, become 0 and 1 and have no embedding. Means, scales and bins are computed on the training rows of `data`,
     never on its test rows; this includes rows that `fit` later holds out for validation, their inputs and, for "auto", their targets. For

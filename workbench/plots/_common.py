@@ -194,10 +194,10 @@ def diagonal(ax: Axes, label: str, limits: tuple[float, float] = (0, 1)) -> None
 
 
 def risk_label(kind: str, unit: str = "") -> str:
-    """Return the axis label of a risk, with its unit; vacuitic risk is standardised and has none. Refuse an unknown kind."""
+    """Return the axis label of a risk, with its unit; vacuitic risk is standardized and has none. Refuse an unknown kind."""
     if kind not in COLOURS:
         raise ValueError(f"kind: expected one of {', '.join(COLOURS)}, found {kind!r}")
-    return "vacuitic risk (standardised)" if kind == "vacuitic" else with_unit(f"{kind} risk", unit)
+    return "vacuitic risk (standardized)" if kind == "vacuitic" else with_unit(f"{kind} risk", unit)
 
 
 def with_unit(label: str, unit: str) -> str:

@@ -229,7 +229,7 @@ def _risks(risk: Any, predicted: Array, max_rows: int) -> dict[str, Array]:
         if isinstance(risk, Risk) and isinstance(named[name], torch.Tensor) and named[name].dim() < 2:
             continue  # one number per image, as vacuitic risk may be
         values = _like(_stack(named[name], f"risk.{name}")[:max_rows], predicted, f"risk.{name}")
-        if name != "vacuitic":  # vacuitic risk is standardised, and negative for typical inputs
+        if name != "vacuitic":  # vacuitic risk is standardized, and negative for typical inputs
             not_negative(**{f"risk.{name}": values})
         _some_finite(values, f"risk.{name}")
         maps_of[name] = values

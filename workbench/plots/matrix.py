@@ -46,7 +46,7 @@ def matrix(
 
     - one input: prediction and risks over it;
     - two inputs: maps over the plane, with a margin of 15 % around the data;
-    - tables: each test row as a point, in the plane of two features or of the first two principal components of the standardised inputs;
+    - tables: each test row as a point, in the plane of two features or of the first two principal components of the standardized inputs;
     - images, series and other inputs with one prediction each: a strip of rows with a bar for each risk;
     - maps of classes or values: images of prediction and risks, and of the errors below the input;
     - tokens: the text of one row, coloured by class and by each risk as in `plots.tokens`, with wrong classes framed;

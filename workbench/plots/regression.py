@@ -70,7 +70,7 @@ def bands(
         aleatoric: standard deviations [n] or [n, 1], in the units of the prediction; NaN leaves a gap
             in the band.
         epistemic: the same.
-        vacuitic: standardised risk [n] or [n, 1].
+        vacuitic: standardized risk [n] or [n, 1].
         observed: training data ``(x, y)``, drawn as points.
         truth: the true curve ``(x, y)``, drawn as a dashed line.
         level: half the width of the bands, in standard deviations.

@@ -23,7 +23,7 @@ Tree = dict[str, Any]  # path of a leaf -> leaf
 def seeded(seed: int = 0) -> Iterator[None]:
     """Seed the generators of torch, numpy and Python, and restore their states afterwards."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - models draw from the global state
-    # CUDA is not initialised just to seed it: without initialisation nothing is drawn there
+    # CUDA is not initialized just to seed it: without initialization nothing is drawn there
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)

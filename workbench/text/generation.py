@@ -178,7 +178,7 @@ def _check_model(model: Any) -> None:
         method.check_ready(model)
     if extra(model, "scaling") is not None or committee_of(model) is not None:
         raise ValueError(
-            "generate does not support standardised units or cross-fitted members: call model.unscale(), or train without folds"
+            "generate does not support standardized units or cross-fitted members: call model.unscale(), or train without folds"
         )
 
 

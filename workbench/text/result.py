@@ -62,13 +62,13 @@ class Generation:
     def log_prob(self) -> Tensor:
         """Log-probability of each sequence [n], from the members' mean at each step (Malinin & Gales 2021, product of expectations).
 
-        The sum over the tokens, not normalised by length; its negative is `MaximumSequenceProbability` of lm-polygraph.
+        The sum over the tokens, not normalized by length; its negative is `MaximumSequenceProbability` of lm-polygraph.
         """
         return self._sum(self.log_probs)
 
     @property
     def mean_log_prob(self) -> Tensor:
-        """Length-normalised log-probability [n], the mean over the tokens (Malinin & Gales 2021); higher means more certain."""
+        """Length-normalized log-probability [n], the mean over the tokens (Malinin & Gales 2021); higher means more certain."""
         return self.log_prob / self.lengths
 
     @property
@@ -120,7 +120,7 @@ class Generation:
 
         Args:
             equivalent: function `equivalent(a, b)`, whether two answers to the same prompt mean the same.
-            discrete: whether to weight all samples equally instead of by their length-normalised probability.
+            discrete: whether to weight all samples equally instead of by their length-normalized probability.
         """
         return [
             samples.semantic_entropy(texts, equivalent, None if discrete else self.mean_log_prob[rows])

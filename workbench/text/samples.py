@@ -115,17 +115,17 @@ def semantic_entropy(
 ) -> float:
     """Return the entropy over meanings in nats (Farquhar et al. 2024, "Detecting hallucinations ... using semantic entropy", Nature).
 
-    P(c) is the sum of exp(log p) over the answers of a cluster, normalised over the clusters; the entropy is -sum P(c) log P(c). Without
+    P(c) is the sum of exp(log p) over the answers of a cluster, normalized over the clusters; the entropy is -sum P(c) log P(c). Without
     log-probabilities, P(c) is the share of the answers, which gives the discrete semantic entropy.
 
     These are the entropies of uqlm, and the discrete one is `SemanticEntropyEmpirical` of lm-polygraph. Its `SemanticEntropy` is another score
     (Kuhn et al. 2023): minus the mean over the answers of the logarithm of their cluster's sum of likelihoods. It uses likelihoods of whole
-    answers, not normalised by length, and sums not normalised over the clusters, so that it is not 0 if all answers mean the same.
+    answers, not normalized by length, and sums not normalized over the clusters, so that it is not 0 if all answers mean the same.
 
     Args:
         answers: answers sampled for one prompt.
         equivalent: function `equivalent(a, b)`, whether two answers mean the same; see `meaning_clusters`.
-        log_probs: log-probabilities of the answers [n], length-normalised as in the paper: `Generation.mean_log_prob`.
+        log_probs: log-probabilities of the answers [n], length-normalized as in the paper: `Generation.mean_log_prob`.
 
     Returns:
         Between 0 and log n; lower means more certain.

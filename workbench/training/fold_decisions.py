@@ -18,7 +18,7 @@ FACTORS = torch.logspace(math.log10(0.3), math.log10(4), 36, dtype=torch.float64
 SMALL_FACTORS = torch.logspace(math.log10(0.01), math.log10(0.3), 47, dtype=torch.float64)[:-1]
 LEAST_SCALE = 1e-12  # of constant noise, relative to the largest target: predictions may be exact
 MAX_ROWS = 2000  # rows on which scale and tails are chosen: enough for three numbers
-EM_STEPS = 200  # steps of expectation maximisation
+EM_STEPS = 200  # steps of expectation maximization
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ def decide(loc: Tensor, risk: Tensor | None, y: Tensor, distribution: Distributi
     Predictions come from the snapshot with the least expected squared error of an ensemble of all members: that of the mean of R
     members, minus V / R, which their variance V adds to it, plus V / M for M members. Noise comes from the snapshot, factor and degrees of
     freedom with the least negative log likelihood given these predictions. The weights of the settings are those of the linear pool with the
-    greatest likelihood, found by expectation maximisation.
+    greatest likelihood, found by expectation maximization.
 
     Args:
         loc: [snapshots, settings, members of one fold, n, ...], the prediction of each row by members that have not seen it.

@@ -75,7 +75,7 @@ class History:
     def frame(self) -> pd.DataFrame:
         """DataFrame with one row per epoch: losses (means over rows), learning rate of the last step, and duration in seconds.
 
-        The losses are those that were minimised, of standardised targets if targets were standardised. `validation_loss`
+        The losses are those that were minimized, of standardized targets if targets were standardized. `validation_loss`
         is NaN without validation.
         """
         kinds = {name: int if name == "epoch" else float for name in COLUMNS}

@@ -1,4 +1,4 @@
-"""Choice of the scale of randomised prior functions, by training rows at the ends of columns that are held out for it."""
+"""Choice of the scale of randomized prior functions, by training rows at the ends of columns that are held out for it."""
 
 from __future__ import annotations
 

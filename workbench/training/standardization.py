@@ -95,8 +95,8 @@ def _bytes_only(wrapped: Wrapped, rows: dict[Key, Any], converted: Mapping[Key, 
         tell(
             wrapped,
             "own units",
-            "fit: a layer of the model standardises inputs (standardizes_inputs = True), so none of the inputs "
-            f"({', '.join(map(repr, rows))}) is standardised here; standardise those that do not enter that layer yourself",
+            "fit: a layer of the model standardizes inputs (standardizes_inputs = True), so none of the inputs "
+            f"({', '.join(map(repr, rows))}) is standardized here; standardize those that do not enter that layer yourself",
         )
     return {key: leaf for key, leaf in rows.items() if key in converted}
 
@@ -111,7 +111,7 @@ def _warn_about_units(wrapped: Wrapped, targets: Any) -> None:
             tell(
                 wrapped,
                 "units",
-                f"fit: of several targets none is standardised, and y[{key!r}] has mean {mean:.3g} and standard deviation {scale:.3g}, which "
+                f"fit: of several targets none is standardized, and y[{key!r}] has mean {mean:.3g} and standard deviation {scale:.3g}, which "
                 f"takes a model long to learn: train on (y[{key!r}] - mean) / scale, or wrap a function that returns this output alone",
             )
 
@@ -142,7 +142,7 @@ def warn_about_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
             how = (
                 "divided by 255"
                 if float(scale.max()) == 255 and not mean.any()
-                else "standardised by their mean and scale"
+                else "standardized by their mean and scale"
             )
             tell(
                 wrapped,

@@ -1,4 +1,4 @@
-"""Centering of randomised prior functions, so that they are near zero at the training rows before voters are trained."""
+"""Centering of randomized prior functions, so that they are near zero at the training rows before voters are trained."""
 
 from __future__ import annotations
 

@@ -54,10 +54,10 @@ def warn_about_columns(wrapped: Wrapped, train: Source, dtype: torch.dtype) -> N
 
 
 def warn_about_batch(wrapped: Wrapped, first: Batch, prediction: Any, criterion: Criterion | None) -> None:
-    """Warn once that rows from a Dataset or DataLoader are not standardised, if the targets are far from the predictions.
+    """Warn once that rows from a Dataset or DataLoader are not standardized, if the targets are far from the predictions.
 
     Args:
-        wrapped: the model, which has no standardisation.
+        wrapped: the model, which has no standardization.
         first: the first batch.
         prediction: prediction of the model for this batch.
         criterion: as for `fit`.
@@ -82,7 +82,7 @@ def warn_about_batch(wrapped: Wrapped, first: Batch, prediction: Any, criterion:
         tell(
             wrapped,
             "units of batches",
-            f"fit: the rows of Datasets and DataLoaders are not standardised, as tensors and arrays are, and y has mean {mean:.3g} and standard "
+            f"fit: the rows of Datasets and DataLoaders are not standardized, as tensors and arrays are, and y has mean {mean:.3g} and standard "
             f"deviation {scale:.3g} in the first batch, which takes a model long to learn. Give (x, y) as tensors if they fit in memory; or set "
             f"the units first, wrapped.scale(x_mean=..., x_scale=..., y_mean={mean:.3g}, y_scale={scale:.3g})",
         )

@@ -71,7 +71,7 @@ class TracedStep:
     Args:
         wrapped: the model.
         criterion: the criterion it is trained with.
-        loss: function that computes the loss of a batch eagerly, or several losses whose sum is minimised.
+        loss: function that computes the loss of a batch eagerly, or several losses whose sum is minimized.
     """
 
     def __init__(self, wrapped: Wrapped, criterion: Any, loss: Callable[[Batch], Tensor]) -> None:

@@ -33,7 +33,7 @@ def test_votes_are_the_mean_and_spread_of_plain_models(make: Callable[[], Any]) 
     assert torch.equal(plain(X), before)
 
 
-def test_voters_start_at_values_of_the_layers_own_initialisers() -> None:
+def test_voters_start_at_values_of_the_layers_own_initializers() -> None:
     initializer = k.initializers.RandomUniform(4.0, 5.0, seed=3)
     plain = k.Sequential([k.Input((4,)), k.layers.Dense(16, kernel_initializer=initializer)])
     kernels = vote.Wrapper(3)(plain).as_torch().state_dict()["dense.kernel@vote"]

@@ -23,7 +23,7 @@ SERIES = (TOKENS[..., None] / 6).astype("float32")
 
 
 def adding() -> Any:
-    """A layer adds a loss, another regularises what it gives, and a weight has a regularizer as well."""
+    """A layer adds a loss, another regularizes what it gives, and a weight has a regularizer as well."""
 
     class Pull(k.layers.Layer):
         def call(self, x: Any) -> Any:
@@ -134,7 +134,7 @@ def test_what_is_masked_counts_in_no_loss_metric_or_likelihood() -> None:
     assert again["loss"] == pytest.approx(scores["loss"], rel=1e-6)
 
 
-def test_a_risk_heads_own_weights_are_regularised_as_the_models() -> None:
+def test_a_risk_heads_own_weights_are_regularized_as_the_models() -> None:
     wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(compiled("losses"))
     state = wrapped.state_dict()
     kernels = [value for name, value in state.items() if name.startswith("dense_1.kernel")]

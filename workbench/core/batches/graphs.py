@@ -1,4 +1,4 @@
-"""Batches of torch_geometric graphs, recognised by their interface."""
+"""Batches of torch_geometric graphs, recognized by their interface."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _ranks(numbers: Tensor) -> Tensor:
 
 
 def _mixed(numbers: Tensor) -> Tensor:
-    """Scramble the bits of integers (the finaliser of SplitMix64, Steele et al. 2014)."""
+    """Scramble the bits of integers (the finalizer of SplitMix64, Steele et al. 2014)."""
     numbers = (numbers ^ (numbers >> 30)) * -4658895280553007687
     numbers = (numbers ^ (numbers >> 27)) * -7723592293110705685
     return numbers ^ (numbers >> 31)

@@ -230,7 +230,7 @@ def loss_of_branches(
     sizes = branched.sizes()
     models = sizes[:-1] if pair is not None else sizes
     joint = joined(record, models, leaves, criterion, y, pair)
-    # wrapped after `joined`, which would not recognise the wrapped criterion
+    # wrapped after `joined`, which would not recognize the wrapped criterion
     criterion = listening(wrapped, criterion, y)
     if joint is not None:
         rows, targets = joint

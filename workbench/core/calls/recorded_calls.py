@@ -50,7 +50,7 @@ class _Recorded:
         graph: returns the tensors of the answer, then the sum of each risk tensor.
         n_leaves: number of tensors in the answer.
         rebuild: function from these tensors to the answer.
-        marks: marks to which predictions are added, None if means need not be recognised when they are passed back as inputs.
+        marks: marks to which predictions are added, None if means need not be recognized when they are passed back as inputs.
         runs: number of runs so far.
         seconds: times of the compared runs.
         eager_seconds: times of the eager calls they were compared with.

@@ -29,7 +29,7 @@ _HOW = "workbench.load(path) reads this file, as keras.saving.load_model does on
 
 @keras.saving.register_keras_serializable(package="workbench")
 class WrappedModel(keras.layers.Layer):
-    """Serialisable stand-in for a wrapped model, which Keras writes to a file and from which it rebuilds the model.
+    """Serializable stand-in for a wrapped model, which Keras writes to a file and from which it rebuilds the model.
 
     `__dir__` returns the attributes that Keras visits when it saves or loads the weights.
 

@@ -24,7 +24,7 @@ def new_like(model: Any) -> Any:
         RuntimeError: if its config is incomplete, or yields a different model.
     """
     cls: Any = type(model)
-    random_state = random.getstate()  # layers draw the seeds of their initialisers from `random`
+    random_state = random.getstate()  # layers draw the seeds of their initializers from `random`
     try:
         if cls.from_config.__func__ is not keras.Model.from_config.__func__ or _is_of_layers(cls):
             lambdas = any(isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
@@ -52,14 +52,14 @@ def new_like(model: Any) -> Any:
 
 
 def _uncompiled(model: Any) -> Any:
-    """Return a shallow copy without losses and metrics, which Keras would serialise by name and fail to find again."""
+    """Return a shallow copy without losses and metrics, which Keras would serialize by name and fail to find again."""
     uncompiled = object.__new__(type(model))
     uncompiled.__dict__.update(vars(model), compiled=False)
     return uncompiled
 
 
 def _clone_layer(layer: Any) -> Any:
-    """Return a new layer with the same config; functions of Lambda layers are shared, since Keras refuses to deserialise them by default."""
+    """Return a new layer with the same config; functions of Lambda layers are shared, since Keras refuses to deserialize them by default."""
     if type(layer) is not keras.layers.Lambda:
         return type(layer).from_config(layer.get_config())
     return keras.layers.Lambda(

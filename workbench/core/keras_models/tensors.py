@@ -36,7 +36,7 @@ class Place:
 
 
 class LayerTensors(nn.Module):
-    """Module that holds the tensors of one Keras layer, and reinitialises them.
+    """Module that holds the tensors of one Keras layer, and reinitializes them.
 
     Args:
         layer: the layer.
@@ -57,7 +57,7 @@ class LayerTensors(nn.Module):
         return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
     def reset_parameters(self) -> None:
-        """Draw new weights, each from its own initialiser."""
+        """Draw new weights, each from its own initializer."""
         for name, initializer in self._initializers.value.items():
             parameter = self._parameters.get(name)
             if parameter is not None:
@@ -305,7 +305,7 @@ def _unmasked(leaf: Any) -> Any:
 
 
 def _initializer(layer: Any, variable: Any) -> Any:
-    """Return a layer's initialiser of a variable, found by Keras naming conventions; None if there is none."""
+    """Return a layer's initializer of a variable, found by Keras naming conventions; None if there is none."""
     for name in (variable.name, variable.name.removesuffix("_kernel")):
         initializer = getattr(layer, f"{name}_initializer", None)
         if isinstance(initializer, keras.initializers.Initializer):
@@ -314,7 +314,7 @@ def _initializer(layer: Any, variable: Any) -> Any:
 
 
 def _fresh(initializer: Any) -> Any:
-    """Return an initialiser with a new seed, since those of Keras return the same numbers at every call."""
+    """Return an initializer with a new seed, since those of Keras return the same numbers at every call."""
     config = initializer.get_config()
     if "seed" in config:
         config["seed"] = int(torch.randint(2**31 - 1, ()))

@@ -91,7 +91,7 @@ class _MeanOfRows:
         self.source, self.rule, self.name = source, rule, name
 
     def __call__(self, value: Any) -> Any:
-        _check_rule(self.rule, f"{self.source.path} has a regularizer, and its values", "regularised", self.name)
+        _check_rule(self.rule, f"{self.source.path} has a regularizer, and its values", "regularized", self.name)
         value = keras.ops.convert_to_tensor(value)
         rows = value if isinstance(self.rule, Stacked) else value[None]
         return torch.stack([keras.ops.sum(self.source.regularizer(row)) for row in rows]).mean()

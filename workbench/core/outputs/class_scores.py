@@ -51,11 +51,11 @@ class Classes(Meaning):
         """Raise ValueError if the class dimension of scores of this shape is missing or ambiguous; `write` formats code for the message."""
 
     def problem(self, scores: Tensor) -> str:
-        """Return what is wrong with the values, or ""; reading them synchronises with the device."""
+        """Return what is wrong with the values, or ""; reading them synchronizes with the device."""
         return ""
 
     def doubt(self, scores: Tensor) -> str:
-        """Return a warning if the values look like something other than declared, or ""; reading them synchronises with the device."""
+        """Return a warning if the values look like something other than declared, or ""; reading them synchronizes with the device."""
         return ""
 
 

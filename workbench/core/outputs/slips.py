@@ -60,7 +60,7 @@ _OPTIONS = {Logits(): '"logits"', Binary(): '"binary"', Binary(logits=False): "B
 
 
 def _should_check(wrapped: Any, key: str, leaf: Tensor, depth: int) -> bool:
-    """Return whether to check the values of a leaf: once per key, and only on the CPU, since elsewhere it would synchronise."""
+    """Return whether to check the values of a leaf: once per key, and only on the CPU, since elsewhere it would synchronize."""
     warned = wrapped._workbench.told
     # the check must not become part of a traced program
     if key in warned or leaf.device.type != "cpu" or values_unavailable() or torch.jit.is_tracing():

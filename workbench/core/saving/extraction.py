@@ -8,7 +8,7 @@ from ...engine.clone import own_attributes, places
 from ...engine.plan import Bank
 from ..additions import MARK
 from ..ownership import Slot, Table
-from ..quantised import own_copy
+from ..quantized import own_copy
 
 
 def extract(model: nn.Module, table: Table, index: dict[str, int], independent: bool) -> nn.Module:

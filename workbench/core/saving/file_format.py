@@ -37,12 +37,12 @@ def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
             )
         if tensor.is_meta:
             raise ValueError(
-                f"{name} is on the meta device and has no values to save; load or initialise the model first"
+                f"{name} is on the meta device and has no values to save; load or initialize the model first"
             )
         if is_traceable_wrapper_subclass(tensor):
             raise TypeError(
-                f"{name} is quantised ({type(tensor).__name__}), of several parts, and safetensors files hold plain tensors: keep it by "
-                "torch.save(wrapped.state_dict(), path), and load_state_dict(torch.load(path)) of a model that is quantised and wrapped alike"
+                f"{name} is quantized ({type(tensor).__name__}), of several parts, and safetensors files hold plain tensors: keep it by "
+                "torch.save(wrapped.state_dict(), path), and load_state_dict(torch.load(path)) of a model that is quantized and wrapped alike"
             )
         if id(tensor) in seen:
             continue  # tied tensors are stored once; loading restores their other names

@@ -20,7 +20,7 @@ from ..crossfit import members_axis
 from ..frameworks import load_foreign, save_foreign
 from ..function import Function
 from ..outputs.options import from_json
-from ..quantised import PACKED
+from ..quantized import PACKED
 from ..wrapped import is_wrapped
 from ..wrapper import Wrapper
 from .file_contents import named_wrapper, read

@@ -126,10 +126,10 @@ def _plain(folder: Path, text: dict[str, Any], cls: Any) -> nn.Module:
             "or a plain model, from_pretrained(folder, model)"
         )
     config: Any = base.config_class.from_pretrained(folder, local_files_only=True)  # type: ignore[attr-defined]
-    if (quantised := getattr(config, "quantization_config", None)) is not None:
-        by = quantised.get("quant_method", "") if isinstance(quantised, dict) else quantised.quant_method
+    if (quantized := getattr(config, "quantization_config", None)) is not None:
+        by = quantized.get("quant_method", "") if isinstance(quantized, dict) else quantized.quant_method
         raise ValueError(
-            f"{folder} was saved from a model whose base was quantised ({getattr(by, 'value', by)}), which only its own loader can build: load "
+            f"{folder} was saved from a model whose base was quantized ({getattr(by, 'value', by)}), which only its own loader can build: load "
             f"the base as it was loaded before, {base.__name__}.from_pretrained(name, quantization_config=...), put its adapters into it if it "
             "had any, and give it, from_pretrained(folder, model)"
         )

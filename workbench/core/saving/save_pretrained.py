@@ -100,7 +100,7 @@ def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | No
     # scaling or priors, which the plain class does not know, or adapters, which are saved separately
     if "_workbench" in single.__dict__ or getattr(wrapped, "_hf_peft_config_loaded", False):
         return None
-    # of a quantised base transformers writes the weights that it finds, and not those of a voter
+    # of a quantized base transformers writes the weights that it finds, and not those of a voter
     if getattr(wrapped, "hf_quantizer", None) is not None:
         return None
     if any("lora_" in name or ".base_layer." in name for name in single.state_dict()):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...engine.clone import is_scripted
 from ...engine.surroundings import Surroundings
 from ..additions import EXTRAS
-from ..quantised import scales_of
+from ..quantized import scales_of
 
 
 class Savepoint:

@@ -17,7 +17,7 @@ from ..batches.call_arguments import positional_names
 from ..crossfit import NAME as COMMITTEE
 from ..crossfit import Committee, members_axis, seat
 from ..ownership import Slot, Table, table_of
-from ..quantised import Scales
+from ..quantized import Scales
 from ..standardize import Scaling
 from .extraction import extract
 from .saved_settings import SETTINGS, check_output, check_settings, stored_settings

@@ -37,7 +37,7 @@ class ParameterWrites:
             # a branch's own tensors can count as parameters, too
             if isinstance(parameter, nn.Parameter) and type(parameter) is not Tensor
         }
-        # subclasses of Parameter, such as quantised ones: their attributes and data
+        # subclasses of Parameter, such as quantized ones: their attributes and data
         self._subclassed = {
             key: (dict(parameter.__dict__), parameter.data)
             for key, (_, parameter, _) in self._shared.items()

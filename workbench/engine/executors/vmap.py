@@ -251,7 +251,7 @@ def _run_nested(
     if not axes:
         return run([value for value, _ in values], token)
     axis, *inner = axes
-    # torch.export recognises the Python functions only; these look for it in each call, which takes as long as an operation
+    # torch.export recognizes the Python functions only; these look for it in each call, which takes as long as an operation
     functions: Any = functorch_vmap if torch.compiler.is_exporting() else _functorch
     (_load_decompositions if functions is _functorch else functorch_vmap.lazy_load_decompositions)()
     depth = _functorch.get_dynamic_layer_stack_depth()

@@ -1,4 +1,4 @@
-"""Base class of densities: checks rows, and standardises the risk on held-out rows."""
+"""Base class of densities: checks rows, and standardizes the risk on held-out rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DECAY = 0.95  # of the running centre and scale, which average over about twent
 
 
 class Density(Growing, ABC):
-    """Score of how unlike the training data a row is, standardised to mean 0 and standard deviation 1.
+    """Score of how unlike the training data a row is, standardized to mean 0 and standard deviation 1.
 
     A subclass implements what it learns from rows (`_learn`) and the score of a row (`_score`, higher for stranger rows).
     The risk is (score - centre) / scale.
@@ -97,7 +97,7 @@ class Density(Growing, ABC):
 
         Args:
             features: Matrix [n, d], used as it is, or a list with one matrix [n, d_l] per layer (see `pool`), each
-                standardised and reduced. Rows with a value that is not finite are left out, with a warning. No
+                standardized and reduced. Rows with a value that is not finite are left out, with a warning. No
                 gradient flows.
             logits: Class scores [n, classes] of the model, if it is a classifier.
             labels: Class numbers [n], for densities that use them; None: the predicted classes.
@@ -128,7 +128,7 @@ class Density(Growing, ABC):
         level, scale = robust_moments(torch.cat(held_out))
         if len(rows) >= MIN_ROWS:
             level = robust_moments(self._score(rows).detach())[0] + torch.stack(optimism).mean()
-        self._standardise(level, scale)
+        self._standardize(level, scale)
 
     def _take_balance(self, trials: list[Any]) -> None:
         """Adopt the weights that `_balance` found for the trials."""
@@ -216,7 +216,7 @@ class Density(Growing, ABC):
         step = 1 / weight
         shift = mean - self.centre
         variance = (1 - step) * (self.scale.square() + step * shift.square()) + step * sd.square()
-        # by `where` rather than a branch, which would synchronise with a GPU
+        # by `where` rather than a branch, which would synchronize with a GPU
         counts = finite.any() & self.weight.isfinite()
         for buffer, new in (
             (self.weight, weight),
@@ -225,7 +225,7 @@ class Density(Growing, ABC):
         ):
             buffer.copy_(torch.where(counts, new, buffer))
 
-    def _standardise(self, centre: Tensor, scale: Tensor) -> None:
+    def _standardize(self, centre: Tensor, scale: Tensor) -> None:
         self.centre.copy_(centre)
         self.scale.copy_(scale)
         self.weight.fill_(torch.inf)  # so that training batches no longer change them

@@ -119,7 +119,7 @@ class Bank(Density):
 
 
 class Neighbours(Bank):
-    """Distance to the k-th nearest training row in the normalised features before the last layer (Sun et al. 2022).
+    """Distance to the k-th nearest training row in the normalized features before the last layer (Sun et al. 2022).
 
     score = |x / |x| - x_(k) / |x_(k)||. At most 10,000 training rows, evenly spread, are stored.
 

@@ -54,7 +54,7 @@ class Discriminator(Growing):
 
     @torch.enable_grad()
     def fit(self, usual: Tensor, outliers: Sequence[Tensor]) -> None:
-        """Train from a fresh initialisation.
+        """Train from a fresh initialization.
 
         Args:
             usual: Float tensor [n, d] of finite training rows.

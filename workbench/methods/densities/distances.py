@@ -20,7 +20,7 @@ class Mahalanobis(Density):
     shrunk, so that duplicate and dead features do no harm.
 
     Args:
-        shrinkage: Share in [0, 1] of the identity in the covariance of the standardised features; None: the optimal one of Ledoit & Wolf
+        shrinkage: Share in [0, 1] of the identity in the covariance of the standardized features; None: the optimal one of Ledoit & Wolf
             (2004), at least 1e-4.
 
     Example:

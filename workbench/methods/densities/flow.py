@@ -1,4 +1,4 @@
-"""Normalising flow on all features."""
+"""Normalizing flow on all features."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Flow(Likelihood):
         n_layers: Number of couplings.
         hidden: Units of the hidden layer of each network.
         n_components: Largest number of principal scores for each layer, where a list of layers is given.
-        shrinkage: Share in [0, 1] of the identity in the covariance of the standardised features; None: the optimal
+        shrinkage: Share in [0, 1] of the identity in the covariance of the standardized features; None: the optimal
             one of Ledoit & Wolf (2004), at least 1e-4.
 
     Example:
@@ -77,7 +77,7 @@ class Flow(Likelihood):
         generator: torch.Generator | None = None,
         seed: int = 0,
     ) -> None:
-        """Whiten in closed form, train with Adam, keep the weights that are best on held-out rows, and standardise on these rows.
+        """Whiten in closed form, train with Adam, keep the weights that are best on held-out rows, and standardize on these rows.
 
         Unlike the Gaussian, the flow is not refitted on all rows, because it depends on the whitening it was trained with.
         With fewer than 50 rows it stays the Gaussian, since over-fitting could not be detected.
@@ -114,7 +114,7 @@ class Flow(Likelihood):
         with full_precision(kept.layers[0]), torch.no_grad():
             z, z_held = ((self._reduced(part) - self.location) @ self.whitening.T for part in (kept, held_out))
             self._train(z, z_held, epochs, batch_size, lr, generator)
-        self._standardise(*robust_moments(self._score(held_out).detach()))
+        self._standardize(*robust_moments(self._score(held_out).detach()))
 
     @torch.enable_grad()
     def _train(

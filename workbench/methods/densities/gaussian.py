@@ -23,7 +23,7 @@ class Gaussian(Likelihood):
     Args:
         d: Number of features after reduction; None: known from the first features.
         n_components: Largest number of principal scores for each layer, where a list of layers is given.
-        shrinkage: Share in [0, 1] of the identity in the covariance of the standardised features; None: the optimal
+        shrinkage: Share in [0, 1] of the identity in the covariance of the standardized features; None: the optimal
             one of Ledoit & Wolf (2004), at least 1e-4.
 
     Example:

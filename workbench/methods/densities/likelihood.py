@@ -25,7 +25,7 @@ class Likelihood(Density):
 
     - `risk.mean()` as a loss in training mode: the first batch sets the whitening, and centre and scale follow the nll
       of the training batches (bias-corrected exponential moving averages). They are constants to autograd: a risk
-      standardised by its own batch would have mean 0 and no gradient. Detach the features, otherwise the network learns
+      standardized by its own batch would have mean 0 and no gradient. Detach the features, otherwise the network learns
       to shrink them. After `fit`, centre and scale stay fixed, in training mode too.
 
     The parameters of T are empty, and cost no time, as long as T is the identity and nothing trains it.
@@ -33,7 +33,7 @@ class Likelihood(Density):
     Args:
         d: Number of features after reduction; None: known from the first features.
         n_components: Largest number of principal scores for each layer, where a list of layers is given.
-        shrinkage: Share in [0, 1] of the identity in the covariance of the standardised features; None: the optimal
+        shrinkage: Share in [0, 1] of the identity in the covariance of the standardized features; None: the optimal
             one of Ledoit & Wolf (2004), at least 1e-4.
     """
 

@@ -53,7 +53,7 @@ def check_shrinkage(shrinkage: float | None) -> None:
 
 
 def ledoit_wolf(z: Tensor) -> float:
-    """Return the shrinkage towards mu I that minimises the expected squared error of the covariance, mu = trace / d.
+    """Return the shrinkage towards mu I that minimizes the expected squared error of the covariance, mu = trace / d.
 
     rho = min(b, delta) / delta with delta = |S - mu I|^2 and b = sum_i |z_i z_i' - S|^2 / n^2, in Frobenius norms
     (Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004).
@@ -83,7 +83,7 @@ def whiten(features: Tensor, shrinkage: float | None) -> tuple[Tensor, Tensor]:
 
     Args:
         features: Float tensor [n, d].
-        shrinkage: Share of the identity in the covariance of the standardised columns; None: Ledoit-Wolf,
+        shrinkage: Share of the identity in the covariance of the standardized columns; None: Ledoit-Wolf,
             at least 1e-4.
 
     Returns:
@@ -133,6 +133,6 @@ def robust_moments(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nanmedian(values: Tensor) -> Tensor:
-    """Return the median like torch.nanmedian, but without synchronising with a GPU for the number of NaN."""
+    """Return the median like torch.nanmedian, but without synchronizing with a GPU for the number of NaN."""
     at = (len(values) - 1 - values.isnan().sum()).div(2, rounding_mode="floor").clamp_min(0)
     return values.sort().values.gather(0, at[None])[0]  # NaN come last

@@ -20,11 +20,11 @@ TOP_SHARE = 0.05  # share of the riskiest positions of an image, whose mean risk
 
 
 class Positions(Growing):
-    """One density per layer, of its input at single positions; the standardised scores are added at the output's positions.
+    """One density per layer, of its input at single positions; the standardized scores are added at the output's positions.
 
     The score of each layer is computed at the layer's own resolution and then interpolated linearly (corners not aligned), so that features
-    are never interpolated. The risk of a position is the sum over layers, standardised on held-out images; that of an image is the mean over
-    the 5 % of its positions with the highest risk, standardised in the same way. AUROC of images, on cluttered scenes of discs, squares and
+    are never interpolated. The risk of a position is the sum over layers, standardized on held-out images; that of an image is the mean over
+    the 5 % of its positions with the highest risk, standardized in the same way. AUROC of images, on cluttered scenes of discs, squares and
     bars, for scenes with a new shape: .895, against .860 by the mean over all positions, .805 by their maximum and .868 by mean entropy.
 
     Args:
@@ -76,7 +76,7 @@ class Positions(Growing):
         self.moments = self.moments.new_tensor([0.0, 1.0, 0.0, 1.0]).to(like.device)  # type: ignore[union-attr]
 
     def layer_map(self, i: int, feature: Tensor) -> Tensor:
-        """Return the standardised score of one layer at each of its positions.
+        """Return the standardized score of one layer at each of its positions.
 
         Args:
             i: index of the layer.
@@ -91,7 +91,7 @@ class Positions(Growing):
         return ((torch.cat(scores) - layer.centre) / layer.scale).reshape(len(feature), *feature.shape[2:])
 
     def raw(self, maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
-        """Return the sum over layers at the output's positions, not standardised.
+        """Return the sum over layers at the output's positions, not standardized.
 
         Args:
             maps: result of `layer_map` for each layer, [n, ...] at its own resolution.
@@ -100,7 +100,7 @@ class Positions(Growing):
         with full_precision(maps[0]):
             return torch.stack([_resize(scores, tuple(size)) for scores in maps]).sum(0)
 
-    def standardise(self, raw: Sequence[Tensor], keep: Sequence[Tensor | None]) -> None:
+    def standardize(self, raw: Sequence[Tensor], keep: Sequence[Tensor | None]) -> None:
         """Set centre and scale from held-out images.
 
         Args:

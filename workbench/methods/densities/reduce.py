@@ -41,9 +41,9 @@ class Growing(nn.Module):
 
 
 class Reduce(Growing):
-    """Standardise the features of one layer and reduce many features to principal scores and their residual.
+    """Standardize the features of one layer and reduce many features to principal scores and their residual.
 
-    For more than `n_components` features v (standardised) with principal axes P, the reduced features are
+    For more than `n_components` features v (standardized) with principal axes P, the reduced features are
     [v P, log1p(|v|^2 - |v P|^2)]: the residual energy measures what leaves the subspace of the training data, as the
     reconstruction error of principal component analysis does.
 

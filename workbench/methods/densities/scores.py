@@ -11,11 +11,11 @@ from torch import Tensor
 from workbench.methods.densities.base import Density, refuse_size
 from workbench.methods.densities.features import Rows
 
-_MAX_CLASSES = 100  # number of largest probabilities that the generalised entropy uses
+_MAX_CLASSES = 100  # number of largest probabilities that the generalized entropy uses
 
 
 class Output(Density):
-    """Score of the model's own class scores; `fit` only standardises it."""
+    """Score of the model's own class scores; `fit` only standardizes it."""
 
     needs_features: ClassVar[bool] = False
     needs_logits: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class MaxSoftmax(Output):
 
 
 class GeneralizedEntropy(Output):
-    """Generalised entropy of the probabilities, sum_c p_c^g (1 - p_c)^g over the 100 largest (GEN: Liu et al. 2023).
+    """Generalized entropy of the probabilities, sum_c p_c^g (1 - p_c)^g over the 100 largest (GEN: Liu et al. 2023).
 
     Args:
         gamma: g in (0, 1); the smaller, the more small probabilities count.

@@ -78,7 +78,7 @@ class AURC(_Selective, of=selective.aurc):
 
 
 class AUGRC(_Selective, of=selective.augrc):
-    """Area under the generalised risk-coverage curve; see `augrc`."""
+    """Area under the generalized risk-coverage curve; see `augrc`."""
 
 
 class AUSE(_Selective, of=selective.ause):

@@ -72,7 +72,7 @@ class UnusedParameter(Base):
         self.spare = nn.Parameter(torch.zeros(3))
 
 
-class Quantise(torch.autograd.Function):
+class Quantize(torch.autograd.Function):
     """Rounds, with the straight-through gradient; written the old way, without setup_context."""
 
     @staticmethod
@@ -87,7 +87,7 @@ class Quantise(torch.autograd.Function):
 @case("custom_autograd")
 class CustomAutograd(Base):
     def forward(self, x: Tensor) -> Tensor:
-        return self.c(Quantise.apply(self.trunk(x)))
+        return self.c(Quantize.apply(self.trunk(x)))
 
 
 class MatMul(torch.autograd.Function):

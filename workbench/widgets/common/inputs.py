@@ -108,7 +108,7 @@ def check_fits(model: nn.Module, data: Data) -> Any:
     """Check that a model can predict rows of the data, and return what it gives: "values", "logits", "probs", "binary", or a meaning.
 
     Args:
-        model: copy of the model; its lazy modules are initialised.
+        model: copy of the model; its lazy modules are initialized.
         data: data set, of which two rows are predicted.
 
     Raises:

@@ -25,7 +25,7 @@ class Predictions:
     Args:
         y: predicted values or class numbers [n].
         risk: the measured risks and the total by name, each [n]: standard deviations for values, entropies in nats for
-            classes; vacuitic risk is standardised.
+            classes; vacuitic risk is standardized.
         probs: class probabilities [n, classes]; None for values.
         measured: whether the total is measured, not the sum of epistemic risk and an assumed constant noise.
     """

@@ -69,7 +69,7 @@ COLUMNS: dict[str, Column] = {
         "{:.1%}".format,
     ),
     "nll": Column(
-        "NLL (nats)", "negative log-likelihood of the true values; penalises confident mistakes", "nll", "{:.3f}".format
+        "NLL (nats)", "negative log-likelihood of the true values; penalizes confident mistakes", "nll", "{:.3f}".format
     ),
     "coverage": Column(
         f"in {LEVEL:.0%} interval",

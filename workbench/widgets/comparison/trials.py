@@ -227,7 +227,7 @@ def check_training(training: Training) -> None:
 
 
 def threads_for(plain: nn.Module, data: Data) -> int | None:
-    """Return 1 for a small model on small rows, where synchronising threads would take longer than the operations; else None."""
+    """Return 1 for a small model on small rows, where synchronizing threads would take longer than the operations; else None."""
     small = sum(p.numel() for p in plain.parameters()) <= SMALL_MODEL and data.train.x[0].numel() <= 100
     return 1 if small else None
 

@@ -34,7 +34,7 @@ def risk_label(data: Data, output: str, by: str) -> str:
     if by == "confidence":
         return "1 - confidence"
     if by == "vacuitic":
-        return "vacuitic risk (standardised)"
+        return "vacuitic risk (standardized)"
     return with_unit(f"{by} risk", risk_unit(data, output, by))
 
 

@@ -112,7 +112,7 @@ class ExplorerView:
             layout={"width": "170px"},
         )
         self.space.tooltip = (
-            "Distance between standardised inputs, or between the features before the last linear layer"
+            "Distance between standardized inputs, or between the features before the last linear layer"
         )
         self.table = w.HTML().add_class("wb-features")
         near = w.VBox([self.space, self.near], layout={"flex": "1 1 180px", "min_width": "180px"})

@@ -1,4 +1,4 @@
-"""Quantised layers, whose frozen weights consist of more than the values of one tensor.
+"""Quantized layers, whose frozen weights consist of more than the values of one tensor.
 
 Layers of bitsandbytes keep scales in attributes of the parameter; the first call moves them into the layer (8 bits) or repacks them for the
 processor (4 bits). Since branches and the given model share parameters, this would happen only once for all of them, so each copy of the model
@@ -117,7 +117,7 @@ class Scales:
                 fact = unlike[0] if unlike else "absmax"
                 there, here = (getattr(one, fact) if unlike else list(one.absmax.shape) for one in (saved, kind))
                 new.errors.append(
-                    f"{prefix}{name} is quantised otherwise: {fact} is {there} in the state, {here} here."
+                    f"{prefix}{name} is quantized otherwise: {fact} is {there} in the state, {here} here."
                 )
                 continue
             new.pairs += zip(present, values, strict=True)
@@ -135,21 +135,21 @@ def _is_of(thing: object, package: str) -> bool:
 
 
 def own_copy(parameter: Tensor) -> Tensor:
-    """Return an independent copy of a parameter, with the class and attributes of a quantised one."""
+    """Return an independent copy of a parameter, with the class and attributes of a quantized one."""
     if nn.Parameter in type(parameter).__mro__[1:]:
         return copy.deepcopy(parameter)
     return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
 
 
-def is_quantised(weight: Tensor) -> bool:
-    """Return whether a weight is quantised: a tensor subclass of several parts (torchao), or integers with scales in attributes."""
+def is_quantized(weight: Tensor) -> bool:
+    """Return whether a weight is quantized: a tensor subclass of several parts (torchao), or integers with scales in attributes."""
     scaled = nn.Parameter in type(weight).__mro__[1:] and not weight.is_floating_point() and not weight.is_complex()
     return scaled or is_traceable_wrapper_subclass(weight)
 
 
 @contextmanager
 def left_alone(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Context manager that excludes quantised weights of several parts while a wrapped model is moved or cast.
+    """Context manager that excludes quantized weights of several parts while a wrapped model is moved or cast.
 
     Torch cannot swap tensors of these classes while branches refer to them.
 
@@ -169,11 +169,11 @@ def left_alone(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator
         error = None
         try:
             new = change(weight)
-        except Exception as raised:  # not every quantised class supports moves and casts
+        except Exception as raised:  # not every quantized class supports moves and casts
             error, new = raised, None
         if new is None or (new.device, new.dtype) != (weight.device, weight.dtype):
             raise RuntimeError(
-                f"{name!r} of {type(model).__name__} is quantised ({type(weight).__name__}), and cannot be moved or cast once branches share "
+                f"{name!r} of {type(model).__name__} is quantized ({type(weight).__name__}), and cannot be moved or cast once branches share "
                 "it: move the plain model, and wrap it then"
             ) from error
     references = list(places(model, {key: str(key) for key in weights})) if weights else []
@@ -186,8 +186,8 @@ def left_alone(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator
             container[key] = weights[int(name)][1]
 
 
-def refuse_quantised(table: Table, slots: Iterable[str], action: str, remedy: str) -> None:
-    """Raise TypeError if one of the slots holds a quantised weight.
+def refuse_quantized(table: Table, slots: Iterable[str], action: str, remedy: str) -> None:
+    """Raise TypeError if one of the slots holds a quantized weight.
 
     Args:
         table: ownership table of the model.
@@ -197,9 +197,9 @@ def refuse_quantised(table: Table, slots: Iterable[str], action: str, remedy: st
     """
     for slot in slots:
         weight = table.value(slot)
-        if is_quantised(weight):
+        if is_quantized(weight):
             raise TypeError(
-                f"{slot!r} of {type(table.root).__name__} is quantised ({type(weight).__name__}), and {action}: {remedy}"
+                f"{slot!r} of {type(table.root).__name__} is quantized ({type(weight).__name__}), and {action}: {remedy}"
             )
 
 
@@ -213,23 +213,23 @@ def refuse_unfrozen(table: Table, slots: Iterable[str]) -> None:
         path, attribute = table.record.slots[slot].owners[0]
         layer = table.module(path)
         rounds = _is_of(layer, "optimum") and getattr(layer, "weight_qtype", None) is not None
-        if attribute == "weight" and rounds and not is_quantised(table.value(slot)):
+        if attribute == "weight" and rounds and not is_quantized(table.value(slot)):
             raise TypeError(
                 f"{path or 'the model itself'!r} is a {type(layer).__name__} of optimum-quanto that is not frozen: its {slot!r} is still a "
                 "tensor of floating-point numbers, of which the layer takes no state with one for each voter. Freeze it, "
                 "optimum.quanto.freeze(model), and requires_grad_(False) its weight, so that all voters share it; or "
-                "leave it out when you quantise, by exclude="
+                "leave it out when you quantize, by exclude="
             )
 
 
 __all__ = [
     "PACKED",
     "Scales",
-    "is_quantised",
+    "is_quantized",
     "left_alone",
     "own_copy",
     "own_scales",
-    "refuse_quantised",
+    "refuse_quantized",
     "refuse_unfrozen",
     "scales_of",
 ]

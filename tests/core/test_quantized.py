@@ -1,4 +1,4 @@
-"""Quantised layers as a trunk shared by all voters: bitsandbytes, torchao, and layers that behave like them."""
+"""Quantized layers as a trunk shared by all voters: bitsandbytes, torchao, and layers that behave like them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Scaled(nn.Parameter):
 
 
 class _Product(torch.autograd.Function):
-    """A product with a quantised weight that torch's transforms do not know."""
+    """A product with a quantized weight that torch's transforms do not know."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.weight, None, None
 
 
-class _Quantised(nn.Module):
+class _Quantized(nn.Module):
     """A linear layer in eight bits: its first call moves the scale from the weight into the layer."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -61,8 +61,8 @@ class _Quantised(nn.Module):
 def _net() -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        trunk = [_Quantised(nn.Linear(3, 6, bias=False)), nn.ReLU(), nn.Linear(6, 6), nn.ReLU()]
-        return nn.Sequential(*trunk, _Quantised(nn.Linear(6, 6, bias=False)), nn.Linear(6, 2))
+        trunk = [_Quantized(nn.Linear(3, 6, bias=False)), nn.ReLU(), nn.Linear(6, 6), nn.ReLU()]
+        return nn.Sequential(*trunk, _Quantized(nn.Linear(6, 6, bias=False)), nn.Linear(6, 2))
 
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
@@ -80,7 +80,7 @@ def test_scales_that_the_first_call_moves_are_refused_by_name_and_stay(training:
 
 @pytest.mark.parametrize("strategy", ["auto", "loop"])
 @pytest.mark.parametrize("share", [None, 1])
-def test_voters_on_a_quantised_trunk_answer_and_learn_as_plain_copies(strategy: str, share: int | None) -> None:
+def test_voters_on_a_quantized_trunk_answer_and_learn_as_plain_copies(strategy: str, share: int | None) -> None:
     model = _net()
     model(X)
     wrapped = vote.Wrapper(3, share=share, strategy=strategy)(model)
@@ -101,7 +101,7 @@ def test_voters_on_a_quantised_trunk_answer_and_learn_as_plain_copies(strategy: 
             torch.testing.assert_close(parameter.grad, expected)
 
 
-class _Packed(_Quantised):
+class _Packed(_Quantized):
     """Packs its weight where no gradient is wanted, as the layers of bitsandbytes in four bits do; then there is none any more."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -199,13 +199,13 @@ def test_a_base_of_bitsandbytes_is_saved_and_copied(bits: int, tmp_path: Path) -
     resumed: Any = vote.Wrapper(2, output=OUTPUT)(_decoder(bits, tmp_path / "base")).eval()
     resumed.load_adapter(tmp_path / "folder", "default")  # as a Trainer goes on from a checkpoint
     pretrained = workbench.from_pretrained(tmp_path / "folder", _decoder(bits, tmp_path / "base"))
-    with pytest.raises(ValueError, match=r"quantised \(bitsandbytes\).*from_pretrained\(folder, model\)"):
+    with pytest.raises(ValueError, match=r"quantized \(bitsandbytes\).*from_pretrained\(folder, model\)"):
         workbench.from_pretrained(tmp_path / "folder")
     for model in (again, stated, resumed, pretrained, copy.deepcopy(wrapped)):
         torch.testing.assert_close(model(input_ids=IDS).logits, expected)
 
 
-def _classifier(folder: Path, seed: int = 0, **quantised: Any) -> Any:
+def _classifier(folder: Path, seed: int = 0, **quantized: Any) -> Any:
     """A small classifier on a frozen base in four bits, with a head that learns; another seed is another base."""
     pytest.importorskip("bitsandbytes")
     transformers = pytest.importorskip("transformers")
@@ -214,9 +214,9 @@ def _classifier(folder: Path, seed: int = 0, **quantised: Any) -> Any:
         torch.manual_seed(seed)
         config = transformers.BertConfig(vocab_size=64, num_labels=3, **options)
         transformers.BertForSequenceClassification(config).save_pretrained(folder / str(seed))
-    quantised = {"load_in_4bit": True, "llm_int8_skip_modules": ["classifier"], **quantised}
+    quantized = {"load_in_4bit": True, "llm_int8_skip_modules": ["classifier"], **quantized}
     model = transformers.BertForSequenceClassification.from_pretrained(
-        folder / str(seed), quantization_config=transformers.BitsAndBytesConfig(**quantised), device_map={"": "cpu"}
+        folder / str(seed), quantization_config=transformers.BitsAndBytesConfig(**quantized), device_map={"": "cpu"}
     ).eval()
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
@@ -252,11 +252,11 @@ def test_a_base_in_four_bits_is_that_of_the_file(double: bool, tmp_path: Path) -
             layer.support_avx512bf16_for_cpu = False
         torch.testing.assert_close(others[0].bert(IDS).pooler_output, wrapped.bert(IDS).pooler_output)
         other = _classifier(tmp_path, **{**options, "bnb_4bit_quant_type": "fp4"})
-        with pytest.raises(ValueError, match="quantised otherwise: quant_type is nf4 in the state, fp4 here"):
+        with pytest.raises(ValueError, match="quantized otherwise: quant_type is nf4 in the state, fp4 here"):
             workbench.load(tmp_path / "file", other)
 
 
-def test_the_plain_class_finds_no_weights_of_a_quantised_base(tmp_path: Path) -> None:
+def test_the_plain_class_finds_no_weights_of_a_quantized_base(tmp_path: Path) -> None:
     wrapped: Any = vote.Wrapper(2, share=1, output={"logits": Logits()})(_classifier(tmp_path)).eval()
     wrapped.save_pretrained(tmp_path / "folder")  # it would make a head anew
     with pytest.raises(OSError, match=r"model\.safetensors"):
@@ -311,14 +311,14 @@ def test_a_trunk_of_other_packages_is_shared_trained_on_and_stays(package: str) 
     torch.testing.assert_close(wrapped.eval()(x), answers.mean(0), rtol=1e-4, atol=1e-5)
     workbench.fit(sculpt.Wrapper(n_layers=1)(BY[package]()), (x, y), epochs=1, **options)
     wrapped.to("cpu").float()
-    with pytest.raises(RuntimeError, match=r"'0\.weight' of Sequential is quantised.*move the plain model"):
+    with pytest.raises(RuntimeError, match=r"'0\.weight' of Sequential is quantized.*move the plain model"):
         wrapped.to("meta")
     torch.testing.assert_close(wrapped(x), answers.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_files_of_weights_of_several_parts_are_refused_by_name(tmp_path: Path) -> None:
     wrapped: Any = vote.Wrapper(2, share=1)(_by_torchao())
-    with pytest.raises(TypeError, match=r"0\.weight is quantised \(Int8Tensor\).*torch\.save"):
+    with pytest.raises(TypeError, match=r"0\.weight is quantized \(Int8Tensor\).*torch\.save"):
         workbench.save(wrapped, tmp_path / "file")
     torch.save(wrapped.state_dict(), tmp_path / "state")
     again: Any = vote.Wrapper(2, share=1)(_by_torchao())
@@ -330,7 +330,7 @@ def test_files_of_weights_of_several_parts_are_refused_by_name(tmp_path: Path) -
 def test_weights_of_quanto_are_saved_and_have_no_copies(tmp_path: Path) -> None:
     wrapped: Any = vote.Wrapper(2, share=1)(_by_quanto()).eval()
     with pytest.raises(
-        RuntimeError, match=r"weight of this model is quantised \(WeightQBytesTensor\), and has no copies"
+        RuntimeError, match=r"weight of this model is quantized \(WeightQBytesTensor\), and has no copies"
     ):
         copy.deepcopy(wrapped)
     workbench.save(wrapped, tmp_path / "file")
@@ -350,27 +350,27 @@ def test_layers_of_quanto_that_are_not_frozen_are_no_voters() -> None:
 def test_weights_of_quanto_that_are_not_frozen_are_no_voters() -> None:
     model = _by_quanto()
     model[0].weight.requires_grad_(True)
-    with pytest.raises(TypeError, match=r"'0\.weight' of Sequential is quantised.*requires_grad_\(False\)"):
+    with pytest.raises(TypeError, match=r"'0\.weight' of Sequential is quantized.*requires_grad_\(False\)"):
         vote.Wrapper(2)(model)
     assert vote.Wrapper(2, share="rank1")(model)(torch.ones(3, 32)).shape == (3, 2)  # which shares it
 
 
 def test_weights_of_torchao_are_a_trunk_and_get_no_heads_or_noise() -> None:
-    quantised = _by_torchao
+    quantized = _by_torchao
     x = torch.randn(6, 32)
-    wrapped = vote.Wrapper(2, share=1)(quantised(("0", "2"))).eval()
+    wrapped = vote.Wrapper(2, share=1)(quantized(("0", "2"))).eval()
     y = wrapped(x)
     torch.testing.assert_close(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
     y.sum().backward()
     assert wrapped.get_parameter("4.weight@vote").grad is not None
-    assert sculpt.Wrapper(n_layers=1)(quantised(("0", "2")))(x, return_risk=True)[1].shape == (6, 2)
-    with pytest.raises(TypeError, match=r"'4\.weight' of Sequential is quantised \(Int8Tensor\).*filter_fn"):
-        sculpt.Wrapper(n_layers=1)(quantised(("0", "2", "4")))
-    with pytest.raises(TypeError, match=r"'0\.weight' of Sequential is quantised.*where='activations'"):
-        sample.Wrapper(where="weights")(quantised(("0",)))
+    assert sculpt.Wrapper(n_layers=1)(quantized(("0", "2")))(x, return_risk=True)[1].shape == (6, 2)
+    with pytest.raises(TypeError, match=r"'4\.weight' of Sequential is quantized \(Int8Tensor\).*filter_fn"):
+        sculpt.Wrapper(n_layers=1)(quantized(("0", "2", "4")))
+    with pytest.raises(TypeError, match=r"'0\.weight' of Sequential is quantized.*where='activations'"):
+        sample.Wrapper(where="weights")(quantized(("0",)))
 
 
-def test_risk_heads_share_the_quantised_layers_before_their_last() -> None:
+def test_risk_heads_share_the_quantized_layers_before_their_last() -> None:
     model = _net()
     model(X)
     wrapped = sculpt.Wrapper(n_layers=2)(model)
