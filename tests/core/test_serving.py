@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers import traced_models
+from helpers.recorded_calls import assert_same, batches, wrapped_as
 from helpers.threads import in_threads
 from helpers.traced_models import EAGER, TRACED, Counter, ListItem, ReadsGlobal, mlp
 from torch import Tensor, nn
@@ -20,27 +20,6 @@ from workbench import compose, fit, neo, sample, sculpt, vote
 from workbench.errors import FrozenModelError, WorkbenchWarning
 
 CALLS = 12
-
-
-def _batches(n: int = CALLS) -> list[Tensor]:
-    return list(torch.randn(n, 5, 3, generator=torch.Generator().manual_seed(1)))
-
-
-def _wrapped(build: Callable[[], nn.Module], wrapper: Any = None) -> Any:
-    torch.manual_seed(0)
-    traced_models.NOISE = np.random.default_rng(0)
-    wrapped = (wrapper or vote.Wrapper(3))(build()).eval()
-    if "neo" in wrapped.methods:
-        wrapped.fit(torch.randn(100, 3))
-    return wrapped
-
-
-def _assert_same(one: Any, other: Any) -> None:
-    for a, b in zip(torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(other), strict=True):
-        assert a.shape == b.shape
-        assert a.stride() == b.stride()
-        assert torch.equal(a, b)
-
 
 WRAPPERS = {
     "sample": sample.Wrapper(4),
@@ -64,20 +43,20 @@ def test_numbers_are_those_outside(name: str) -> None:
         torch.manual_seed(2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", WorkbenchWarning)
-            answers = [wrapped(x.clone(), return_risk=i % 3 > 0) for i, x in enumerate(_batches())]
+            answers = [wrapped(x.clone(), return_risk=i % 3 > 0) for i, x in enumerate(batches(CALLS))]
         return [*answers, torch.get_rng_state()]
 
     build, wrapper = MODELS[name]
-    outside = _wrapped(build, wrapper)
+    outside = wrapped_as(build, wrapper)
     try:
         with torch.no_grad():
             expected = calls(outside)
     except Exception as error:  # what is refused outside is so inside
-        with pytest.raises(type(error)), (refused := _wrapped(build, wrapper)).frozen():
+        with pytest.raises(type(error)), (refused := wrapped_as(build, wrapper)).frozen():
             calls(refused)
         return
-    with _wrapped(build, wrapper).frozen() as inside:
-        _assert_same(calls(inside), expected)
+    with wrapped_as(build, wrapper).frozen() as inside:
+        assert_same(calls(inside), expected)
 
 
 # draw or count what copies draw and count as well
@@ -86,10 +65,10 @@ _SHARING = ("own generator", "seeding", "numpy noise", "hooked", "set forward")
 
 @pytest.mark.parametrize("name", [name for name in EAGER if name not in _SHARING])
 def test_numbers_are_those_of_a_loop_over_copies(name: str) -> None:
-    wrapped = _wrapped(EAGER[name])
+    wrapped = wrapped_as(EAGER[name])
     voters = [copy.deepcopy(voter) for voter in wrapped.voters()]
     with wrapped.frozen():
-        for x in _batches():
+        for x in batches(CALLS):
             expected = torch.stack([voter(x.clone()) for voter in voters]).detach()
             y, risk = wrapped(x.clone(), return_risk=True)
             torch.testing.assert_close(y, expected.mean(0))
@@ -124,7 +103,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_changes_are_refused_at_once(name: str) -> None:
-    wrapped, x = _wrapped(mlp), _batches()[0]
+    wrapped, x = wrapped_as(mlp), batches(CALLS)[0]
     with wrapped.frozen():
         before = wrapped(x)
         with pytest.raises(FrozenModelError, match=r"wrapped.frozen\(\)"):
@@ -153,7 +132,7 @@ SEEN: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("asked", [True, False], ids=["next call", "end"])
 def test_changes_that_no_method_tells_are_seen(name: str, asked: bool) -> None:
     change, what = SEEN[name]
-    wrapped, x = _wrapped(ListItem), _batches()[0]
+    wrapped, x = wrapped_as(ListItem), batches(CALLS)[0]
 
     def changed() -> None:
         with wrapped.frozen():
@@ -171,7 +150,7 @@ def test_changes_that_no_method_tells_are_seen(name: str, asked: bool) -> None:
 
 @pytest.mark.parametrize("build", [mlp, ReadsGlobal, Counter])
 def test_writes_that_torch_does_not_count_count_at_once(build: Callable[[], nn.Module]) -> None:
-    wrapped, plain, x = _wrapped(build), _wrapped(build), _batches()[0]
+    wrapped, plain, x = wrapped_as(build), wrapped_as(build), batches(CALLS)[0]
     numpy_view = next(wrapped.parameters()).detach().numpy()
     with wrapped.frozen(), torch.no_grad():
         for i in range(CALLS):
@@ -184,11 +163,11 @@ def test_writes_that_torch_does_not_count_count_at_once(build: Callable[[], nn.M
             if i == CALLS - 1:
                 next(wrapped.parameters()).data = 2 * next(wrapped.parameters()).data
                 next(plain.parameters()).mul_(2)
-            _assert_same(wrapped(x, return_risk=True), plain(x, return_risk=True))
+            assert_same(wrapped(x, return_risk=True), plain(x, return_risk=True))
 
 
 def test_globals_count_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrapped, x = _wrapped(ReadsGlobal), _batches()[0]
+    wrapped, x = wrapped_as(ReadsGlobal), batches(CALLS)[0]
     with wrapped.frozen():
         for _ in range(CALLS):
             before = wrapped(x, return_risk=True)
@@ -199,12 +178,12 @@ def test_globals_count_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- blocks
 def test_a_model_in_training_is_not_frozen() -> None:
-    with pytest.raises(RuntimeError, match=r"call wrapped.eval\(\)"), _wrapped(mlp).train().frozen():
+    with pytest.raises(RuntimeError, match=r"call wrapped.eval\(\)"), wrapped_as(mlp).train().frozen():
         pass
 
 
 def test_blocks_lie_in_each_other() -> None:
-    wrapped = _wrapped(mlp)
+    wrapped = wrapped_as(mlp)
     with wrapped.frozen():
         with wrapped.frozen():
             pass
@@ -215,7 +194,7 @@ def test_blocks_lie_in_each_other() -> None:
 
 
 def test_errors_inside_come_through() -> None:
-    wrapped = _wrapped(mlp)
+    wrapped = wrapped_as(mlp)
 
     def failing() -> None:
         with wrapped.frozen():
@@ -228,7 +207,7 @@ def test_errors_inside_come_through() -> None:
 
 
 def test_copies_are_not_frozen() -> None:
-    wrapped, x = _wrapped(mlp), _batches()[0]
+    wrapped, x = wrapped_as(mlp), batches(CALLS)[0]
     with wrapped.frozen():
         expected = wrapped(x)
         copies = [copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped)), copy.copy(wrapped)]
@@ -243,7 +222,7 @@ def test_copies_are_not_frozen() -> None:
 
 
 def test_gradients_are_left_out_and_come_again() -> None:
-    wrapped, x = _wrapped(mlp), _batches()[0].requires_grad_()
+    wrapped, x = wrapped_as(mlp), batches(CALLS)[0].requires_grad_()
     with wrapped.frozen():
         assert not wrapped(x).requires_grad
         assert not wrapped.loss(nn.MSELoss(), x, torch.zeros(5, 1)).requires_grad
@@ -252,7 +231,7 @@ def test_gradients_are_left_out_and_come_again() -> None:
 
 
 def test_functions_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = mlp(), _batches()[0]
+    model, x = mlp(), batches(CALLS)[0]
 
     @vote.Wrapper(3)
     def doubled(x: Tensor) -> Tensor:
@@ -266,13 +245,13 @@ def test_functions_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_serve_and_the_last_ends_the_block() -> None:
-    wrapped, batches = _wrapped(mlp), _batches()
-    expected = [wrapped(x, return_risk=True) for x in batches]
+    wrapped, inputs = wrapped_as(mlp), batches(CALLS)
+    expected = [wrapped(x, return_risk=True) for x in inputs]
 
     def serve() -> None:
         with wrapped.frozen():
             for _ in range(5):
-                for x, (y, risk) in zip(batches, expected, strict=True):
+                for x, (y, risk) in zip(inputs, expected, strict=True):
                     found = wrapped(x, return_risk=True)
                     assert torch.equal(found[0], y)
                     assert torch.equal(found[1], risk)
