@@ -137,7 +137,10 @@ class FrameEncoding:
         for part in self.parts:
             gaps = [int(frame[part.name].isna().sum()) for frame in (train, test)]
             if part.kind == "category":
-                descriptions.append(f"{part.name}: {len(part.categories)} categories, a column of 0 and 1 for each")
+                n = len(part.categories)
+                descriptions.append(
+                    f"{part.name}: {n} {'category' if n == 1 else 'categories'}, a column of 0 and 1 for each"
+                )
                 if all(map(_is_number, part.categories)) and isinstance(part.categories[0], str):
                     descriptions[-1] += (
                         f"; if these texts are amounts, pandas.to_numeric(frame[{part.name!r}]) makes numbers of them"

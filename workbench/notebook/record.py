@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import datetime
 import html
 import io
 import json
@@ -154,10 +155,10 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     Args:
         name: name of the table, unique in the notebook.
         frame: DataFrame (an index other than 0, 1, 2, ... becomes its first columns), or a DataFrame's ``.style``
-            with custom formats and highlights (its index is shown but not stored).
+            with custom formats and highlights (its index is shown but not stored). Dates are stored as text (ISO 8601), missing ones as None.
 
     Raises:
-        TypeError: `frame` is not a table, or holds values that `record` doesn't accept (convert dates to text).
+        TypeError: `frame` is not a table, or holds values other than dates that `record` doesn't accept.
         ValueError: two columns have the same name, or the table's name is taken (see `record`).
 
     Example:
@@ -186,8 +187,7 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     if doubled := sorted({t for t in titles if titles.count(t) > 1}):
         raise ValueError(f"table {name!r} has more than one column named {', '.join(doubled)}: rename them")
     columns = [
-        [title, to_json([None if v is pd.NA else v for v in table.iloc[:, i].tolist()], f"{name}[{title}]")]
-        for i, title in enumerate(titles)
+        [title, to_json(list(map(_storable, table.iloc[:, i])), f"{name}[{title}]")] for i, title in enumerate(titles)
     ]
     text = [c for c, dtype in zip(table.columns, table.dtypes, strict=True) if not pd.api.types.is_numeric_dtype(dtype)]
     left_aligned: Any = {column: [{"selector": "", "props": [("text-align", "left")]}] for column in text}
@@ -198,6 +198,15 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     }
     # a list of pairs, since notebook files sort the keys of dicts, and columns have an order
     _display("record_table", [name], data, {"table": {"name": name, "columns": columns}})
+
+
+def _storable(value: Any) -> Any:
+    """Return a value of a table, with dates as text and missing ones as None."""
+    import pandas as pd
+
+    if value is pd.NA or value is pd.NaT:
+        return None
+    return value.isoformat() if isinstance(value, datetime.date) else value  # a Timestamp is a date as well
 
 
 class Check(NamedTuple):
