@@ -287,8 +287,8 @@ class Sites(TorchFunctionMode):
                 and not any(leaf is tensor for tensor in written)
             ]
             live = [i for i in data if not self._is_raw(leaves[i])]
-            raw = [i for i in data if not fixed and self._is_raw(leaves[i])]
-            args, kwargs = rebuild(self._at_site(names, leaves, live, raw))
+            of_inputs = [i for i in data if not fixed and self._is_raw(leaves[i])]
+            args, kwargs = rebuild(self._at_site(names, leaves, live, of_inputs))
             fixed = fixed and not live
         out = function(*args, **kwargs)
         if fixed:
