@@ -363,3 +363,44 @@ def test_layers_inside_an_encoder_layer_can_be_chosen(chosen: str) -> None:
         y, _ = wrapped(x, return_risk=True)
     assert kernels.fused == (0 if chosen == "1" else 2)
     torch.testing.assert_close(y, model(x))
+
+
+class Reordered(nn.Module):
+    """A model whose hidden layer runs on rows or steps in another order than that of the inputs."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.body, self.head, self.order = nn.Linear(4, 6), nn.Linear(6, 2), order
+
+    def forward(self, x: Tensor) -> Tensor:  # [rows, steps, 4]
+        rows = len(x)
+        if self.order == "steps_first":
+            h = self.body(x.transpose(0, 1).reshape(-1, 4)).view(-1, rows, 6).mean(0)
+        elif self.order == "twins":
+            h = self.body(torch.cat([x[:, 0], x[:, 1]])).view(2, rows, 6).sum(0)
+        else:
+            order = x[:, 0, 0].argsort()
+            h = self.body(x[order].mean(1))
+            h = torch.relu(h)[order.argsort()] if self.order == "sorted" else torch.relu(h)
+        y = self.head(torch.tanh(h))
+        return y[order.argsort()] if self.order == "sorted_throughout" else y
+
+
+@pytest.mark.parametrize("order", ["steps_first", "twins", "sorted"])
+def test_layers_that_run_on_reordered_rows_are_left_out(order: str) -> None:
+    """The risk of a row is then its own, in whatever batch it comes."""
+    torch.manual_seed(0)
+    wrapped: Any = neo.Wrapper()(Reordered(order)).eval().fit(torch.randn(60, 7, 4))
+    x = torch.cat([torch.randn(3, 7, 4), 8 * torch.randn(3, 7, 4)])
+    risk = wrapped(x, return_risk=True)[1]
+    torch.testing.assert_close(
+        risk, torch.cat([wrapped(row, return_risk=True)[1] for row in x.split(1)]), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("layers", [None, "body"])
+def test_a_model_that_only_runs_on_reordered_rows_is_refused(layers: str | None) -> None:
+    with pytest.raises(ValueError, match="in the order of the rows"):
+        neo.Wrapper(layers=layers)(Reordered("sorted_throughout" if layers is None else "twins")).eval().fit(
+            torch.randn(60, 7, 4)
+        )

@@ -320,6 +320,8 @@ def test_laplace_counts_the_same_evidence() -> None:
     torch.testing.assert_close(risk.epistemic, expected)
     assert torch.equal(y, plain.fit(pairs)(x))
     torch.testing.assert_close(risk.total, risk.aleatoric + risk.epistemic)
+    shared = compose(vote.Wrapper(2, share="rank1"), laplace.Wrapper(evidence="design"), output="logits")(_net()).eval()
+    torch.testing.assert_close(shared.fit(pairs)(x, return_risk=True)[1].epistemic, expected)
     other = laplace.Wrapper(evidence="design", output="logits")(_net()).eval()
     other.load_state_dict(wrapped.state_dict())
     assert torch.equal(other(x, return_risk=True)[1].total, risk.total)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
 
 from workbench import sample
 
@@ -117,6 +118,90 @@ def test_data_stay_data_when_they_are_written_into_a_new_tensor(write: Head, str
     with torch.no_grad():
         _, (written, alone) = wrapped(torch.randn(3, 4), return_risk=True)
     torch.testing.assert_close(written, alone, rtol=0.4, atol=0.03)
+
+
+class Computed(nn.Module):
+    def __init__(self, weight_of: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.bias, self.weight_of = (
+            nn.Parameter(torch.randn(6, 6)),
+            nn.Parameter(torch.zeros(6)),
+            weight_of,
+        )
+        self.register_buffer("constant", torch.randn(6, 6))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.weight_of(self.weight, self.constant), self.bias)
+
+
+def preallocated(weight: Tensor, constant: Tensor) -> Tensor:
+    result = torch.zeros(6, 6)
+    result[:3], result[3:] = weight[3:], constant[3:]
+    return result
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "mask": lambda: Computed(lambda w, c: w * (c > 0)),
+    "masked_fill": lambda: Computed(lambda w, c: w.masked_fill(c > 0, 0)),
+    "new_mask": lambda: Computed(lambda w, c: (w * torch.ones(6, 6).tril()).mT.mT),
+    "added": lambda: Computed(lambda w, c: c + 0.5 * w[:, :2] @ w[:2]),
+    "basis": lambda: Computed(lambda w, c: c @ w),
+    "rows": lambda: Computed(lambda w, c: w[torch.arange(5, -1, -1)]),
+    "written": lambda: Computed(preallocated),
+    "no_bias": lambda: nn.Sequential(
+        prune.l1_unstructured(nn.Linear(6, 6, bias=False), "weight", 0.5), nn.Linear(6, 6)
+    ),
+    "pruned": lambda: prune.l1_unstructured(nn.Linear(6, 6), "weight", 0.5),
+    "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(6, 6)),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("strategy", ["loop", "auto"])
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_weights_computed_with_constants_are_no_data(
+    make: Callable[[], nn.Module], strategy: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a noise that doubles whatever it enters, one pass tells where it entered."""
+    monkeypatch.setattr(sample.Bernoulli, "apply", lambda self, value, *_: 2 * value)
+    torch.manual_seed(0)
+    layers = make()
+    model, x = (
+        nn.Sequential(nn.Linear(4, 6), *(layers if isinstance(layers, nn.Sequential) else [layers])),
+        torch.randn(3, 4),
+    )
+    wrapped = sample.Wrapper(2, strategy=strategy)(model).train(training)
+    with torch.no_grad():
+        expected = model[0](x)
+        for layer in model.eval()[1:]:
+            expected = layer(2 * expected)
+        torch.testing.assert_close(wrapped(x, return_risk=True)[0], expected)
+
+
+def test_amounts_of_pruned_weights_are_learned() -> None:
+    layer = prune.l1_unstructured(nn.Linear(6, 2), "weight", 0.5)
+    wrapped = sample.Wrapper(2, trainable=True)(nn.Sequential(nn.Linear(4, 6), layer)).train()
+    wrapped(torch.randn(3, 4)).sum().backward()
+    amounts = {name: value for name, value in wrapped.named_parameters() if name.endswith("@sample")}
+    assert [name for name, amount in amounts.items() if amount.grad is not None] == ["1.weight_orig@sample"]
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_an_input_that_is_written_into_a_new_tensor_is_no_constant(
+    write: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(write(self.fc, x))
+
+    monkeypatch.setattr(sample.Bernoulli, "apply", lambda self, value, *_: 2 * value)
+    model, x = Alone().eval(), torch.randn(3, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(sample.Wrapper(2)(model)(x, return_risk=True)[0], model.fc(2 * x))
 
 
 def test_an_input_that_is_transposed_is_still_the_input() -> None:

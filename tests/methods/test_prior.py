@@ -288,6 +288,17 @@ def test_compiled_and_exported_models_are_the_eager_one() -> None:
     torch.testing.assert_close(exported.module()(x), y)
 
 
+def test_copies_of_a_fitted_model_have_its_priors() -> None:
+    wrapped: Any = compose(vote.Wrapper(VOTERS, prior=SCALE), neo.Wrapper())(_net())
+    fit(wrapped, (_x(), torch.randn(6, 3)), epochs=1, progress=False)
+    wrapped.eval()(_x(), return_risk=True)
+    state = wrapped.state_dict()
+    pickled = pickle.loads(pickle.dumps(wrapped))
+    for twin in (copy.deepcopy(wrapped), pickled, copy.deepcopy(pickled)):
+        kept = twin.state_dict()
+        assert [key for key in state if key.startswith(PLACE) and not torch.equal(kept[key], state[key])] == []
+
+
 def test_frozen_layers_are_the_same_in_all_priors() -> None:
     net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), _x()
     net[0].requires_grad_(False)

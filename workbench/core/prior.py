@@ -77,6 +77,12 @@ class Whole(Intervention):
         return installed
 
 
+def bank_of(wrapped: Any) -> Bank:
+    """Return the tensors for untrained models as aliases: branches write attributes of parameters to them, which are not for the buffers."""
+    table = table_of(wrapped)
+    return Bank(lambda name: table.get(name).detach())
+
+
 def install(root: Any, prior: Prior) -> None:
     """Add a prior to a wrapped object, with rules for all its slots, so that the clones on which branches run can replace every tensor."""
     add_extra(root, NAME, prior)
@@ -141,7 +147,7 @@ def run_with_prior(
     untrained = Plan(
         axes,
         prior.rules(),
-        Bank(table_of(wrapped).get),
+        bank_of(wrapped),
         (Whole(),),
         dealt=plan.dealt,
         rows=plan.rows,

@@ -154,6 +154,13 @@ class TensorFacts:
         return None
 
 
+def _written_by(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that a call writes into."""
+    if name not in _WRITES and "out" not in kwargs:
+        return []
+    return tensors_among((kwargs.get("out"), *(args[:1] if name in _WRITES else ())))
+
+
 def _storage(tensor: Tensor) -> int | None:
     """Return an identifier of a tensor's storage; None if it has none."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
@@ -189,7 +196,8 @@ class Sites(TorchFunctionMode):
     """Function mode that calls `at_site` wherever a contraction (matrix product, convolution, ...) is applied to a parameter.
 
     Args:
-        parameters: the parameters with their slot names. Tensors computed from parameters alone count as the parameter.
+        parameters: the parameters with their slot names. Tensors computed from parameters alone count as the parameter; where they meet data,
+            so do those computed from parameters and constants, such as masked, pruned or normalized weights.
         state: tensors that are never data (buffers).
         inputs: input tensors of the model. They, and tensors computed without any parameter, are "raw" data. None: raw data are not
             distinguished, which is faster.
@@ -198,6 +206,8 @@ class Sites(TorchFunctionMode):
         contractions: whether only contractions count; False: every call that mixes data with parameters, for models without contractions.
         at_layer: function (name of an encoder layer, the layer, its input) -> whether it may run as a whole, without this mode.
     """
+
+    follows_constants = True  # whether tensors computed from parameters and constants may count as parameters
 
     def __init__(
         self,
@@ -211,12 +221,17 @@ class Sites(TorchFunctionMode):
         super().__init__()
         self._names = TensorFacts((tensor, frozenset((name,))) for tensor, name in parameters)
         self._state = TensorFacts((tensor, True) for tensor in state)
+        # names of the parameters behind tensors that were computed from parameters and constants
+        self._computed = TensorFacts()
+        # tensors computed without any parameter: whether from an input, or else from constants
         self._raw = TensorFacts((tensor, True) for tensor in inputs or ())
         self._traces = inputs is not None
+        self._follows = self.follows_constants and bool(inputs)
         self._parameters_and_state = parameters, state
         self._of_model: set[int | None] | None = None
         # storages that data were written into, with a tensor that keeps each alive
         self._written: dict[int, Tensor] = {}
+        self._filled: dict[int, Tensor] = {}  # the same for inputs of the model
         self._holds_arrays = False  # whether data have left torch as arrays, so that arrays may hold data
         self._at_site = at_site
         self._contractions = contractions
@@ -238,20 +253,27 @@ class Sites(TorchFunctionMode):
         known = [names for names in map(self._names_of, tensors) if names is not None]
         if known and len(known) == len(tensors):
             out = function(*args, **kwargs)
-            self._mark(out, names=frozenset().union(*known))
+            self._mark(out, self._names, frozenset().union(*known))
             return out
-        if not known:
+        computed = [names for names in map(self._computed_of, tensors) if names is not None]
+        fixed = self._follows and bool(known or computed) and all(map(self._is_fixed, tensors))
+        names = frozenset().union(*known, *(() if fixed else computed))
+        if not names and not fixed:
             if not self._traces:
                 return function(*args, **kwargs)
             raw = all(self._is_raw(leaf) or self._state.get(leaf) for leaf in tensors)
+            from_array = any(type(value).__module__ == "numpy" for value in args)
+            constant = raw and not from_array and all(map(self._is_fixed, tensors))
             out = function(*args, **kwargs)
             if not raw:
                 self._holds_arrays |= name in _ARRAYS
                 self._note_writes(name, args, kwargs)
-            elif not (self._holds_arrays and any(type(value).__module__ == "numpy" for value in args)):
-                self._mark(out)
+            elif not (self._holds_arrays and from_array):
+                self._mark(out, self._raw, not constant)
+                if not constant:
+                    self._note_inputs(_written_by(name, args, kwargs))
             return out
-        if not self._contractions or name in _SPELLINGS:
+        if names and (not self._contractions or name in _SPELLINGS):
             self._refuse_checkpoint()
             leaves, rebuild = _flat(args, kwargs)
             written = tensors_among((kwargs.get("out"), *(args[:1] if name in _IN_PLACE else ())))
@@ -260,33 +282,47 @@ class Sites(TorchFunctionMode):
                 for i, leaf in enumerate(leaves)
                 if is_float(leaf)
                 and self._names_of(leaf) is None
+                and (fixed or self._computed_of(leaf) is None)
                 and not self._state.get(leaf)
                 and not any(leaf is tensor for tensor in written)
             ]
-            names = frozenset().union(*known)
             live = [i for i in data if not self._is_raw(leaves[i])]
-            leaves = self._at_site(names, leaves, live, [i for i in data if self._is_raw(leaves[i])])
-            args, kwargs = rebuild(leaves)
+            of_inputs = [i for i in data if not fixed and self._is_raw(leaves[i])]
+            args, kwargs = rebuild(self._at_site(names, leaves, live, of_inputs))
+            fixed = fixed and not live
         out = function(*args, **kwargs)
-        self._note_writes(name, args, kwargs)
+        if fixed:
+            self._mark((out, _written_by(name, args, kwargs)), self._computed, frozenset().union(*known, *computed))
+        else:
+            self._note_writes(name, args, kwargs)
         return out
 
     def _names_of(self, tensor: Tensor) -> frozenset[str] | None:
         names = self._names.get(tensor)
         return None if names is not None and self._is_written(tensor) else names
 
+    def _computed_of(self, tensor: Tensor) -> frozenset[str] | None:
+        names = self._computed.get(tensor)
+        return None if names is not None and self._is_written(tensor) else names
+
     def _is_raw(self, tensor: Tensor) -> bool:
-        return bool(self._raw.get(tensor)) and not self._is_written(tensor)
+        return self._raw.get(tensor) is not None and self._computed.get(tensor) is None and not self._is_written(tensor)
+
+    def _is_fixed(self, tensor: Tensor) -> bool:
+        """Return whether a tensor depends on parameters, buffers and constants alone."""
+        if self._state.get(tensor) or self._names_of(tensor) is not None or self._computed_of(tensor) is not None:
+            return True
+        if self._raw.get(tensor) is not False or self._is_written(tensor):
+            return False
+        return not self._filled or _storage(tensor) not in self._filled
 
     def _is_written(self, tensor: Tensor) -> bool:
         return bool(self._written) and _storage(tensor) in self._written
 
     def _note_writes(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note that a call on data has written into tensors that held none, such as `torch.zeros(n)`, or into views of these."""
-        if name not in _WRITES and "out" not in kwargs:
-            return
-        for tensor in tensors_among((kwargs.get("out"), *(args[:1] if name in _WRITES else ()))):
-            for facts in (self._raw, self._names):
+        for tensor in _written_by(name, args, kwargs):
+            for facts in (self._raw, self._names, self._computed):
                 if facts.get(tensor) is None or self._is_written(tensor):
                     continue
                 if torch.compiler.is_dynamo_compiling():  # which does not know storages
@@ -294,24 +330,33 @@ class Sites(TorchFunctionMode):
                 elif (storage := _storage(tensor)) is not None and storage not in self._storages_of_model():
                     self._written[storage] = tensor
 
+    def _note_inputs(self, written: list[Tensor]) -> None:
+        """Note that inputs of the model were written into constants, or into views of these."""
+        for tensor in written:
+            if torch.compiler.is_dynamo_compiling():
+                self._raw.forget(tensor)
+                self._mark(tensor, self._raw, True)
+            elif (storage := _storage(tensor)) is not None:
+                self._filled[storage] = tensor
+
     def _storages_of_model(self) -> set[int | None]:
         if self._of_model is None:
             parameters, state = self._parameters_and_state
             self._of_model = {*map(_storage, (*(tensor for tensor, _ in parameters), *state))}
         return self._of_model
 
-    def _mark(self, out: Any, names: frozenset[str] | None = None) -> None:
+    def _mark(self, out: Any, facts: TensorFacts, fact: Any) -> None:
         for leaf in tensors_among((out,)):
-            if names is None:
-                self._raw.set(leaf, True)
-            else:
-                self._names.set(leaf, names)
+            if not self._state.get(leaf):
+                facts.set(leaf, fact)
 
     def _mark_view(self, tensor: Any, view: Tensor) -> None:
         if (names := self._names_of(tensor)) is not None:
-            self._mark(view, names=names)
+            self._mark(view, self._names, names)
+        elif (names := self._computed_of(tensor)) is not None:
+            self._mark(view, self._computed, names)
         elif self._traces and (self._is_raw(tensor) or self._state.get(tensor)):
-            self._mark(view)
+            self._mark(view, self._raw, not self._is_fixed(tensor))
 
     def _refuse_checkpoint(self) -> None:
         """Raise CheckpointedSite under reentrant checkpointing, which runs the site again in the backward pass, without this mode."""

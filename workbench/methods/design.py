@@ -17,6 +17,7 @@ from ..core.outputs.meanings import Values
 from ..core.outputs.options import form_of
 from ..core.outputs.resolution import resolve
 from ..core.ownership import engine_of, table_of
+from ..core.prior import Whole
 from ..engine.effects.private_random import own_random
 from ..engine.plan import Bank, Plan, Shared, Stacked
 from ..engine.tree import flatten, names, tree_map
@@ -189,7 +190,7 @@ class Design:
         features = []
         for i in range(self.copies):
             probe = Probe(layer_names)
-            plan = Plan((), rules, Bank(table.get), (probe,), keep_state=False, fixed={"design": i})
+            plan = Plan((), rules, Bank(table.get), (Whole(), probe), keep_state=False, fixed={"design": i})
             with evaluating(wrapped):
                 engine.run(plan, *_cloned((args, kwargs)))
             phi = probe.taps.get("features")

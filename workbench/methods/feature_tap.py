@@ -56,6 +56,7 @@ class FeatureTap(Intervention):
         self.taps: dict[str, Tensor] = {}
         self.layouts: dict[str, tuple[int, bool]] = {}  # of maps: number of axes, and whether the channels come first
         self.same: dict[str, str] = {}  # layers that have the same input as another one
+        self.flattened: set[str] = set()  # features whose steps or tokens were told apart by the number of rows alone
         self.calls: list[frozenset[str]] = []  # names of the parameters used by each call
 
     def active(
@@ -110,6 +111,7 @@ class FeatureTap(Intervention):
                 keep = None if convolution else self._keep(feature, rows)
                 return pool(feature, rows, channel_dim=1 if convolution else None, keep=keep)
             if feature.dim() == 2 and feature.shape[0] and feature.shape[0] % rows == 0:
+                self.flattened.add(name)
                 feature = feature.reshape(rows, -1, feature.shape[-1])  # tokens were flattened: [rows * t, d]
                 return pool(feature, rows, keep=self._keep(feature, rows))
             return None

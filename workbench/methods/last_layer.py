@@ -88,6 +88,8 @@ def has_class(target: Any, shape: torch.Size) -> Tensor | slice:
 class _LayerSites(Sites):
     """Calls `handle` with the features, weight, bias and outputs of a linear layer, and replaces the outputs by what it returns."""
 
+    follows_constants = False  # the posterior is that of the layer's own weights
+
     def __init__(
         self,
         parameters: Sequence[tuple[Tensor, str]],

@@ -20,6 +20,8 @@ from ..core.ownership import table_of
 from ..core.prior import run_with_prior
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
+from ..engine.effects.private_random import own_random
+from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
 from ..engine.tree import tensors, tree_map
 from ..errors import NotFittedError
@@ -30,6 +32,7 @@ from .densities.positions import Positions
 from .feature_tap import FeatureMap, FeatureTap
 from .made_outliers import concatenate_by_kind, make_outliers
 from .position_risk import MAX_IMAGES, Layout, has_positions, judge, layout_of, learn
+from .row_order import misplaced
 from .spread_batches import spread
 
 if TYPE_CHECKING:
@@ -370,7 +373,8 @@ class Neo(Method):
         if not self.model(wrapped).needs_features:
             return output, n_rows, [], tap
         if self._sites is None and take is None:
-            chosen = self._choose(list(tap.taps), tap.same)
+            wrong = self._misplaced(wrapped, args, kwargs, n_rows, tap)
+            chosen = self._choose([name for name in tap.taps if name not in wrong], tap.same)
             self._sites = chosen[-1:] if self.model(wrapped).last_only else chosen
         elif self._sites is None:
             self.layout = layout_of(wrapped._workbench.output, output, tap)
@@ -385,6 +389,19 @@ class Neo(Method):
         if not self._met:
             self._met = frozenset().union(*(names for names in tap.calls if not names.isdisjoint(self._sites)))
         return output, n_rows, [tap.taps[name] for name in self._sites], tap
+
+    @torch.no_grad()
+    def _misplaced(self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int, tap: FeatureTap) -> set[str]:
+        """Return the names of the features whose rows are not those of the inputs; none under torch.compile, where values are unknown."""
+        if values_unavailable():
+            return set()
+
+        def features_of(inputs: Any) -> dict[str, Tensor]:
+            args, kwargs = inputs
+            with own_random(0, next(iter(tap.taps.values())).device):
+                return self._pass(wrapped, args, kwargs, rows, None)[1].taps
+
+        return misplaced(features_of, (args, kwargs), rows, self._rows_at[1], tap.flattened) if tap.taps else set()
 
     def _expected_rows(self, leaves: list[Tensor]) -> int | None:
         i, dim = self._rows_at
@@ -414,7 +431,9 @@ class Neo(Method):
             chosen = [n for n in candidates if any(n == layer or n.startswith(f"{layer}.") for layer in self.layers)]
             names = list(dict.fromkeys(same.get(name, name) for name in chosen))
         if not names:
-            raise ValueError("neo found no layer whose input has one feature vector per row; name other layers=")
+            raise ValueError(
+                "neo found no layer whose input has one feature vector per row, in the order of the rows; name other layers="
+            )
         if self.layers is None and len(names) > MAX_SITES:
             names = [names[round(i * (len(names) - 1) / (MAX_SITES - 1))] for i in range(MAX_SITES)]
         return names

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..core.additions import extra
 from ..core.method import evaluating
 from ..core.ownership import engine_of, table_of
-from ..core.prior import NAME, Whole
-from ..engine.plan import Bank, Plan
+from ..core.prior import NAME, Whole, bank_of
+from ..engine.plan import Plan
 from ..engine.tree import tree_map
 from .densities.moments import double, full_precision
 from .last_layer import Probe, flatten_rows
@@ -47,7 +47,7 @@ def settle(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         plan = Plan(
             (),
             prior.rules(),
-            Bank(table.get),
+            bank_of(wrapped),
             (Whole(), probe),
             keep_state=False,
             fixed={prior.axis: i},
