@@ -29,7 +29,7 @@ def as_html(data: Any) -> str:
     """Return the summary as an HTML table, in which JupyterLab does not typeset text between dollar signs."""
     left = "text-align: left; vertical-align: top"
     body = "".join(
-        f'<tr><th style="{left}">{html.escape(label)}</th><td style="{left}">{html.escape(text)}</td></tr>'
+        f'<tr><th style="{left}">{html.escape(label)}</th><td style="{left}; overflow-wrap: anywhere">{html.escape(text)}</td></tr>'
         for label, text in _summary(data)
     )
     caption = f"<b>{html.escape(data.name)}</b>: {html.escape(data.card.description)}"
