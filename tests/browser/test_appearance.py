@@ -229,7 +229,9 @@ def test_reports_look_right(
         if what == "report":
             page.wait_for_function("() => document.querySelector('.wb-linked-status').innerText")
             page.locator("#code").check()
-            assert page.evaluate("[...document.querySelectorAll('.error pre')].map(e => e.scrollWidth > e.clientWidth)") == [False]
+            assert page.evaluate(
+                "[...document.querySelectorAll('.error pre')].map(e => e.scrollWidth > e.clientWidth)"
+            ) == [False]
         for scheme, width in itertools.product(("light", "dark"), LOOKED_AT):
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size({"width": width, "height": 800})
