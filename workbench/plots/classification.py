@@ -211,7 +211,8 @@ def decision_map(
             groups = [(np.full(len(labels), True), f"data of {len(names)} classes")]
         for i, (members, words) in enumerate(groups):
             ax.scatter(
-                *inputs[members].T,
+                inputs[members, 0],
+                inputs[members, 1],
                 s=16,
                 marker=MARKERS[i],
                 facecolor=("white", "black")[i % 2],

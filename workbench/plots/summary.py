@@ -116,7 +116,7 @@ def risk_split(
     (_, noise, model, names), notes = usable(noise + model, noise, model, names)
     total = np.hypot(noise, model)
     rows = np.arange(total.size)
-    ax = new_axes(ax, (width_for(names), float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))))
+    ax = new_axes(ax, (width_for(names.tolist()), float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))))
     left = np.zeros(total.size)
     for name, risk in (("aleatoric", noise), ("epistemic", model)):
         share = 100 * np.divide(risk, total, out=np.zeros_like(risk), where=total > 0) ** 2
