@@ -303,7 +303,6 @@ def natural_scale(values: Array, *, typical: Array | None = None, tail: float = 
     if values.min() > 0 and high > 50 * low:
         return "log", 1.0
     if width > 0 and np.ptp(values) > 50 * width:
-        return "symlog", float(
-            10 ** np.floor(np.log10(2 * width))
-        )  # a power of ten: labels within the linear part run into zero
+        # a power of ten: labels within the linear part would run into zero
+        return "symlog", float(10 ** np.floor(np.log10(2 * width)))
     return "linear", 1.0
