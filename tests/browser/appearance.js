@@ -101,7 +101,7 @@
             range.setStart(node, index);
             range.setEnd(node, index + word.length);
             const lines = new Set([...range.getClientRects()].map(r => Math.round(r.top)));
-            if (word.length <= 14 && lines.size > 1) found.push(`in pieces: ${name(e)} ${short(word)}`);
+            if (word.length <= 10 && lines.size > 1) found.push(`in pieces: ${name(e)} ${short(word)}`);
         }
     };
     const inside = '.cm-editor,script,style,noscript,template,title,desc,option,textarea';
