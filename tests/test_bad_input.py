@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from helpers.models import mlp
 from torch import Tensor, nn
 
+import workbench
 from workbench import NotFittedError, WorkbenchWarning, compose, is_wrapped, neo, sample, sculpt, vote
+from workbench.methods import BUILT_IN
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "vote": lambda: vote.Wrapper(3),
@@ -151,10 +156,56 @@ def test_by_default_sculpt_takes_as_many_layers_as_there_are() -> None:
 def test_compose_takes_wrappers_only_and_settings_that_agree() -> None:
     with pytest.raises(TypeError, match="compose takes wrappers"):
         compose(vote.Wrapper(3), mlp())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=re.escape("not the class vote.Wrapper: write vote.Wrapper()")):
+        compose(vote.Wrapper, sculpt.Wrapper)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=re.escape("not the module vote: write vote.Wrapper()")):
+        compose(vote, sculpt)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="different output"):
         compose(vote.Wrapper(3, output="logits"), sculpt.Wrapper(sculpt.LogitNormal, output="probs"))
     with pytest.raises(ValueError, match="different strategy"):
         compose(vote.Wrapper(3, strategy="loop"), sculpt.Wrapper(strategy="vmap"))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_module_that_is_called_like_its_wrapper_says_so(name: str) -> None:
+    module = getattr(workbench, name)
+    with pytest.raises(TypeError, match=f"^{name} is a module; its wrapper is {name}.Wrapper"):
+        module(5)
+    assert pickle.loads(pickle.dumps(module)) is module
+
+
+# ---- targets of another shape ----------------------------------------------------------------------------------------
+
+
+def as_frame(y: Tensor) -> Any:
+    return pd.DataFrame(y.numpy()) if y.dim() > 1 else pd.Series(y.numpy())
+
+
+@pytest.mark.parametrize(
+    ("outputs", "advice"),
+    [
+        (
+            "column",
+            {"y[:, None] of a tensor": lambda y: y[:, None], "y.to_frame() of a pandas Series": lambda y: y.to_frame()},
+        ),
+        ("vector", {"y[:, 0] of a tensor": lambda y: y[:, 0], "y.iloc[:, 0] of a DataFrame": lambda y: y.iloc[:, 0]}),
+    ],
+)
+def test_the_advice_for_targets_of_another_shape_can_be_followed(
+    outputs: str, advice: dict[str, Callable[[Any], Any]]
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 1), *([nn.Flatten(0)] if outputs == "vector" else []))
+    x, y = torch.randn(40, 3), torch.randn(40) if outputs == "column" else torch.randn(40, 1)
+    for (words, follow), targets in zip(advice.items(), (y, as_frame(y)), strict=True):
+        wrapped = vote.Wrapper(2)(model)
+        with pytest.raises(ValueError, match=re.escape(words)):
+            workbench.fit(wrapped, (x, targets), epochs=1, progress=False)
+        workbench.fit(wrapped, (x, follow(targets)), epochs=1, progress=False)
+
+
+def test_no_column_is_advised_where_it_would_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"\[n, 3\]; they must have one shape$"):
+        workbench.fit(vote.Wrapper(2)(nn.Linear(3, 3)), (torch.randn(40, 3), torch.randn(40)), epochs=1, progress=False)
 
 
 # ---- twice the same --------------------------------------------------------------------------------------------------

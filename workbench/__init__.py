@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .core.registry import name_outer
 from .deprecation import answer_to_moved_modules
-from .methods import BUILT_IN
+from .methods import BUILT_IN, WrapperModule
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def __getattr__(name: str) -> Any:
     home = _EXPORTS[name]
     if home in ("", "methods"):
         value = importlib.import_module(f"workbench.{home}.{name}" if home else f"workbench.{name}")
+        if home:
+            value.__class__ = WrapperModule
     else:
         value = getattr(importlib.import_module(f"workbench.{home}"), name)
     globals()[name] = value

@@ -94,6 +94,16 @@
             }
         }
     };
+    const checkBroken = (e, node) => {  // a short word in the head of a table that goes on in the next line
+        if (!e.closest('th')) return;
+        for (const {0: word, index} of node.data.matchAll(/[^\s-]+/g)) {
+            const range = document.createRange();
+            range.setStart(node, index);
+            range.setEnd(node, index + word.length);
+            const lines = new Set([...range.getClientRects()].map(r => Math.round(r.top)));
+            if (word.length <= 10 && lines.size > 1) found.push(`in pieces: ${name(e)} ${short(word)}`);
+        }
+    };
     const inside = '.cm-editor,script,style,noscript,template,title,desc,option,textarea';
     for (const root of roots) {
         const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
@@ -106,6 +116,7 @@
             if (box.width < 2 || box.height < 2 || unseen(e)) continue;
             checkContrast(e, node.data, box);
             checkCut(e, node.data, box);
+            checkBroken(e, node);
         }
         const operated = 'button,input:not([type=hidden]),select,textarea,a[href],summary,[role=button],[role=tab]';
         const controls = [...root.querySelectorAll(operated)]

@@ -17,6 +17,8 @@ from helpers.widget_cases import pictures as pictures_of_stripes
 from helpers.widget_cases import voters
 from torch import nn
 
+from workbench import compose, sculpt, vote
+from workbench.data import Data
 from workbench.notebook.report import render
 from workbench.widgets import Comparison, Explorer
 from workbench.widgets.explorer.linked import still
@@ -48,6 +50,10 @@ FAULTS = {
     "on top": (
         "<button>one</button><button style='margin-left:-20px'>two</button>",
         'on top of each other: button "one" and button "two"',
+    ),
+    "in pieces": (
+        "<table><tr><th style='max-width:30px;overflow-wrap:anywhere'>epistemic</table>",
+        'in pieces: th "epistemic"',
     ),
     "too wide": ("<div style='width:2000px'>wide</div>", "beyond the right edge by"),
     "the page too wide": ("<div style='width:2000px'>wide</div>", "the page is"),
@@ -173,8 +179,13 @@ def explorer_snapshot(monkeypatch: pytest.MonkeyPatch) -> str:
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr("IPython.display.display", lambda data, **options: sent.append(data))
     Explorer({"whole": voters(), "shared": voters(share=1)}, pictures_of_stripes()).snapshot()
-    assert 'wb-confused">' in sent[0]["text/html"]
-    return str(sent[0]["text/html"])
+    flowers = [f"meadow buttercup {i}" for i in range(20)]  # so many long names have no room beside each other
+    x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    classes = Data.from_arrays(x, torch.arange(200) % 20, classes=flowers)
+    Explorer(vote.Wrapper(2, output="logits")(nn.Linear(5, 20)), classes).snapshot()
+    assert all("wb-confused" in page["text/html"] for page in sent)
+    Explorer(compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(5, 3)), Data.from_arrays(x, x[:, :3])).snapshot()
+    return "".join(page["text/html"] for page in sent)
 
 
 def report(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -218,6 +229,9 @@ def test_reports_look_right(
         if what == "report":
             page.wait_for_function("() => document.querySelector('.wb-linked-status').innerText")
             page.locator("#code").check()
+            assert page.evaluate(
+                "[...document.querySelectorAll('.error pre')].map(e => e.scrollWidth > e.clientWidth)"
+            ) == [False]
         for scheme, width in itertools.product(("light", "dark"), LOOKED_AT):
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size({"width": width, "height": 800})

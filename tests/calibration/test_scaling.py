@@ -43,6 +43,15 @@ def voters() -> Any:
         return vote.Wrapper(4, output="logits")(Votes())
 
 
+@pytest.mark.parametrize(("calibration", "name"), [(TemperatureScaling, "temperature"), (VarianceScaling, "scale")])
+def test_what_was_fitted_is_shown(calibration: Any, name: str) -> None:
+    classes = calibration is TemperatureScaling
+    wrapped = vote.Wrapper(2, output="logits" if classes else "values")(nn.Linear(2, 3 if classes else 1))
+    x = torch.randn(60, 2, generator=rng(0))
+    fitted = calibration(wrapped).fit((x, torch.arange(60) % 3 if classes else x[:, :1]))
+    assert f"\n  {name}={getattr(fitted, name).item():.4g}\n" in repr(fitted)
+
+
 # ---- temperature
 @pytest.mark.parametrize("true", [0.3, 1.0, 4.0])
 def test_the_temperature_of_the_labels_is_found(true: float) -> None:

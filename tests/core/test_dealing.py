@@ -177,6 +177,24 @@ class Graph(nn.Module):
         return self.fc(x.index_add(0, edges[1], x[edges[0]]))
 
 
+class OfArrays(nn.Module):
+    """A model that makes a tensor of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 1)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.fc(torch.as_tensor(x))
+
+
+def test_an_array_is_called_one() -> None:
+    x = torch.randn(6, 3)
+    wrapped = vote.Wrapper(3)(OfArrays())
+    y = told_once(lambda: wrapped(x.numpy()), r"no input is a tensor with rows \(found ndarray\): torch.as_tensor")
+    assert torch.allclose(y, wrapped.eval()(x))
+
+
 def told_once(call: Callable[[], Tensor], match: str) -> Tensor:
     with pytest.warns(WorkbenchWarning, match=match) as caught:
         y = call()

@@ -149,8 +149,14 @@ def test_repr_is_an_aligned_table():
         assert line in text.splitlines()
     of_ones_own = repr(Data.from_arrays(torch.zeros(20, 2), torch.zeros(20)))
     assert [line.split()[0] for line in of_ones_own.splitlines()[1:]] == ["task", "rows", "input", "target", "note"]
-    assert "target    c: a 2, b 1" in repr(labelled([0, 1, 0], ("a", "b")))
+    assert "target    c: a (2), b (1)" in repr(labelled([0, 1, 0], ("a", "b")))
     assert all(len(line) <= 104 for line in repr(labelled([0, 1] * 9, ("a" * 80, "b" * 80))).splitlines())
+
+
+def test_targets_in_different_units_have_a_range_each():
+    y = torch.tensor([[1234.0, 0.25], [18993.0, 0.5]] * 5)
+    text = repr(Data.from_arrays(torch.zeros(10, 2), y, target="cost (€), leak (m³/h)", task="regression"))
+    assert "  target  cost (€), 1234 to 18990; leak (m³/h), 0.25 to 0.5 in training" in text.splitlines()
 
 
 def test_html_escapes_text():

@@ -370,6 +370,7 @@ def test_why_the_loop_runs_is_explained_with_the_line() -> None:
     wrapped: Any = vote.Wrapper(VOTERS, share=1)(built("item"))
     wrapped(inputs(), return_risk=True)
     report = wrapped.explain()
+    assert repr(report) == str(report)  # as lines
     assert ".item()" in report
     assert line_of("item") in report
 

@@ -31,6 +31,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 X, NEW = normal(ROWS, FEATURES), 3 * normal(7, FEATURES, seed=1)
 
 
+def test_the_layer_is_named_once_it_is_known() -> None:
+    (before,) = laplace.Wrapper().make()
+    assert repr(before) == "laplace(n_samples=32)"
+    assert repr(laplace.Wrapper()(net())).startswith("Sequential[laplace(layer=2, n_samples=32)]")
+
+
 def features(model: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         h = model[:-1](x)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.batches.rows import is_one_hot
+from workbench.core.batches.rows import is_one_hot, shape_advice
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.saving.training_data import Facts
 from workbench.metrics._inputs import level_in_unit
@@ -62,7 +62,7 @@ def check_values(answers: Answers, what: str) -> None:
     if answers.labels:
         raise ValueError(f"{what} is for values, but the targets are class numbers ({answers.target.dtype})")
     if answers.y.shape != answers.target.shape:
-        hint = "; give y as a column, y[:, None]" if answers.target.dim() + 1 == answers.y.dim() else ""
+        hint = shape_advice(answers.target, answers.y)
         raise ValueError(
             f"y: targets have shape {list(answers.target.shape)}, predictions {list(answers.y.shape)}; they must be the same{hint}"
         )

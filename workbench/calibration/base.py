@@ -66,6 +66,10 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
         self.wrapped = wrapped
         self.training = wrapped.training
 
+    def extra_repr(self) -> str:
+        numbers = ((name, value) for name, value in self.named_buffers(recurse=False) if value.numel() == 1)
+        return ", ".join(f"{name}={value.item():.4g}" for name, value in numbers)
+
     def fit(self, data: Any, *, batch_size: int = 1024, seed: int = 0) -> Self:
         """Calibrate on rows that the model was not trained on.
 

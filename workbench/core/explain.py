@@ -28,6 +28,9 @@ class Explanation(str):
         text.head, text.rows = head, rows
         return text
 
+    def __repr__(self) -> str:
+        return str(self)  # as lines, also where it is not printed
+
     def _repr_html_(self) -> str:
         head = "".join(f"<div>{html.escape(line)}</div>" for line in self.head[1:])
         cells = "".join(

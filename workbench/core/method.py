@@ -215,7 +215,7 @@ class Method:
         return None
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{key}={value}" for key, value in self.settings().items() if value is not None)
+        inside = ", ".join(f"{key}={value}" for key, value in self.settings().items() if value not in (None, ""))
         return f"{self.name}({inside})"
 
 

@@ -272,12 +272,22 @@ class Wrapper(Settings):
     def __repr__(self) -> str:
         return f"{self._display_name()}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
 
-    def _display_name(self) -> str:
-        module = type(self).__module__
-        return f"{module.rpartition('.')[2]}.Wrapper" if module.startswith("workbench.") else type(self).__name__
+    @classmethod
+    def _display_name(cls) -> str:
+        module = cls.__module__
+        return f"{module.rpartition('.')[2]}.Wrapper" if module.startswith("workbench.") else cls.__name__
 
 
 COMMON: dict[str, Any] = {described.name: described.default for described in settings_of(Wrapper)}
+
+
+def _misused(given: Any) -> str:
+    """Describe what was given in place of a wrapper; of a class of wrappers, or the module that has one, also say how to make one."""
+    kind, cls = ("module", getattr(given, "Wrapper", None)) if isinstance(given, types.ModuleType) else ("class", given)
+    if not (isinstance(cls, type) and issubclass(cls, Wrapper)):
+        return type(given).__name__
+    name = cls._display_name()
+    return f"the {kind} {name.removesuffix('.Wrapper') if kind == 'module' else name}: write {name}()"
 
 
 class _Composed(Wrapper):
@@ -314,7 +324,7 @@ def compose(*wrappers: Wrapper, output: Any = None) -> Wrapper:
     """
     for wrapper in wrappers:
         if not isinstance(wrapper, Wrapper):
-            raise TypeError(f"compose takes wrappers such as vote.Wrapper(5), not {type(wrapper).__name__}")
+            raise TypeError(f"compose takes wrappers such as vote.Wrapper(5), not {_misused(wrapper)}")
     single = tuple(part for w in wrappers for part in parts_of(w))
     options: dict[str, Any] = {}
     for name, default in COMMON.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def as_html(data: Any) -> str:
     """Return the summary as an HTML table, in which JupyterLab does not typeset text between dollar signs."""
     left = "text-align: left; vertical-align: top"
     body = "".join(
-        f'<tr><th style="{left}">{html.escape(label)}</th><td style="{left}">{html.escape(text)}</td></tr>'
+        f'<tr><th style="{left}">{html.escape(label)}</th><td style="{left}; overflow-wrap: anywhere">{html.escape(text)}</td></tr>'
         for label, text in _summary(data)
     )
     caption = f"<b>{html.escape(data.name)}</b>: {html.escape(data.card.description)}"
@@ -75,12 +76,22 @@ def _described_target(data: Any) -> str:
         return f"{data.target}{': ' + ', '.join(data.classes) if data.classes else ''}"
     y: Any = train.labels if isinstance(train, LazySplit) else train.y
     if data.classes is None:
+        if not len(y):
+            return ""
+        names = [str(replace(data.target, name=name)) for name in data.target.name.split(", ")]
+        if y.ndim == 2 and y.shape[1] == len(names) > 1:  # each has a unit of its own
+            return f"{'; '.join(map(_range, names, y.T))} in training"
         shape = f" {list(y.shape[1:])}" if y.shape[1:] != (1,) else ""
-        return f"{data.target}{shape}, {y.min():.4g} to {y.max():.4g} in training" if len(y) else ""
+        return f"{_range(f'{data.target}{shape}', y)} in training"
     if data.task == "probabilities":
         shares = zip(data.classes, y.mean(0).tolist(), strict=True)
         return f"{data.target}: " + ", ".join(f"{name} {share:.3g}" for name, share in shares)
     counts = y.sum(0) if data.task == "labels" else torch.bincount(y[y != VOID], minlength=len(data.classes))
-    texts = [f"{c} {n}" for c, n in zip(data.classes, counts.tolist(), strict=True)]
+    texts = [f"{c} ({n})" for c, n in zip(data.classes, counts.tolist(), strict=True)]
     n_void = int((y == VOID).sum())
-    return f"{data.target}: " + ", ".join([*texts, *([f"none {n_void}"] if n_void else [])])
+    return f"{data.target}: " + ", ".join([*texts, *([f"none ({n_void})"] if n_void else [])])
+
+
+def _range(name: str, y: Tensor) -> str:
+    low, high = (f"{float(f'{number:.4g}'):.10g}" for number in (y.min(), y.max()))  # 18990, and not 1.899e+04
+    return f"{name}, {low} to {high}"

@@ -212,11 +212,12 @@ def legend(
     loc: Any = "best",
     columns: int = 1,
     headroom: bool = False,
+    highest: float | None = None,
 ) -> None:
     """Add a legend: all labelled artists, then ``extra`` pairs (artist, label), then ``notes``, lines of text only.
 
     ``headroom`` puts it at the top and raises the upper limit so that it covers no data; unlike a legend outside
-    the Axes, it never overlaps a title or neighbouring Axes.
+    the Axes, it never overlaps a title or neighbouring Axes. Where values cannot exceed ``highest``, there are no ticks above it.
     """
     from matplotlib.collections import LineCollection, PathCollection
     from matplotlib.legend_handler import HandlerTuple
@@ -245,7 +246,7 @@ def legend(
         engine.execute(ax.figure.figure)  # the layout may make the Axes wide enough
         room = ax.get_window_extent().width
     if columns > 1 and box.get_window_extent().width > room:
-        legend(ax, notes, extra=extra, loc=loc, headroom=headroom)
+        legend(ax, notes, extra=extra, loc=loc, headroom=headroom, highest=highest)
         return
     for handle in box.legend_handles:
         if isinstance(handle, PathCollection):
@@ -258,6 +259,21 @@ def legend(
         low, high = transform.transform(np.array(ax.get_ylim()))
         top = transform.inverted().transform(np.array([low + (high - low) / (1 - share)]))[0]
         ax.set_ylim(top=top, auto=None)  # auto=None keeps autoscaling on for later artists
+    if highest is not None:
+        ax.yaxis.set_major_locator(require("matplotlib.ticker").AutoLocator())
+        low, high = ax.get_ylim()
+        ax.set_yticks([tick for tick in ax.get_yticks() if low <= tick <= min(high, highest + 1e-9)])
+
+
+def whole_numbers(ax: Axes) -> None:
+    """Put the ticks of the x axis at whole and round numbers, also if there is only one."""
+    ticker = require("matplotlib.ticker")
+    ax.xaxis.set_major_locator(ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
+def width_for(names: Sequence[str]) -> float:
+    """Return the width in inches of a new figure in which names beside the y axis leave room for the Axes."""
+    return float(np.clip(4.6 + 0.085 * max(map(len, names)), 6.4, 14))
 
 
 def choose_scale(ax: Axes, axis: str, values: Array, *, typical: Array | None = None, tail: float = 0.05) -> None:
@@ -286,4 +302,7 @@ def natural_scale(values: Array, *, typical: Array | None = None, tail: float = 
     width = float(np.subtract(*np.quantile(typical, [0.75, 0.25])))
     if values.min() > 0 and high > 50 * low:
         return "log", 1.0
-    return ("symlog", 2 * width) if width > 0 and np.ptp(values) > 50 * width else ("linear", 1.0)
+    if width > 0 and np.ptp(values) > 50 * width:
+        # a power of ten: labels within the linear part would run into zero
+        return "symlog", float(10 ** np.floor(np.log10(2 * width)))
+    return "linear", 1.0

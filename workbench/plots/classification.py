@@ -60,13 +60,13 @@ def reliability(
     if isinstance(probabilities, Mapping):
         pairs = of_models(probabilities, "probabilities", target, "target")
         several = {name: _in_bins(*both, n_bins) for name, both in pairs.items()}
-        ax = new_axes(ax, (4.8, 4.8))
+        ax = new_axes(ax, (4.8, 4.8 + 0.17 * (len(several) + 2)))  # with a line of the legend for each
         diagonal(ax, "ideal")
         for (name, model), (shade, dashes) in zip(several.items(), MODELS, strict=False):
             style: Any = {"color": shade, "linestyle": dashes, "marker": "o", "markersize": 5, "linewidth": 1.8}
             ax.plot(model.confidence, model.accuracy, label=f"{name}: ECE {model.ece:.3f}", **style)
         ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
-        legend(ax, [f"n = {int(next(iter(several.values())).counts.sum()):,}"], loc="upper left")
+        legend(ax, [f"n = {int(next(iter(several.values())).counts.sum()):,}"], headroom=True, highest=1)
         return ax
     mean_confidence, accuracy, counts, centre, ece = _in_bins(probabilities, target, n_bins)
     ax = new_axes(ax, (4.8, 4.8))
@@ -96,7 +96,7 @@ def reliability(
             fontsize=7,
         )
     ax.set(xlabel="confidence", ylabel="accuracy; share of rows", xlim=(0, 1), ylim=(0, 1.02))
-    legend(ax, loc="upper left")
+    legend(ax)
     return ax
 
 
@@ -161,7 +161,7 @@ def decision_map(
         value: [rows, columns], or flat [rows * columns] or [rows * columns, 1]; values that are not finite stay blank.
         ax: Axes to draw on; a new figure if None.
         label: name and unit of the value, beside the colour bar.
-        points: data ``(x, y)``: inputs [n, 2] and labels [n], with one marker shape for each label.
+        points: data ``(x, y)``: inputs [n, 2] and labels [n], with one marker shape for each of up to 8 labels.
         limits: values of the first and last colour, to make several maps comparable; the range of the finite values if None.
         cmap: name of a perceptually uniform matplotlib colour map.
 
@@ -205,16 +205,20 @@ def decision_map(
         inputs, labels = data
         chosen, note = thinned(len(labels), "data")
         inputs, labels = inputs[chosen], labels[chosen]
-        for i, name in enumerate(np.unique(labels)):
+        names = np.unique(labels)
+        groups = [(labels == name, f"class {name:g}") for name in names]
+        if len(names) > len(MARKERS):  # markers would repeat, and a legend of so many have no room
+            groups = [(np.full(len(labels), True), f"data of {len(names)} classes")]
+        for i, (members, words) in enumerate(groups):
             ax.scatter(
-                inputs[labels == name, 0],
-                inputs[labels == name, 1],
+                inputs[members, 0],
+                inputs[members, 1],
                 s=16,
-                marker=MARKERS[i % len(MARKERS)],
+                marker=MARKERS[i],
                 facecolor=("white", "black")[i % 2],
                 edgecolor=("black", "white")[i % 2],
                 linewidth=0.6,
-                label=f"class {name:g}",
+                label=words,
             )
     notes = ([note] if data is not None and "drawn" in note else []) + (
         [f"{missing:,} of {values.size:,} values not finite, blank"] if missing else []

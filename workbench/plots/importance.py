@@ -19,6 +19,7 @@ from workbench.plots._common import (
     new_axes,
     same_shape,
     vector,
+    width_for,
     with_unit,
 )
 from workbench.plots.maps import picture
@@ -77,7 +78,8 @@ def importance(
         )
     finite(**bars)
     order = np.argsort(-np.max(list(bars.values()), 0), kind="stable")[:most]
-    ax = new_axes(ax, (6.4, float(np.clip(1.1 + 0.13 * len(order) * (len(bars) + 1), 2.8, 14))))
+    shown = [str(columns[i]) for i in order]
+    ax = new_axes(ax, (width_for(shown), float(np.clip(1.3 + 0.13 * len(order) * (len(bars) + 1), 2.8, 14))))
     thickness = 0.8 / len(bars)
     look: dict[str, Any] = {"ecolor": ax.xaxis.label.get_color(), "error_kw": {"elinewidth": 1}}
     for k, (name, value) in enumerate(bars.items()):
@@ -85,14 +87,14 @@ def importance(
         shade = OTHER_COLOURS[name] if name in OTHER_COLOURS else colour(ax, name)
         spread = errors[name][order] if name in errors else None
         ax.barh(at, value[order], 0.9 * thickness, color=shade, label=name, xerr=spread, **look)
-    ax.set_yticks(np.arange(len(order)), [str(columns[i]) for i in order])
+    ax.set_yticks(np.arange(len(order)), shown)
     ax.grid(False, axis="y")
     ax.axvline(0, color=ax.xaxis.label.get_color(), linewidth=0.8)
     ax.set(xlabel=label, ylim=(len(order) - 0.5, -0.5))
     notes = [f"{name}: the same for all rows" for name in constant]
     if len(order) < len(columns):
         notes.append(f"{len(order)} of {len(columns)} columns")
-    legend(ax, notes, loc="lower right")  # where the shortest bars are
+    legend(ax, notes, columns=2, headroom=True)
     return ax
 
 

@@ -125,7 +125,7 @@ def roc(
     ax.plot(false, true, color=shade, linewidth=2, label=f"{label or kind}: AUROC {metrics.auc(false, true):.3f}")
     ax.set(xlabel="false positive rate (known inputs)", ylabel="true positive rate (unknown inputs)")
     ax.set(xlim=(-0.01, 1), ylim=(0, 1.01))
-    legend(ax, [note for _, lines in sets for note in lines], loc="lower right")
+    legend(ax, [note for _, lines in sets for note in lines])
     return ax
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,11 +37,13 @@ from workbench.plots._common import (
     vectors,
     with_unit,
 )
+from workbench.plots._scales import TYPICAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_TARGETS = 24  # in one figure
+TITLE_WIDTH = 30  # characters of a title in a line
 VACUITIC_RANGE = (0.0, 4.0)  # fixed, so that strips of different models are comparable
 
 
@@ -220,7 +223,7 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
     ax.plot(levels, observed, color=colour(ax, "total"), linewidth=2, label=label)
     ax.set(xlabel="expected share within the interval", ylabel="observed share within the interval")
     ax.set(xlim=(0, 1), ylim=(0, 1.005))
-    legend(ax, notes, loc="upper left")
+    legend(ax, notes)
     return ax
 
 
@@ -277,7 +280,7 @@ def risk_against_error(
         chosen, label = thinned(risks.size, f"Spearman {correlation}")
         ax = new_axes(ax)
         ax.scatter(risks[chosen], errors[chosen], color=colour(ax, kind), label=label, **point_look(chosen.size))
-        label = f"mean of {len(means)} bins"
+        label = f"mean of {len(means)} bin{'s' * (len(means) > 1)}"
         ax.plot(*means.T, color=ink(ax), marker="o", markersize=4.5, linewidth=1.6, label=label)
     choose_scale(ax, "x", risks)
     choose_scale(ax, "y", errors)
@@ -376,10 +379,23 @@ def predicted_against_true(
             alpha=style["alpha"] * 0.6,
             label=f"{risk_name}, ±{level:g} sd",
         )
+        notes += _shorten_bars(ax, centre[chosen], level * sd[chosen], (low - margin, high + margin))
     ax.set(xlabel=with_unit("true value", unit), ylabel=with_unit("prediction", unit))
     ax.set_xlim(low - margin, high + margin)
-    legend(ax, notes, loc="upper left")
+    legend(ax, notes)
     return ax
+
+
+def _shorten_bars(ax: Axes, centre: Array, half: Array, data: tuple[float, float]) -> list[str]:
+    """Limit the y axis if few error bars are far longer than all others, which would leave the points no room; return a note on these."""
+    bottom = min(data[0], np.quantile(centre - half, 1 - TYPICAL, method="higher"))
+    top = max(data[1], np.quantile(centre + half, TYPICAL, method="lower"))
+    room = 0.5 * (top - bottom)
+    long = int(((centre - half < bottom - room) | (centre + half > top + room)).sum())
+    if not long:
+        return []
+    ax.set_ylim(bottom - room, top + room)
+    return [f"{long:,} error bar{'s' * (long > 1)} longer than drawn"]
 
 
 def targets(
@@ -440,7 +456,7 @@ def targets(
         for i, ax in enumerate(flat[:count]):
             at = {name: values[:, i] for name, values in named.items()}
             predicted_against_true(**at, ax=ax, unit=units[i] if units else "", kind=kind, level=level)
-            ax.set_title(names[i] if names else f"target {i + 1}")
+            ax.set_title(textwrap.fill(str(names[i]), TITLE_WIDTH) if names else f"target {i + 1}")
     except ValueError as error:
         plt.close(figure)
         raise ValueError(f"target {names[i] if names else i + 1}: {error}") from error

@@ -121,14 +121,12 @@ def of_kinds(risks: Mapping[str, Values], error: Values | Mapping[str, Values], 
     not_negative(error=errors)
     errors, kept = errors[known], {name: value[known] for name, value in named.items()}
     areas = {name: aurc(value, errors).item() for name, value in kept.items()}
-    lowest_area = min(areas.values())
+    highest_lowest = min(areas.values()) * (1 + TIE_TOLERANCE)
+    differ = max(areas.values()) > highest_lowest
     ax = new_axes(ax)
     _orders(ax, errors)
     for name, value in kept.items():
-        curve, lowest = (
-            risk_coverage_curve(value, errors),
-            areas[name] <= lowest_area * (1 + TIE_TOLERANCE) and len(areas) > 1,
-        )
+        curve, lowest = risk_coverage_curve(value, errors), differ and areas[name] <= highest_lowest
         label = f"{name}: AURC {areas[name]:.3g}{', lowest' if lowest else ''}"
         look: dict[str, Any] = {
             "color": colour(ax, name if name in COLOURS else "total"),

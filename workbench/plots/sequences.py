@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.errors import require
 from workbench.plots._common import (
     COLOURS,
     Array,
@@ -22,6 +21,7 @@ from workbench.plots._common import (
     same_rows,
     same_shape,
     vector,
+    whole_numbers,
     with_unit,
 )
 
@@ -72,7 +72,10 @@ def fan(
     if not levels or not all(0 < level < 1 for level in levels):
         raise ValueError(f"levels: expected shares between 0 and 1, found {list(levels)}")
     ax = new_axes(ax)
-    steps = np.arange(1, paths.shape[1] + 1)
+    steps = np.arange(1, paths.shape[1] + 1.0)
+    if len(steps) == 1:  # drawn as wide as half a step
+        steps, paths = np.array([0.75, 1.25]), np.repeat(paths, 2, 1)
+        known |= {"truth": np.repeat(known["truth"], 2)} if "truth" in known else {}
     for opacity, level in zip(np.linspace(0.25, 0.5, len(levels)), sorted(levels, reverse=True), strict=True):
         low, high = np.quantile(paths, [(1 - level) / 2, (1 + level) / 2], axis=0)
         label = f"{100 * level:g} % of paths"
@@ -83,6 +86,7 @@ def fan(
     if "truth" in known:
         ax.plot(steps, known["truth"], color=ink(ax), linestyle=(0, (4, 2)), linewidth=1.2, label="what came")
     ax.set(xlabel="step", ylabel=with_unit("value", unit))
+    whole_numbers(ax)
     legend(ax, columns=2, headroom=True)
     return ax
 
@@ -139,8 +143,8 @@ def coverage_by_step(
         ax.fill_between(steps, *limits, color=ink(ax), alpha=0.12, linewidth=0, label=f"chance, n = {rows}")
     ax.plot(steps, shares, marker="o", markersize=4, linewidth=1.6, label=label)
     ax.set(xlabel="step", ylabel="share of targets inside")
-    ax.xaxis.set_major_locator(require("matplotlib.ticker").MaxNLocator(integer=True))
-    legend(ax, headroom=True)
+    whole_numbers(ax)
+    legend(ax, headroom=True, highest=1)
     return ax
 
 
@@ -200,7 +204,7 @@ def coverage_over_time(
         )
     ax.plot(times, shares, linewidth=1.6, label=label)
     ax.set(xlabel="time", ylabel=f"share inside, of the last {window:,}")
-    legend(ax, headroom=True)
+    legend(ax, headroom=True, highest=1)
     return ax
 
 

@@ -20,6 +20,8 @@ from workbench.plots._common import (
     not_negative,
     usable,
     vectors,
+    whole_numbers,
+    width_for,
 )
 
 if TYPE_CHECKING:
@@ -47,8 +49,6 @@ def history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         >>> ax.get_legend_handles_labels()[1]
         ['training loss', 'validation loss', 'best: 2.5 in epoch 2']
     """
-    from matplotlib.ticker import MaxNLocator
-
     if not isinstance(frame, require("pandas").DataFrame):
         raise TypeError(f"frame: expected the DataFrame of a training, history.frame; found {type(frame).__name__}")
     missing = [name for name in ("epoch", "loss") if name not in frame]
@@ -77,7 +77,7 @@ def history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         if gaps := int(np.isnan(loss).sum()):
             notes.append(f"{names[name]}: {gaps:,} of {loss.size:,} not finite")
     choose_scale(ax, "y", np.concatenate(list(losses.values())), tail=0)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(ax)
     ax.set(xlabel="epoch", ylabel="loss")
     legend(ax, notes)
     return ax
@@ -116,7 +116,7 @@ def risk_split(
     (_, noise, model, names), notes = usable(noise + model, noise, model, names)
     total = np.hypot(noise, model)
     rows = np.arange(total.size)
-    ax = new_axes(ax, (6.4, float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))))
+    ax = new_axes(ax, (width_for(names.tolist()), float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))))
     left = np.zeros(total.size)
     for name, risk in (("aleatoric", noise), ("epistemic", model)):
         share = 100 * np.divide(risk, total, out=np.zeros_like(risk), where=total > 0) ** 2

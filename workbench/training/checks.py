@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from workbench.core.additions import add_extra, remove_extra
 from workbench.core.batches.call_arguments import opened
-from workbench.core.batches.rows import Batch, TensorRows, is_one_hot
+from workbench.core.batches.rows import Batch, TensorRows, is_one_hot, shape_advice
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
@@ -119,7 +119,7 @@ def try_batch(
             # without this check, such shapes would broadcast to a loss over all pairs of rows
             broadcasts = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
             if target_shape != y.shape and (allows_standardization(criterion) or broadcasts or family is not None):
-                hint = "; give y as a column, y[:, None]" if y.dim() + 1 == prediction.dim() else ""
+                hint = shape_advice(y, prediction)
                 if output in ("logits", "probs"):
                     hint = f', or, for output="{output}", be class numbers, y.long()'
                 raise ValueError(

@@ -89,12 +89,13 @@ def deal(
         )
     lengths = {leaf.shape[0] for leaf in leaves if leaf.dim()} if graphs is None else {graphs.count}
     if len(lengths) != 1:
-        single_graph = any(is_graph(leaf) for leaf in flatten((args, kwargs))[0])
-        reason = (
-            "the input is a single graph, whose nodes depend on each other"
-            if single_graph
-            else "the inputs have no common number of rows"
-        )
+        given = flatten((args, kwargs))[0]
+        reason = "the inputs have no common number of rows"
+        if any(is_graph(leaf) for leaf in given):
+            reason = "the input is a single graph, whose nodes depend on each other"
+        elif given and not lengths:
+            found = ", ".join(sorted({type(leaf).__name__ for leaf in given}))
+            reason = f"no input is a tensor with rows (found {found}): torch.as_tensor(x) makes one of an array"
         tell_whole(wrapped, "deal", reason)
         return None
     count, kind = lengths.pop(), "row" if graphs is None else "graph"

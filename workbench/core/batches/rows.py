@@ -258,6 +258,24 @@ def bad_rows(values: Any, infinite: bool = True) -> Tensor:
     return bad.reshape(len(values), -1).any(1).nonzero()[:, 0].cpu()
 
 
+def shape_advice(target: Tensor, prediction: Tensor) -> str:
+    """Return what to write where only a dimension of size one differs, to continue an error; "" for other shapes.
+
+    Example:
+        >>> shape_advice(torch.zeros(5), torch.zeros(5, 1))
+        '; give y as a column: y[:, None] of a tensor or array, y.to_frame() of a pandas Series'
+    """
+    if prediction.shape == (*target.shape, 1):
+        if target.dim() > 1:
+            return "; give y[..., None]"
+        return "; give y as a column: y[:, None] of a tensor or array, y.to_frame() of a pandas Series"
+    if target.shape == (*prediction.shape, 1):
+        if prediction.dim() > 1:
+            return "; give y[..., 0]"
+        return "; give y as a vector: y[:, 0] of a tensor or array, y.iloc[:, 0] of a DataFrame"
+    return ""
+
+
 def is_one_hot(y: Tensor) -> bool:
     """Return whether each row of a tensor [n, classes] is one-hot."""
     if y.dim() != 2 or y.shape[1] < 2 or not y.numel() or y.is_complex():

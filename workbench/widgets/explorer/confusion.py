@@ -13,6 +13,7 @@ from workbench.plots._common import SERIES
 from workbench.widgets.explorer.exploration import Exploration
 
 MODULE = Path(__file__).parents[1] / "static" / "confusion.js"
+LONGEST_HEADS = 80  # characters of all classes' names together, beyond which they are written downwards
 MAX_CLASSES = 30  # with more classes there is no matrix, only the two lists of classes
 
 
@@ -59,8 +60,9 @@ def confusion_table(e: Exploration) -> str:
     heads = "".join(f'<th scope="col">{name}</th>' for name in names)
     right = int(counts.diag().sum())
     caption = f"Rows by true class (down) and predicted class (across): {right:,} of {int(counts.sum()):,} are right"
+    upright = " wb-upright" if sum(map(len, e.class_names)) > LONGEST_HEADS else ""
     return (
-        f'<div class="wb-wide"><table class="wb-listing wb-confused"><caption>{caption}</caption>'
+        f'<div class="wb-wide"><table class="wb-listing wb-confused{upright}"><caption>{caption}</caption>'
         f"<thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 

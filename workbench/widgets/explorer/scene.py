@@ -60,6 +60,8 @@ border:2.5px solid var(--jp-ui-font-color1,#222);box-shadow:0 0 0 1.5px var(--jp
 .wb-models .wb-length div{{height:100%}}
 .wb-models .wb-current td:first-child{{font-weight:600;box-shadow:inset 3px 0 var(--jp-brand-color1,#1976d2)}}
 .wb-confused :is(th,td){{text-align:center;padding:3px 6px}}
+.wb-confused th{{min-width:0;max-width:none;white-space:nowrap}}
+.wb-confused.wb-upright thead th{{writing-mode:vertical-rl;text-align:right}}
 .wb-line{{position:absolute;width:0;border-left:2px solid var(--jp-ui-font-color1,#222);opacity:.75}}
 .wb-static .wb-frame{{display:inline-block;vertical-align:top;margin:0 12px 8px 0}}
 .wb-static section{{margin-bottom:10px}}

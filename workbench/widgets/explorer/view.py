@@ -179,7 +179,8 @@ class ExplorerView:
         self._on(self.by, "value", lambda value: setattr(e, "by", value))
         self._on(self.list, "value", lambda value: None if value is None else e.select(value))
         self._on(self.number, "value", lambda value: e.select(value))
-        self._on(self.coverage, "value", lambda value: setattr(e, "coverage", value))
+        # browsers add up steps, to 0.8000000000000002
+        self._on(self.coverage, "value", lambda value: setattr(e, "coverage", round(value, 9)))
         self.previous.on_click(lambda _: self._act(lambda _: e.step(-1)))
         self.next.on_click(lambda _: self._act(lambda _: e.step(1)))
 
