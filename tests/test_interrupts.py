@@ -88,6 +88,8 @@ def test_a_finalizer_is_interrupted_while_the_profiler_waits() -> None:
 
     thresholds = gc.get_threshold()
     gc.disable()
+    gc.collect()  # of other tests, whose finalizers would be interrupted in its place
+    gc.freeze()
     try:
         Cycle()
         gc.set_threshold(1)
@@ -95,6 +97,7 @@ def test_a_finalizer_is_interrupted_while_the_profiler_waits() -> None:
             call()
     finally:
         gc.set_threshold(*thresholds)
+        gc.unfreeze()
         gc.enable()
     assert interruption.where.endswith("__del__" if sys.version_info < (3, 12) else " call")
 
