@@ -86,10 +86,12 @@ def test_a_finalizer_is_interrupted_while_the_profiler_waits() -> None:
     def call() -> None:
         pass
 
-    thresholds = gc.get_threshold()
+    thresholds, callbacks = gc.get_threshold(), gc.callbacks[:]
     gc.disable()
-    gc.collect()  # of other tests, whose finalizers would be interrupted in its place
+    # finalizers of other tests, and what other packages call in a collection, would be interrupted in its place
+    gc.collect()
     gc.freeze()
+    gc.callbacks.clear()
     try:
         Cycle()
         gc.set_threshold(1)
@@ -97,6 +99,7 @@ def test_a_finalizer_is_interrupted_while_the_profiler_waits() -> None:
             call()
     finally:
         gc.set_threshold(*thresholds)
+        gc.callbacks.extend(callbacks)
         gc.unfreeze()
         gc.enable()
     assert interruption.where.endswith("__del__" if sys.version_info < (3, 12) else " call")

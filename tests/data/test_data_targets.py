@@ -68,7 +68,7 @@ def test_what_has_no_class_is_minus_100() -> None:
     assert torch.equal(data.test.y, expected[:2])
     assert data.train.x.dtype == torch.uint8
     assert data.classes == ("sky", "road")
-    assert f"none {int((expected[2:] == -100).sum())}" in repr(data).replace("\n            ", " ")
+    assert f"none ({int((expected[2:] == -100).sum())})" in repr(data).replace("\n            ", " ")
     assert data._repr_html_()
 
 

@@ -52,7 +52,7 @@ border-radius:4px;font-size:11px;pointer-events:none}
 .wb-listing caption,.wb-caption{text-align:left;font-size:12px;line-height:1.35;padding:2px 0 4px;
 color:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent))}
 .wb-listing th,.wb-listing td{padding:3px 8px;text-align:right;border-bottom:1px solid var(--jp-border-color2,#ddd);position:relative}
-.wb-listing th{font-weight:600;vertical-align:bottom;box-sizing:content-box;min-width:6em;max-width:14em;overflow-wrap:anywhere}
+.wb-listing th{font-weight:600;vertical-align:bottom;box-sizing:content-box;min-width:7em;max-width:14em;overflow-wrap:anywhere}
 .wb-listing th:first-child,.wb-listing td:first-child{text-align:left}
 .wb-listing th:first-child{overflow-wrap:normal;min-width:0}
 .wb-listing td{white-space:nowrap;font-variant-numeric:tabular-nums}
