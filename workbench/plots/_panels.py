@@ -17,6 +17,8 @@ from workbench.plots.maps import MAX_CLASSES, _palette, _shades
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PREDICTED = "#CC79A7"  # colour of predictions
+
 DASHES = (0, (4, 2))
 MAX_VACUITIC = 10.0  # upper limit of curves of vacuitic risk, in standard deviations of the training data
 
@@ -214,7 +216,7 @@ def _predicted_curve(ax: Axes, subject: Subject, x: Array, answer: Answer, truth
     some = thinned(len(x))[0][:: max(1, len(x) // 300)]
     ax.scatter(x[some], truth[some], s=7, color=ink(ax), alpha=0.45, linewidths=0, label="targets")
     order, values = np.argsort(x, kind="stable"), height_of(answer, "prediction")
-    ax.plot(x[order], values[order], color="#CC79A7", linewidth=1.8, label="prediction")  # type: ignore[index]
+    ax.plot(x[order], values[order], color=PREDICTED, linewidth=1.8, label="prediction")  # type: ignore[index]
 
 
 def _risk_curve(ax: Axes, cause: str, x: Array, risk: Array, true_risk: TrueRisk) -> None:

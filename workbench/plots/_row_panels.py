@@ -12,6 +12,7 @@ from torch import Tensor
 from workbench.plots._answers import Answer, Subject
 from workbench.plots._common import Array, colour, ink
 from workbench.plots._panels import (
+    PREDICTED,
     TrueRisk,
     blank,
     class_key,
@@ -32,7 +33,6 @@ from workbench.plots.maps import _draw, _pictures, _spare_bar
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PREDICTED = "#CC79A7"
 MAX_SERIES_CHANNELS = 3  # inputs [n, channels, steps] with more channels are taken for grey images
 
 
