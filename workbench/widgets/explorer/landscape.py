@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench import plots
 from workbench.data import Data
 from workbench.plots._common import choose_scale, colour, ink, legend, new_axes, point_look, with_unit
-from workbench.plots.regression import strip
+from workbench.plots.curves import strip
 from workbench.plots.selective import of_kinds
 from workbench.widgets.common.pictures import Spot
 from workbench.widgets.common.predictions import Predictions, risk_unit
