@@ -83,6 +83,8 @@ prepare() {
     # what is packed comes first; else the user's folder, as everywhere
     [[ -d $HOME_OF_RUNS/data ]] && export WORKBENCH_DATA=$HOME_OF_RUNS/data
     export WORKBENCH_BENCH_CACHE=$HOME_OF_RUNS/cache
+    # kept between calls, and out of reach of other programs that compile at the same time
+    export TORCHINDUCTOR_CACHE_DIR=$HOME_OF_RUNS/inductor
     "$PYTHON" - "${IMPORTS[@]}" <<'PYTHON'
 import importlib.util
 import platform
