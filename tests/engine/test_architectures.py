@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -233,6 +234,7 @@ def rescaled() -> Case:
 
     def build() -> Any:
         model: Any = case.build()
+        model.rwkv.config = copy.copy(model.rwkv.config)  # which all copies share
         model.rwkv.config.rescale_every = 1
         return model
 

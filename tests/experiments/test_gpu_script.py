@@ -36,11 +36,24 @@ def gpu(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1600, check=False)
 
 
+def causes(found: Path, lines: list[str]) -> str:
+    """Return why parts failed: the ends of their logs and of what their benchmarks say of cells without results."""
+    failed = [line.partition(": ")[0] for line in lines if ": failed" in line or ": ended after" in line]
+    told = []
+    with tarfile.open(found / "results.tar.gz") as packed:
+        for member in sorted(packed, key=lambda member: member.name):
+            name = Path(member.name).name
+            if name.endswith(".failed.txt") or name in [f"{part}.txt" for part in failed]:
+                text = io.TextIOWrapper(packed.extractfile(member) or io.BytesIO(), errors="replace").read()
+                told += [f"---- {member.name}", *text.splitlines()[-60:]]
+    return "\n".join(told)
+
+
 @pytest.mark.slow
 def test_every_part_runs_in_small_on_a_cpu(tmp_path: Path) -> None:
     ended = gpu("--smoke", tmp_path)
     lines = ended.stdout.splitlines()
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr + causes(tmp_path, lines)
     assert [line.partition(": ")[0] for line in lines[-len(PARTS) :]] == PARTS
     assert all(": ok, " in line for line in lines[-len(PARTS) :])
     assert (tmp_path / "summary.txt").read_text().splitlines() == lines
@@ -87,6 +100,10 @@ def test_a_part_or_a_call_runs_alone_and_goes_on_after_a_failure(tmp_path: Path,
     lines = ended.stdout.splitlines()[-5:]
     assert [line.partition(",")[0] for line in lines] == [
         *("large: ok", "compiled: ok", "peers: ok", "conformance: failed (3)", "tests: failed (3)")
+    ]
+    told = [line for line in causes(tmp_path / "found", lines).splitlines() if line.startswith(("----", "asked"))]
+    assert [line.partition(" -q")[0] for line in told] == [
+        *("---- run/conformance/conformance.txt", "asked: -m pytest", "---- run/tests/tests.txt", "asked: -m pytest")
     ]
 
 

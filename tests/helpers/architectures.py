@@ -163,10 +163,17 @@ def built(name: str) -> Any:
     return model
 
 
+def fresh(name: str) -> Any:
+    """Return a copy of the model of a row. All copies share their configs, which take longer to copy than everything else."""
+    model = built(name)
+    configs = (vars(module).get("config") for module in model.modules())
+    return copy.deepcopy(model, {id(config): config for config in configs if config is not None})
+
+
 def row(name: str, class_name: str, inputs: Inputs, *tags: str, **settings: Any) -> None:
     """Add a row: a model class, its inputs, config settings beyond `TINY`, and "float32" or "float32_inside" if it computes in float32."""
     SPECS[name] = (class_name, settings)
-    ARCHITECTURES[name] = Case(name, lambda: copy.deepcopy(built(name)), inputs, frozenset(tags))
+    ARCHITECTURES[name] = Case(name, functools.partial(fresh, name), inputs, frozenset(tags))
 
 
 EAGER = {"experts_implementation": "eager"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 WORLD = 2
+# a process that is forked from one that has imported these starts in no time; in all else it is as new as one that is spawned
+START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+IMPORTED = ["torch.distributed", "torch.multiprocessing", "workbench.training", "workbench.metrics", "pytest"]
 
 
 def in_two_processes(job: Any, folder: Path, *args: Any) -> None:
     """Run `job(rank, *args)` in each process of a group that meets through a file; a failing assertion in one fails the test."""
-    torch.multiprocessing.spawn(_process, (str(folder / "meeting"), job, args), WORLD)
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    torch.multiprocessing.start_processes(_process, (str(folder / "meeting"), job, args), WORLD, start_method=START)
 
 
 def _process(rank: int, meeting: str, job: Any, args: tuple) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ class NamedTensors:
 
     def __init__(self, state: Mapping[str, Tensor], axes: Iterable[str]) -> None:
         self.state, self.axes = state, [axis for axis in axes if axis != "sculpt"]
+        self._flags = {
+            axis: [flag for key, flag in state.items() if key.endswith(f"@{axis}_ready")] for axis in self.axes
+        }
+        # number of keys of risk heads by the name that they replace
+        self._heads = Counter(match[1] for key in state if (match := re.fullmatch(r"(.+)@sculpt\d*(@\w+)?", key)))
 
     def home(self, name: str, place: Place) -> tuple[str, int | None]:
         """Return the key of the tensor that a branch uses as `name`, and its row in it (None if it has no rows)."""
@@ -69,7 +75,7 @@ class NamedTensors:
             if any(key in self.state for key in (head, *(f"{head}@{axis}" for axis in self.axes))):
                 name = head
         for axis in self.axes:
-            flags = [flag for key, flag in self.state.items() if key.endswith(f"@{axis}_ready")]
+            flags = self._flags[axis]
             if f"{name}@{axis}" in self.state and (not flags or any(flags)):
                 return f"{name}@{axis}", place.get(axis, 0)
         return name, None
@@ -87,8 +93,7 @@ class NamedTensors:
 
     def keys(self, name: str) -> set[str]:
         """Return all keys that some branch reads for `name`."""
-        heads = sum(re.fullmatch(rf"{re.escape(name)}@sculpt\d*(@\w+)?", key) is not None for key in self.state)
-        keys = {self.home(name, {"sculpt": head})[0] for head in range(1 + heads)}
+        keys = {self.home(name, {"sculpt": head})[0] for head in range(1 + self._heads[name])}
         factors = {f"{key}@{axis}_{side}" for key in keys for axis in self.axes for side in ("out", "in")}
         return keys | (factors & self.state.keys())
 
