@@ -105,6 +105,50 @@ def test_several_inputs_and_outputs() -> None:
             assert_same(wrapped(x, x, return_risk=True), as_ever(wrapped, x, x, return_risk=True))
 
 
+class Optional(nn.Module):
+    """Inputs that may be given by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        x = x if shift is None else x + shift
+        return self.net(x if scale is None else x * scale)
+
+
+def test_inputs_given_by_keyword() -> None:
+    """Other keywords are another kind of call, also if their tensors have the same shapes."""
+    wrapped = wrapped_as(Optional)
+    with torch.no_grad():
+        for x in batches():
+            for kwargs in ({"shift": x + 1}, {"scale": x + 1}, {"scale": x, "shift": x + 2}):
+                assert_same(wrapped(x, return_risk=True, **kwargs), as_ever(wrapped, x, return_risk=True, **kwargs))
+            assert_same(wrapped(shift=x + 1, x=x), as_ever(wrapped, x, x + 1))
+            assert_same(wrapped(x=x, shift=x + 1), as_ever(wrapped, x, x + 1))
+    assert calls_of(wrapped).off == ""
+    assert calls_of(wrapped).replays > 50
+
+
+def test_an_unknown_keyword_is_refused_after_a_graph() -> None:
+    wrapped, x = wrapped_as(Optional), batches()[0]
+    with torch.no_grad():
+        for _ in range(CALLS):
+            wrapped(x, shift=x)
+        with pytest.raises(TypeError, match="other"):
+            wrapped(x, other=x)
+
+
+def test_risk_is_recorded_without_writes() -> None:
+    """A graph in which an operation writes in place could not be simplified."""
+    wrapped, x = wrapped_as(mlp), batches()[0]
+    with torch.no_grad():
+        for _ in range(CALLS):
+            wrapped(x, return_risk=True)
+    graphs = [kind.recorded.graph for kind in calls_of(wrapped)._kinds.values() if kind.recorded is not None]
+    assert [graph.writes for graph in graphs] == [False]
+
+
 def test_dealt_rows_are_drawn_anew() -> None:
     wrapped, x = wrapped_as(mlp, vote.Wrapper(2)), torch.ones(8, 3)
     with torch.no_grad():
