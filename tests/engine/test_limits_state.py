@@ -337,7 +337,17 @@ def test_a_number_that_differs_between_the_branches_is_refused() -> None:
         wrapped(inputs())
 
 
-def test_a_forward_that_yields_is_refused() -> None:
-    wrapped: Any = vote.Wrapper(VOTERS)(Yields()).eval()
+class YieldsBeside(Net):
+    def steps(self, x: Tensor) -> Any:
+        yield self.h(x)
+
+    def forward(self, x: Tensor) -> Any:
+        return {"y": self.h(x), "steps": self.steps(x)}
+
+
+@pytest.mark.parametrize("voters", [VOTERS, 5])  # one pass each, and one for all
+@pytest.mark.parametrize("build", [Yields, YieldsBeside])
+def test_a_forward_that_yields_is_refused(build: Any, voters: int) -> None:
+    wrapped: Any = vote.Wrapper(voters)(build()).eval()
     with pytest.raises(TypeError, match="read only after its branch has ended"):
         wrapped(inputs())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -194,6 +194,17 @@ class MathOfValue(ReadsMath):
         return self.out(self.fc(x)) * math.exp(-x.square().mean())
 
 
+class Parts(NamedTuple):
+    mean: Tensor
+    mT: Tensor
+
+
+class MakesNamed(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        parts = Parts(self.net(x), mT=x[:, :1])
+        return parts.mean + parts.mT
+
+
 def _columns() -> nn.Module:
     edges = [torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([-2.0, 2.0])]
     embedded = NumericColumns([0, 2], PiecewiseLinear(edges))
@@ -258,6 +269,7 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "neo": (mlp, neo.Wrapper()),
     "vote x sculpt x neo": (mlp, compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1), neo.Wrapper())),
     "math": (ReadsMath, vote.Wrapper(3)),
+    "named tuple": (MakesNamed, vote.Wrapper(3)),
     "columns": (_columns, compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))),
     "columns, loop": (_columns, compose(vote.Wrapper(3, strategy="loop"), sculpt.Wrapper(strategy="loop"))),
     "periodic": (_periodic, vote.Wrapper(3)),

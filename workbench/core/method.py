@@ -299,8 +299,7 @@ class evaluating(Reverted):  # lower case, since it is used like a function
 def sqrt(variance: Tensor) -> Tensor:
     """Return the square root, with a gradient of zero instead of NaN where the variance is zero."""
     if not torch.is_grad_enabled():  # under vmap no tensor says that it requires gradients
-        clamped = variance.clamp_min(0)
-        return clamped.sqrt_() if clamped.is_floating_point() else clamped.sqrt()
+        return variance.clamp_min(0).sqrt()  # not in place: recorded graphs are simplified only if nothing writes
     positive = variance > 0
     return torch.where(
         positive, torch.where(positive, variance, 1.0).sqrt(), torch.where(variance.isnan(), variance, 0.0)

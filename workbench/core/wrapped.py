@@ -310,7 +310,7 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
         return getattr(super(Wrapped, wrapped), method)(*args, **kwargs)
     runtime, compiling = wrapped.__dict__["_engine"], torch.compiler.is_compiling()
     frozen = runtime.frozen
-    trial = None if compiling or kwargs else runtime.recorded.begin(args, risk, tile, frozen)
+    trial = None if compiling else runtime.recorded.begin(args, kwargs, risk, tile, frozen)
     if type(trial) is Taken:
         return trial.answer
     refuse_proxies(wrapped, args, kwargs)

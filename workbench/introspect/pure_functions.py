@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import collections
+import dataclasses
 import dis
+import functools
 import math
 import types
 from collections.abc import Collection, Iterator
@@ -88,6 +91,8 @@ def globals_of_pure(function: types.FunctionType, attributes: Collection[str]) -
             binding, value = _global(function, step.argval)
             if binding is not None:
                 yield binding
+            if is_record(value) and not (step.arg or 0) & 1:  # not called at once: its attributes may be read, or set
+                raise ImpureError(f"{where} uses {step.argval}")
             while isinstance(value, types.ModuleType):
                 i = next(positions, len(steps) - 1)
                 if steps[i].opname not in ("LOAD_ATTR", "LOAD_METHOD") or not hasattr(value, steps[i].argval):
@@ -110,10 +115,10 @@ def _global(function: types.FunctionType, name: str) -> tuple[Global | None, Any
 
 
 def _is_pure(value: Any, name: str) -> bool:
-    """Whether a value, a global or an attribute of a module of torch, is a constant, or a function of tensors that returns tensors."""
+    """Whether a value, a global or an attribute of a module of torch, is a constant, a record, or a function of tensors that returns tensors."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.memory_format):
         return True
-    if name in _BUILTINS and value is getattr(builtins, name):
+    if (name in _BUILTINS and value is getattr(builtins, name)) or is_record(value):
         return True
     # the function may have been imported under another name
     name = name if hasattr(F, name) else getattr(value, "__name__", name)
@@ -123,4 +128,52 @@ def _is_pure(value: Any, name: str) -> bool:
     return is_builtin and any(getattr(owner, name, None) == value for owner in _TORCH_MODULES)
 
 
-__all__ = ["Global", "ImpureError", "globals_of_pure"]
+def is_record(value: Any) -> bool:
+    """Return whether a value is a named tuple or a dataclass without code of the user's, whose constructor only stores its arguments.
+
+    Example:
+        >>> import collections
+        >>> is_record(collections.namedtuple("Output", "mean scale"))
+        True
+    """
+    if type(value) is not type:
+        return False
+    contents = vars(value)
+    maker: Any
+    if value.__bases__ == (tuple,) and "_fields" in contents:
+        names, maker = contents["_fields"], value.__new__
+    elif value.__bases__ == (object,) and dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        names, maker = [field.name for field in fields], value.__init__
+        if "__new__" in contents or not all(f.init and f.default_factory is dataclasses.MISSING for f in fields):
+            return False
+        # a default value that acts as a property
+        if "__slots__" not in contents and any(hasattr(contents.get(name), "__get__") for name in names):
+            return False
+    else:
+        return False
+    called = (maker, *(contents[name] for name in _CALLED if name in contents))
+    return contents.keys() <= {*_names_of_records(), *names} and all(map(_is_generated, called))
+
+
+_CALLED = ("__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__setattr__", "__delattr__")
+
+
+@functools.cache
+def _names_of_records() -> frozenset[str]:
+    """Return the names that Python defines in named tuples and dataclasses; `copy` adds `__slotnames__`."""
+    options: list[dict[str, Any]] = [{}, {"order": True, "frozen": True}, {"slots": True, "frozen": True}]
+    records = [collections.namedtuple("Record", ""), *(dataclasses.make_dataclass("Record", [], **o) for o in options)]
+    of_classes = """__annotations__ __annotate__ __annotate_func__ __annotations_cache__ __orig_bases__ __qualname__ __firstlineno__
+        __static_attributes__ __slotnames__"""
+    return frozenset(of_classes.split()).union(*map(vars, records))
+
+
+def _is_generated(function: Any) -> bool:
+    """Return whether `collections` or `dataclasses` has written a function."""
+    if not isinstance(function, types.FunctionType) or function.__code__.co_filename != "<string>":
+        return False
+    return function.__code__.co_qualname.startswith(("<lambda>", "__create_fn__."))
+
+
+__all__ = ["Global", "ImpureError", "globals_of_pure", "is_record"]

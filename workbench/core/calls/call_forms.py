@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
 from ...engine.traced_graph import RefusedError
-from ...engine.tree import tree_map
+from ...engine.tree import tree_map, values_of
+from ...introspect.pure_functions import is_record
 from ...risk import Risk
 
 _FUNCTORCH: Any = torch._C._functorch
@@ -56,7 +57,7 @@ def form_of(args: tuple) -> Any:
 
 
 def leaves_of(answer: Any) -> list[Tensor]:
-    """Return the tensors of an answer made of tuples, lists, dicts and `Risk`.
+    """Return the tensors of an answer made of tuples, lists, dicts, records and `Risk`.
 
     Raises:
         RefusedError: if it holds anything else.
@@ -65,9 +66,9 @@ def leaves_of(answer: Any) -> list[Tensor]:
         return []
     if type(answer) is Tensor:
         return [answer]
-    if type(answer) not in (tuple, list, dict, Risk):
+    if type(answer) not in (tuple, list, dict, Risk) and not is_record(type(answer)):
         raise RefusedError(f"a {type(answer).__name__} in the answer")
-    parts = vars(answer).values() if type(answer) is Risk else answer.values() if type(answer) is dict else answer
+    parts = vars(answer).values() if type(answer) is Risk else values_of(answer) or ()
     return [leaf for part in parts for leaf in leaves_of(part)]
 
 

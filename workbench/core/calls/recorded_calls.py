@@ -112,11 +112,13 @@ class RecordedCalls:
         self._misses = self._made = 0
         self.making = threading.Lock()
 
-    def begin(self, args: tuple, risk: bool, tile: bool | None, frozen: Frozen | None) -> Taken | Trial | None:
+    def begin(
+        self, args: tuple, kwargs: dict[str, Any], risk: bool, tile: bool | None, frozen: Frozen | None
+    ) -> Taken | Trial | None:
         """Begin a call.
 
         Args:
-            args: the inputs.
+            args, kwargs: the inputs.
             risk, tile: the options `return_risk` and `tile_and_reduce`.
             frozen: the `frozen` block around the call, None if there is none.
 
@@ -127,10 +129,13 @@ class RecordedCalls:
             return None
         if tile is False:  # each call deals rows anew
             return None
+        names: tuple[str, ...] = ()
+        if kwargs:
+            args, names = (*args, *kwargs.values()), tuple(kwargs)
         key = form_of(args)
         if key is None:
             return None
-        key = (key, risk, tile, torch.is_inference_mode_enabled())
+        key = (key, names, risk, tile, torch.is_inference_mode_enabled())
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= MAX_KINDS:
@@ -144,7 +149,7 @@ class RecordedCalls:
             min_calls = MIN_CALLS if frozen is None else MIN_FROZEN_CALLS
             early = MIN_SHORT_CALLS < kind.calls <= min_calls and self._made < MAX_EARLY_GRAPHS
             if (kind.calls > min_calls or early) and self._made < MAX_GRAPHS:
-                return _First(self, kind, args, risk, tile, early)
+                return _First(self, kind, args, names, risk, tile, early)
             return None
         if not self.hold(frozen):
             self._misses += 1
@@ -224,12 +229,15 @@ class RecordedCalls:
             recorded.marks.add(answer[0] if risk else answer)
         return Taken(answer)
 
-    def record(self, kind: _Kind, args: tuple, risk: bool, tile: bool | None, answer: Any) -> None:
+    def record(
+        self, kind: _Kind, args: tuple, names: tuple[str, ...], risk: bool, tile: bool | None, answer: Any
+    ) -> None:
         """Record a graph for calls of a kind.
 
         Args:
             kind: the kind.
             args: inputs of an eager call.
+            names: keywords of the last of them.
             risk, tile: its options.
             answer: its answer.
 
@@ -255,8 +263,11 @@ class RecordedCalls:
         if share_memory(leaves, [*tensors, *args]):
             raise RefusedError("the answer shares memory with an input, a parameter or another part of it")
 
+        n_positional = len(args) - len(names)
+
         def call(*batch: Tensor) -> list[Tensor]:
-            answer_again = predict(wrapped, batch, {}, risk, tile)
+            kwargs = dict(zip(names, batch[n_positional:], strict=True))
+            answer_again = predict(wrapped, batch[:n_positional], kwargs, risk, tile)
             sums = [leaf.sum() for leaf in leaves_of(answer_again[1]) if is_float(leaf)] if risk else []
             return [*leaves_of(answer_again), *sums]
 
@@ -283,7 +294,7 @@ class Trial(ABC):
     Args:
         calls: the recorded calls of the object.
         kind: kind of the call.
-        args: its inputs.
+        args: its inputs, those given by keyword last.
     """
 
     def __init__(self, calls: RecordedCalls, kind: _Kind, args: tuple) -> None:
@@ -300,15 +311,23 @@ class _First(Trial):
 
     Args:
         calls, kind, args: see `Trial`.
+        names: keywords of the last inputs.
         risk, tile: options of the call.
         early: whether to record only if the call is short.
     """
 
     def __init__(
-        self, calls: RecordedCalls, kind: _Kind, args: tuple, risk: bool, tile: bool | None, early: bool
+        self,
+        calls: RecordedCalls,
+        kind: _Kind,
+        args: tuple,
+        names: tuple[str, ...],
+        risk: bool,
+        tile: bool | None,
+        early: bool,
     ) -> None:
         super().__init__(calls, kind, args)
-        self._risk, self._tile, self._early = risk, tile, early
+        self._names, self._risk, self._tile, self._early = names, risk, tile, early
         self._before = self._writes(), [leaf.clone() for leaf in self._inference_tensors()]
 
     def end(self, answer: Any) -> None:
@@ -328,7 +347,7 @@ class _First(Trial):
         if not calls.making.acquire(blocking=False):
             return
         try:
-            calls.record(kind, self._args, self._risk, self._tile, answer)
+            calls.record(kind, self._args, self._names, self._risk, self._tile, answer)
         except UntraceableError as error:
             calls.stop(str(error))
         except Exception as error:  # any error of torch while recording

@@ -221,6 +221,8 @@ class _OutputShape:
         """Store the structure of an output and return its tensors."""
         leaves, self._rebuild = flatten(output)
         for leaf in leaves:
+            if isinstance(leaf, Iterator):
+                raise RuntimeError(f"the output has a {type(leaf).__name__}, which would be read only after the pass")
             if not isinstance(leaf, Tensor) and _holds_batched(leaf):
                 raise RuntimeError(f"the output has a {type(leaf).__name__} with tensors of its branch inside")
         self._others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
