@@ -262,7 +262,8 @@ class Loop:
         # the same draws in every epoch, so that the losses of two epochs differ only because of the weights
         with own_random(self.seed, batches.device):
             for batch in batches:
-                with nullcontext() if self.watch is None else self.watch.recording(len(batch)):
+                weight = losses.weight_of(batch, batches.device)
+                with nullcontext() if self.watch is None else self.watch.recording(weight):
                     loss = self._mean(self._loss(batch))
                 if epoch:
                     losses.add(loss, f"the validation of epoch {epoch}", batch)

@@ -58,6 +58,10 @@ class RunningLoss:
             self._wait_for_first()
         return loss
 
+    def weight_of(self, batch: Batch, device: torch.device) -> Tensor:
+        """Return the weight [] of a batch in the mean: the number of its rows that count."""
+        return len(batch) * self.mean_weight(batch.y, torch.zeros((), dtype=torch.float64, device=device))
+
     def mean(self) -> float:
         """Return the mean over all rows; NaN if there were none, 0 if none has a class."""
         while self._sent:
