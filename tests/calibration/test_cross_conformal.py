@@ -46,7 +46,9 @@ def test_ends_are_order_statistics_over_rows_and_folds() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounding_to_half_precision_makes_no_interval_smaller(dtype: torch.dtype) -> None:
-    loc, scale, scores = (values.to(dtype) for values in (torch.randn(4, 50, 1), torch.rand(4, 50, 1), torch.rand(23, 1)))
+    loc, scale, scores = (
+        values.to(dtype) for values in (torch.randn(4, 50, 1), torch.rand(4, 50, 1), torch.rand(23, 1))
+    )
     fold = torch.arange(23) % 4
     exact = cv_plus(loc.double(), scale.double(), scores.double(), fold, 0.8)
     lower, upper = cv_plus(loc, scale, scores, fold, 0.8)

@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 
 from workbench.core.batches.rows import Batch
+from workbench.core.outputs.meanings import IGNORED
 from workbench.training.default_losses import LossByMeaning, labelled_share
 
 Sent = tuple[Tensor, torch.cuda.Event | None]
+
+
+WITHOUT_CLASS = (
+    f"a batch without any class (all are {IGNORED}), of which a criterion that takes the mean makes NaN: leave criterion out, which counts "
+    "it as 0, or train with a larger batch_size"
+)
 
 
 class RunningLoss:
