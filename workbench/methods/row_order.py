@@ -59,8 +59,8 @@ def misplaced(
 
 def _changed(values: Tensor, others: Tensor) -> Tensor | None:
     """Return which rows [rows] differ; None if none does."""
-    distances = (others - values).flatten(1).norm(dim=1)
-    if not bool(distances.max() > 1e-5 * values.flatten(1).norm(dim=1).max()):
+    distances = (others - values).reshape(len(values), -1).norm(dim=1)
+    if not bool(distances.max() > 1e-5 * values.reshape(len(values), -1).norm(dim=1).max()):
         return None
     # where nothing changed, results of another batch may still differ by rounding
     return distances > 0.05 * distances.max()
