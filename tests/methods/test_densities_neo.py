@@ -431,3 +431,22 @@ def test_nodes_that_do_not_see_themselves_have_the_features_of_their_neighbors(n
     risk = wrapped(x, edges, return_risk=True)[1]
     near = {1: {1, 8}, 2: {2, 7, 0}}[n_layers]
     assert {*risk.topk(len(near)).indices.tolist()} == near
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_layers_that_run_on_nested_tensors_are_left_out() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:  # [rows, steps, 4]
+            rows = torch.nested.as_nested_tensor([row[row[:, 0] > 0] for row in x])
+            return self.head(torch.nested.to_padded_tensor(torch.relu(self.body(rows)), 0.0).sum(1))
+
+    torch.manual_seed(0)
+    wrapped: Any = neo.Wrapper(density="gaussian")(Ragged()).eval()
+    with torch.no_grad():
+        wrapped.fit(torch.randn(60, 7, 4))
+        risk = wrapped(torch.cat([torch.randn(3, 7, 4), 9 * torch.randn(3, 7, 4)]), return_risk=True)[1]
+    assert risk[3:].min() > risk[:3].max()
