@@ -44,6 +44,21 @@ def test_ends_are_order_statistics_over_rows_and_folds() -> None:
         assert float(upper[m, 0]) == pytest.approx(above[k - 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_to_half_precision_makes_no_interval_smaller(dtype: torch.dtype) -> None:
+    loc, scale, scores = (
+        values.to(dtype) for values in (torch.randn(4, 50, 1), torch.rand(4, 50, 1), torch.rand(23, 1))
+    )
+    fold = torch.arange(23) % 4
+    exact = cv_plus(loc.double(), scale.double(), scores.double(), fold, 0.8)
+    lower, upper = cv_plus(loc, scale, scores, fold, 0.8)
+    assert lower.dtype == upper.dtype == dtype
+    assert (lower.double() <= exact[0] + 1e-6).all()
+    assert (upper.double() >= exact[1] - 1e-6).all()
+    for end, like in zip((lower, upper), exact, strict=True):
+        torch.testing.assert_close(end.double(), like, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
 def test_parts_of_the_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from workbench.calibration import cross
 

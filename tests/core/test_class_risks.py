@@ -127,3 +127,24 @@ def test_gradients_of_class_risks_are_finite_where_voters_are_certain_and_agree(
     _, risk = wrapped(torch.ones(3, 1), return_risk=True)
     (risk.total + risk.epistemic + risk.aleatoric).sum().backward()
     assert all(bool(torch.isfinite(p.grad).all()) for p in wrapped.parameters())
+
+
+def test_binary_logits_are_infinite_where_those_of_all_voters_are() -> None:
+    class Certain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = self.fc(x)
+            own = torch.where(self.fc.weight[0, 0] > self.fc.weight[0, 1], torch.inf, -torch.inf).expand(len(x))
+            return torch.stack([logits[:, 0], own, logits[:, 2] + torch.inf, logits[:, 3] - torch.inf], 1)
+
+    wrapped: Any = vote.Wrapper(3, output="binary")(Certain()).eval()
+    x = torch.randn(6, 3)
+    with torch.no_grad():
+        mean = torch.stack([voter(x) for voter in wrapped.voters()]).sigmoid().mean(0)
+        y, risk = wrapped(x, return_risk=True)
+    torch.testing.assert_close(y, mean.logit())
+    assert y[:, 2:].isinf().all()
+    assert risk.total.isfinite().all()

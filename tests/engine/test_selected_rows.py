@@ -101,6 +101,12 @@ RIGHT = {
         (x * s[:, None])[None], x[s.topk(3).indices][None], x[s.topk(3).indices][None]
     ),
     "tokens one by one": lambda x, s: _decoded(x, s),
+    "experts by item": lambda x, s: _sorted_experts(_by_item)(x, s),
+    "experts by index_copy": lambda x, s: _sorted_experts(lambda y, i: torch.zeros_like(y).index_copy(0, i, y))(x, s),
+    "experts by index_add": lambda x, s: _sorted_experts(lambda y, i: y.new_zeros(y.shape).index_add(0, i, y))(x, s),
+    "experts by scatter": lambda x, s: _sorted_experts(
+        lambda y, i: torch.zeros_like(y).scatter(0, i[:, None].expand_as(y), y)
+    )(x, s),
 }
 
 
@@ -133,6 +139,24 @@ def _experts_in_order(x, s):
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
     return scaled[back]
+
+
+def _sorted_experts(write):
+    """Sorts rows by their expert, and writes the answers back into the order of the rows."""
+
+    def forward(x, s):
+        expert = (s[:, None] * x).argmax(-1)
+        order = expert.argsort(stable=True)
+        parts = x[order].split(torch.bincount(expert, minlength=4).tolist())
+        return write(torch.cat([part * (e + 1) for e, part in enumerate(parts)]), order)
+
+    return forward
+
+
+def _by_item(y, order):
+    out = torch.empty_like(y)
+    out[order] = y
+    return out
 
 
 def _shifted(x, s):

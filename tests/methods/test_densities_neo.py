@@ -404,3 +404,49 @@ def test_a_model_that_only_runs_on_reordered_rows_is_refused(layers: str | None)
         neo.Wrapper(layers=layers)(Reordered("sorted_throughout" if layers is None else "twins")).eval().fit(
             torch.randn(60, 7, 4)
         )
+
+
+class Neighbors(nn.Module):
+    """A graph network, each node of which sees its neighbors alone."""
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(n_layers)])
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        source, target = edges
+        for layer in self.layers:
+            x = layer(torch.zeros_like(x).index_add(0, target, x[source]))
+        return x
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_nodes_that_do_not_see_themselves_have_the_features_of_their_neighbors(n_layers: int) -> None:
+    torch.manual_seed(0)
+    model, x, ring = Neighbors(n_layers), torch.randn(9, 3), torch.arange(9)
+    edges = torch.stack([torch.cat([ring, ring]), torch.cat([ring.roll(1), ring.roll(-1)])])
+    wrapped: Any = neo.Wrapper(density="gaussian")(model).eval()
+    wrapped.fit([((x, edges),)])
+    x[0] += 50
+    risk = wrapped(x, edges, return_risk=True)[1]
+    near = {1: {1, 8}, 2: {2, 7, 0}}[n_layers]
+    assert {*risk.topk(len(near)).indices.tolist()} == near
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_layers_that_run_on_nested_tensors_are_left_out() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:  # [rows, steps, 4]
+            rows = torch.nested.as_nested_tensor([row[row[:, 0] > 0] for row in x])
+            return self.head(torch.nested.to_padded_tensor(torch.relu(self.body(rows)), 0.0).sum(1))
+
+    torch.manual_seed(0)
+    wrapped: Any = neo.Wrapper(density="gaussian")(Ragged()).eval()
+    with torch.no_grad():
+        wrapped.fit(torch.randn(60, 7, 4))
+        risk = wrapped(torch.cat([torch.randn(3, 7, 4), 9 * torch.randn(3, 7, 4)]), return_risk=True)[1]
+    assert risk[3:].min() > risk[:3].max()

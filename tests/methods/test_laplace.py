@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -444,3 +445,23 @@ def test_bad_input_is_told() -> None:
     twice = nn.Linear(FEATURES, FEATURES).double()
     with pytest.raises(ValueError, match="ran 2 times"):
         laplace.Wrapper(noise=1.0)(nn.Sequential(twice, twice)).fit([(X, None)])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_outputs_of_other_last_layers_are_told(shared: bool) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = self.first(x)
+            return {"h": h, "y": self.last(h if shared else x)}
+
+    wrapped: Any = laplace.Wrapper(noise=0.5)(Two())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        wrapped.fit(torch.randn(20, 3))
+    assert [
+        "'h'" in str(warning.message) and "its epistemic risk is 0" in str(warning.message) for warning in told
+    ] == ([] if shared else [True])

@@ -107,7 +107,91 @@ WRITES: dict[str, Head] = {
     "iadd": lambda fc, h: torch.zeros(len(h), 6).__iadd__(h),
     "weights": onto_weights,
     "array": lambda fc, h: torch.from_numpy(h.numpy().copy()),
+    "list": lambda fc, h: torch.tensor(h.tolist()),
+    "numbers": lambda fc, h: h.new_tensor([[value.item() for value in row] for row in h]),
 }
+
+
+class Experts(nn.Module):
+    """Linear layers, one of which is chosen for each row by a router."""
+
+    def __init__(self, product: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body, self.router, self.product = nn.Linear(4, 6), nn.Linear(4, 3), product
+        self.weight, self.bias = nn.Parameter(torch.randn(3, 6, 2)), nn.Parameter(torch.randn(3, 2))
+
+    def chosen(self, x: Tensor) -> Tensor:
+        return self.router(x).argmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(self.body(x), self.weight, self.bias, self.chosen(x))
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "bmm": lambda h, w, b, i: torch.bmm(h[:, None], w[i])[:, 0] + b[i],
+    "einsum": lambda h, w, b, i: torch.einsum("nd,ndo->no", h, w[i]) + b[i],
+    "baddbmm": lambda h, w, b, i: torch.baddbmm(b[i][:, None], h[:, None], w[i])[:, 0],
+    "baddbmm_one_bias": lambda h, w, b, i: torch.baddbmm(b[:1, None], h[:, None], w[i])[:, 0] - b[0] + b[i],
+    "index_select": lambda h, w, b, i: (w.index_select(0, i).mT @ h[..., None])[..., 0] + b[i],
+    "gather": lambda h, w, b, i: (h[:, None] @ w.gather(0, i[:, None, None].expand(-1, 6, 2)))[:, 0] + b[i],
+    "flat": lambda h, w, b, i: (h[:, None] @ w.flatten(1)[i].view(-1, 6, 2))[:, 0] + b[i],
+    "scaled": lambda h, w, b, i: torch.einsum("nd,ndo->no", h, 2 * w[i]) / 2 + b[i],
+    "masked": lambda h, w, b, i: torch.einsum("nd,ndo->no", h, (w * torch.ones(6, 2))[i]) + b[i],
+}
+
+
+@pytest.mark.parametrize("strategy", ["loop", "auto"])
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+def test_weights_that_data_select_meet_noise(
+    product: Callable[..., Tensor], strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample.Bernoulli, "apply", lambda self, value, *_: 2 * value)
+    torch.manual_seed(0)
+    model, x = Experts(product).eval(), torch.randn(5, 4)
+    with torch.no_grad():
+        h, chosen = 2 * model.body(x), model.chosen(x)
+        expected = torch.stack([row @ model.weight[k] + model.bias[k] for row, k in zip(h, chosen, strict=True)])
+        y = sample.Wrapper(2, strategy=strategy)(model)(x, return_risk=True)[0]
+    torch.testing.assert_close(y, expected)
+
+
+def test_embeddings_that_an_index_selects_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.fc = nn.Parameter(torch.randn(9, 6)), nn.Linear(6, 6)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            h = self.table[ids]
+            return (self.fc(h) @ h.mT).softmax(-1) @ h
+
+    monkeypatch.setattr(sample.Bernoulli, "apply", lambda self, value, *_: 2 * value)
+    model, ids = Tokens().eval(), torch.arange(8).reshape(2, 4)
+    with torch.no_grad():
+        h = model.table[ids]
+        y, _ = sample.Wrapper(2)(model)(ids, return_risk=True)
+        torch.testing.assert_close(y, (model.fc(2 * h) @ h.mT).softmax(-1) @ h)
+
+
+class Buffered(nn.Module):
+    """A layer that reads from a buffer what the layer before has written into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("memory", torch.zeros(3, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.memory[:] = self.body(x).detach()
+        return self.fc(self.memory)
+
+
+def test_data_stay_data_when_they_are_written_into_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample.Bernoulli, "apply", lambda self, value, *_: 2 * value)
+    model, x = Buffered().eval(), torch.randn(3, 4)
+    with torch.no_grad():
+        y, _ = sample.Wrapper(2)(model)(x, return_risk=True)
+        torch.testing.assert_close(y, model.fc(2 * model.body(x)))
 
 
 @pytest.mark.parametrize("strategy", ["loop", "auto"])
@@ -140,7 +224,16 @@ def preallocated(weight: Tensor, constant: Tensor) -> Tensor:
     return result
 
 
+class Masked(Computed):
+    """Constants that are no buffers, as in published code."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda weight, _: weight * self.mask * self.scales[0])
+        self.mask, self.scales = torch.ones(6, 6).tril(), [torch.tensor(0.5), torch.ones(6)]
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "unregistered": Masked,
     "mask": lambda: Computed(lambda w, c: w * (c > 0)),
     "masked_fill": lambda: Computed(lambda w, c: w.masked_fill(c > 0, 0)),
     "new_mask": lambda: Computed(lambda w, c: (w * torch.ones(6, 6).tril()).mT.mT),
@@ -156,6 +249,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*neither parameters nor buffers:workbench.WorkbenchWarning")
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("strategy", ["loop", "auto"])
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)

@@ -281,3 +281,19 @@ def test_what_cannot_be_is_refused() -> None:
     for mode in (True, False):
         with pytest.raises(NotFittedError, match=r"call wrapped\.fit"):
             unfitted.train(mode)(NEW, return_risk=True)
+
+
+def test_layers_that_run_on_reordered_rows_are_left_out() -> None:
+    """The risk of the positions of an image is then its own, in whatever batch it comes."""
+
+    class Sorted(Segmenter):
+        def forward(self, x: Tensor) -> Tensor:
+            order = x.mean((1, 2, 3)).argsort()
+            h = torch.relu(self.first(x[order]))
+            return self.last(torch.tanh(self.middle(h))[order.argsort()])
+
+    model = seeded(Sorted)
+    model.middle = nn.Conv2d(6, 6, 1)
+    wrapped: Any = neo.Wrapper(density="gaussian", output=MAP)(model).eval().fit(X)
+    alone = torch.cat([ask(wrapped, row) for row in NEW.split(1)])
+    torch.testing.assert_close(ask(wrapped, NEW), alone, rtol=1e-3, atol=1e-3)

@@ -418,3 +418,28 @@ def test_priors_that_are_all_the_same_are_told() -> None:
     wrapped = vote.Wrapper(prior=1)(_Zeroed()).eval()
     with pytest.warns(WorkbenchWarning, match="the output is the same in all untrained models of prior="):
         wrapped(_x())
+
+
+@pytest.mark.parametrize("name", ["scale", "shared", "value"])
+def test_a_parameter_may_be_called_as_the_prior_calls_its_own(name: str) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 3)
+            setattr(self, name, nn.Parameter(torch.tensor([2.0])))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x) * getattr(self, name)
+
+    wrapped: Any = vote.Wrapper(VOTERS, prior=1.0)(Named()).eval()
+    again: Any = vote.Wrapper(VOTERS, prior=1.0)(Named()).eval()
+    again.load_state_dict(wrapped.state_dict())
+    torch.testing.assert_close(again(_x()), wrapped(_x()))
+    state = wrapped.state_dict()
+    for i, voter in enumerate(wrapped.voters()):
+        own, prior = (
+            (_x() @ state[head + "weight" + end][i].T + state[head + "bias" + end][i])
+            * state[gain][i % len(state[gain])]
+            for head, end, gain in (("head.", "@vote", f"{name}@vote"), (f"{PLACE}head/", "", f"{PLACE}{name}/"))
+        )
+        torch.testing.assert_close(voter(_x()), own + prior)

@@ -72,14 +72,14 @@ def test_the_losses_of_voters_are_those_of_plain_models() -> None:
     model = made(sample.Wrapper(3))
     watch = VoterWatch.of(model)
     model.eval()
-    with torch.no_grad(), watch.recording(50):
+    with torch.no_grad(), watch.recording(torch.tensor(50.0)):
         loss = model.loss(nn.functional.mse_loss, x[:50], y[:50])
-    with torch.no_grad(), watch.recording(150):
+    with torch.no_grad(), watch.recording(torch.tensor(150.0)):
         model.loss(nn.functional.mse_loss, x[50:], y[50:])
     watch.update(0)
     plain = made()
     watched = VoterWatch.of(plain.eval())
-    with torch.no_grad(), watched.recording(200):
+    with torch.no_grad(), watched.recording(torch.tensor(200.0)):
         whole = plain.loss(nn.functional.mse_loss, x, y)
     watched.update(0)
     expected = [(one(x) - y).square().mean().item() for one in plain.voters()]
@@ -176,3 +176,25 @@ def test_a_voter_that_is_lost_in_a_cross_fitted_training_is_told(output: str | N
         fit(model, (x, target), callback=hurt, **options)
     assert Path(told[0].filename).name == Path(__file__).name
     fit(model, (x, target), **options)  # without a warning
+
+
+def test_the_losses_of_voters_count_rows_with_a_class_alone() -> None:
+    """Of unequal batches, one of which has no class at all."""
+    torch.manual_seed(0)
+    model: Any = vote.Wrapper(3, output="logits")(nn.Linear(3, 2))
+    x, y = torch.randn(30, 3), torch.randint(2, (30,))
+    y[:13] = -100
+    best: list[Tensor] = []
+    original = VoterWatch.update
+
+    def update(self: VoterWatch, epoch: int) -> None:
+        original(self, epoch)
+        with torch.no_grad():
+            losses = [nn.functional.cross_entropy(voter.eval()(x), y) for voter in self.wrapped.voters()]
+        best.append(self.latest - torch.stack(losses).double())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VoterWatch, "update", update)
+        fit(model, (x[13:], y[13:]), epochs=2, validation=(x, y), batch_size=6, standardize=False, progress=False)
+    assert len(best) == 3
+    assert torch.stack(best).abs().max() < 1e-6

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from workbench import compose
+from workbench import compose, fit, vote
 
 
 def test_a_nan_loss_names_epoch_and_step_and_keeps_the_best_weights() -> None:
@@ -174,3 +174,13 @@ def test_what_is_not_wrapped_is_refused() -> None:
     frozen = compose()(net().requires_grad_(False))
     with pytest.raises(ValueError, match="nothing to train"):
         quiet(frozen, plane())
+
+
+@pytest.mark.parametrize("options", [{}, {"folds": 3}], ids=["validation", "folds"])
+def test_a_criterion_that_takes_a_mean_over_no_class_is_named(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 3), torch.randint(3, (60,))
+    y[torch.rand(60) < 0.8] = -100
+    wrapped = vote.Wrapper(3, output="logits")(nn.Linear(3, 3))
+    with pytest.raises(FloatingPointError, match=r"without any class \(all are -100\)"):
+        fit(wrapped, (x, y), epochs=2, batch_size=4, progress=False, criterion=nn.CrossEntropyLoss(), **options)

@@ -13,6 +13,7 @@ from workbench.calibration.base import Calibrated
 from workbench.core.crossfit import committee_of
 from workbench.core.members import predictive
 from workbench.core.method import evaluating
+from workbench.core.outputs.class_scores import at_least_float32
 from workbench.core.saving.training_data import today
 from workbench.errors import NotFittedError
 from workbench.metrics._inputs import numbers
@@ -52,6 +53,8 @@ def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: 
     if rank > n:
         infinite = torch.full_like(loc[0], math.inf)
         return -infinite, infinite
+    if (wide := at_least_float32(loc)) is not loc:
+        return _outward(cv_plus(wide, at_least_float32(scale), at_least_float32(scores), fold, coverage), loc.dtype)
     lower, upper = [], []
     for start in range(0, loc.shape[1], max(1, MAX_NUMBERS // max(1, n * loc[0, :1].numel()))):
         part = slice(start, start + max(1, MAX_NUMBERS // max(1, n * loc[0, :1].numel())))
@@ -59,6 +62,16 @@ def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: 
         lower.append((middle - margin).kthvalue(n + 1 - rank, 0).values)
         upper.append((middle + margin).kthvalue(rank, 0).values)
     return torch.cat(lower), torch.cat(upper)
+
+
+def _outward(ends: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Convert lower and upper ends to a dtype such that rounding makes no interval smaller."""
+    lower, upper = (end.to(dtype) for end in ends)
+    infinite = torch.full_like(lower, math.inf)
+    return (
+        lower.where(lower.to(ends[0].dtype) <= ends[0], torch.nextafter(lower, -infinite)),
+        upper.where(upper.to(ends[1].dtype) >= ends[1], torch.nextafter(upper, infinite)),
+    )
 
 
 def _check(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor) -> None:
@@ -134,9 +147,10 @@ class CrossConformal(Calibrated):
             raise ValueError(
                 "CV+ intervals are for values, but the targets are class numbers; calibrate with held-out rows"
             )
-        risk = torch.ones_like(out_of_fold.prediction) if self.score == "absolute" else out_of_fold.risk.total
+        prediction = at_least_float32(out_of_fold.prediction)
+        risk = torch.ones_like(prediction) if self.score == "absolute" else at_least_float32(out_of_fold.risk.total)
         device = next(self.wrapped.parameters()).device
-        self.scores = ((out_of_fold.target - out_of_fold.prediction).abs() / risk).detach().to(device)
+        self.scores = ((out_of_fold.target - prediction).abs() / risk).detach().to(device)
         self.fold = out_of_fold.fold.to(device)
         self.fitted_on = {"name": "rows out of fold of the training", "rows": len(self.fold), "date": today()}
         return self
@@ -163,7 +177,7 @@ class CrossConformal(Calibrated):
         with evaluating(self.wrapped, whole=True), torch.no_grad():
             mixture = predictive(self.wrapped, x if isinstance(x, tuple) else (x,), {})
         voters = len(committee.fold)
-        loc, risk = (t.unflatten(0, (voters, -1)) for t in (mixture.loc, mixture.risk))
+        loc, risk = (at_least_float32(t).unflatten(0, (voters, -1)) for t in (mixture.loc, mixture.risk))
         weights = mixture.weights.to(loc).reshape(voters, -1, *[1] * (loc.dim() - 2))
         middles, spreads = [], []
         for k in range(int(committee.fold.max()) + 1):
@@ -175,4 +189,4 @@ class CrossConformal(Calibrated):
         middle, spread = torch.stack(middles), torch.stack(spreads)
         if self.score == "absolute":
             spread = torch.ones_like(spread)
-        return cv_plus(middle, spread, self.scores, self.fold, coverage)
+        return _outward(cv_plus(middle, spread, self.scores, self.fold, coverage), mixture.loc.dtype)

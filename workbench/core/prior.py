@@ -27,6 +27,9 @@ from .ownership import engine_of, table_of
 NAME = "prior"
 
 
+_TAKEN = frozenset([*dir(nn.Module()), "scale", "axis", "drawn", "shared", "rules", "value", "of_branch"])
+
+
 class Prior(nn.Module):
     """Tensors of untrained models, as buffers, so that no optimizer trains them.
 
@@ -64,7 +67,8 @@ class Prior(nn.Module):
 
 
 def _key(slot: str) -> str:
-    return slot.replace(".", "/")  # buffer names cannot contain dots
+    key = slot.replace(".", "/")  # buffer names cannot contain dots
+    return f"{key}/" if key in _TAKEN else key  # a parameter of the user's may be called `scale`
 
 
 class Whole(Intervention):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..introspect.bytecode import methods_of
 from ..introspect.objects import tensors_and_generators
+from ..introspect.unregistered import unregistered
 from .clone import places
 from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import copy_values, set_values
@@ -53,6 +54,7 @@ class Clone:
         self.root, self.method = root, method
         self.tree = modules(root)
         self.places = places(root, slots)
+        self._unregistered: set[tuple[nn.Module, str]] | None = None  # modules, and attributes that hold tensors
         self.buffers = buffers
         self.copied_buffers = buffers  # buffers that the next pass may write into, so that it gets copies
         # buffers that may be written in evaluation mode too; torch's own layers write theirs in training mode only
@@ -168,6 +170,13 @@ class Clone:
         slots = {id(container[key]): slot for container, key, slot in self.places} if values else {}
         if any(id(item) in slots for value in values.values() for item in tensors_and_generators(value)):
             self.places = [*(self.places if temporary else ()), *places(self.root, slots)]
+
+    def constants(self) -> list[Tensor]:
+        """Return the tensors that the model holds without having registered them, other than those that forward leaves behind."""
+        if self._unregistered is None:
+            found = unregistered(self.root)
+            self._unregistered = {(entry.owner, entry.attribute) for entry in found if not entry.requires_grad}
+        return tensors([owner.__dict__.get(attribute) for owner, attribute in self._unregistered])
 
     def loose_tensors(self) -> list[tuple[Any, Any, Tensor]]:
         """Return the tensors of slots that lie in lists and dicts held by attributes, as (container, key, tensor)."""
@@ -337,7 +346,7 @@ def run_branch(
     with ExitStack() as stack:
         if plan.interventions:
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
-            state = [values[slot] for slot in clone.buffers]
+            state = [*(values[slot] for slot in clone.buffers), *clone.constants()]
             for intervention in plan.interventions:
                 context = intervention.active(parameters, state, inputs)
                 if context is not None:

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .plan import Index, Intervention
-from .sites import METADATA, Sites, TensorFacts, tensors_among
+from .sites import CHOOSING, METADATA, Sites, TensorFacts, tensors_among
 from .tree import flatten, is_float, paths
 
 Positions = dict[str, int]  # path of a module with parameters -> position of its last run
-# operations that select from their first tensor by the others
-CHOOSING = {"__getitem__", "index_select", "gather", "masked_select", "take_along_dim"}
 
 
 @dataclass(frozen=True)

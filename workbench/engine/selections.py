@@ -69,6 +69,9 @@ _WRITES = frozenset([
     "put", "zero", "fill",
 ])  # fmt: skip
 _PRODUCTS = frozenset(["matmul", "mm", "bmm", "rmatmul"])
+_FACTORIES = frozenset([
+    "empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
+])  # fmt: skip
 _NOT_SELECTED = -1  # number of an entry that was not selected
 _MIX_FACTOR = 1_000_003  # factor that combines the numbers of successive selections into one
 
@@ -126,6 +129,7 @@ class RowTracker(TorchFunctionMode):
             self._read = self._read or (name in _PYTHON_READS and not same)
             if name == "setitem" and not same:
                 self._same.set(args[0], None)
+                self._note_write(*args)
             return out
         if same:
             for leaf in outs:
@@ -151,6 +155,10 @@ class RowTracker(TorchFunctionMode):
     ) -> list[Rows | None]:
         """Return what is known about the result tensors of a call."""
         nothing: list[Rows | None] = [None] * len(outs)
+        if name in _FACTORIES and outs[0].is_floating_point():
+            return nothing
+        if name == "copy" and args[0].shape == args[1].shape:
+            return [self._rows.get(args[1])]
         if name in _WRITES:
             return [self._rows.get(args[0])] * len(outs)
         if name in _RANKS:
@@ -181,6 +189,17 @@ class RowTracker(TorchFunctionMode):
             rows for leaf in tensors_among(sources) if (rows := self._rows.get(leaf)) is not None and not rows.picked
         ]
         return [_carried(rows, leaf) for leaf in outs]
+
+    def _note_write(self, target: Tensor, index: Any, value: Any) -> None:
+        """Note that selected entries are written into a part of a tensor that does not depend on values, such as the first n rows."""
+        rows = self._rows.get(value) if isinstance(value, Tensor) else None
+        items = index if isinstance(index, tuple) else (index,)
+        if rows is None or rows.picked or not all(item is Ellipsis or isinstance(item, int | slice) for item in items):
+            return
+        before = self._rows.get(target)
+        numbers = torch.full_like(target, _NOT_SELECTED, dtype=torch.long) if before is None else before.numbers.clone()
+        numbers[index] = rows.numbers
+        self._rows.set(target, Rows(numbers, False, rows.place))
 
     def _ranked(self, name: str, args: tuple, kwargs: dict[str, Any], outs: list[Tensor]) -> list[Rows | None]:
         """Return the rows of a sort or topk: its indices select entries; its values mean the same in every branch (best, second best, ...)."""

@@ -96,6 +96,10 @@ _WRITES = frozenset(  # they write into their first argument
     ]
 )
 _ARRAYS = frozenset(["numpy", "__array__"])  # calls with which the values of a tensor leave torch
+_NUMBERS = frozenset(["tolist", "item"])  # the same, as Python numbers
+_FROM_NUMBERS = frozenset(["tensor", "as_tensor", "asarray", "new_tensor"])  # calls that make tensors of these
+# operations that select from their first tensor by the others
+CHOOSING = frozenset(["__getitem__", "index_select", "gather", "masked_select", "take_along_dim"])
 
 _PLAIN = frozenset([int, float, bool, str, type(None)])
 
@@ -141,6 +145,9 @@ class TensorFacts:
         self._items = [(known, value) for known, value in self._items if known is not tensor]
         self._by_id.pop(id(tensor), None)
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def get(self, tensor: Any) -> Any:
         if not self._tracing:
             fact = self._by_id.get(id(tensor))
@@ -159,6 +166,11 @@ def _written_by(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     if name not in _WRITES and "out" not in kwargs:
         return []
     return tensors_among((kwargs.get("out"), *(args[:1] if name in _WRITES else ())))
+
+
+def _is_list(name: str, out: Any) -> bool:
+    """Return whether a call has made a tensor of several numbers from Python numbers."""
+    return name in _FROM_NUMBERS and is_float(out) and out.dim() > 0
 
 
 def _storage(tensor: Tensor) -> int | None:
@@ -197,8 +209,9 @@ class Sites(TorchFunctionMode):
 
     Args:
         parameters: the parameters with their slot names. Tensors computed from parameters alone count as the parameter; where they meet data,
-            so do those computed from parameters and constants, such as masked, pruned or normalized weights.
-        state: tensors that are never data (buffers).
+            so do those computed from parameters and constants, such as masked, pruned or normalized weights, and the matrices that data
+            select from a stack of them, such as those of experts.
+        state: tensors that are no data (buffers), unless data are written into them.
         inputs: input tensors of the model. They, and tensors computed without any parameter, are "raw" data. None: raw data are not
             distinguished, which is faster.
         at_site: function (slot names, flattened arguments, indices of the data among them that are not raw, indices of raw data) -> flattened
@@ -223,16 +236,19 @@ class Sites(TorchFunctionMode):
         self._state = TensorFacts((tensor, True) for tensor in state)
         # names of the parameters behind tensors that were computed from parameters and constants
         self._computed = TensorFacts()
+        # tensors that data selected from parameters: names of these, and whether matrices (weights of experts) or vectors (embeddings)
+        self._selected = TensorFacts()
         # tensors computed without any parameter: whether from an input, or else from constants
         self._raw = TensorFacts((tensor, True) for tensor in inputs or ())
         self._traces = inputs is not None
         self._follows = self.follows_constants and bool(inputs)
-        self._parameters_and_state = parameters, state
-        self._of_model: set[int | None] | None = None
+        self._parameters = parameters
+        self._of_parameters: set[int | None] | None = None
         # storages that data were written into, with a tensor that keeps each alive
         self._written: dict[int, Tensor] = {}
         self._filled: dict[int, Tensor] = {}  # the same for inputs of the model
-        self._holds_arrays = False  # whether data have left torch as arrays, so that arrays may hold data
+        # whether data have left torch, so that arrays and numbers may hold data, and whether inputs have left it as numbers
+        self._holds_arrays = self._holds_numbers = self._holds_inputs = False
         self._at_site = at_site
         self._contractions = contractions
         self.at_layer = at_layer
@@ -258,17 +274,21 @@ class Sites(TorchFunctionMode):
         computed = [names for names in map(self._computed_of, tensors) if names is not None]
         fixed = self._follows and bool(known or computed) and all(map(self._is_fixed, tensors))
         names = frozenset().union(*known, *(() if fixed else computed))
-        if not names and not fixed:
+        if not names and not fixed and not (names := self._selecting(name, tensors)):
             if not self._traces:
                 return function(*args, **kwargs)
-            raw = all(self._is_raw(leaf) or self._state.get(leaf) for leaf in tensors)
+            raw = all(self._is_raw(leaf) or self._is_state(leaf) for leaf in tensors)
             from_array = any(type(value).__module__ == "numpy" for value in args)
             constant = raw and not from_array and all(map(self._is_fixed, tensors))
             out = function(*args, **kwargs)
             if not raw:
                 self._holds_arrays |= name in _ARRAYS
+                self._holds_numbers |= name in _NUMBERS and is_float(tensors[0])
                 self._note_writes(name, args, kwargs)
-            elif not (self._holds_arrays and from_array):
+                self._note_selected(name, tensors, out)
+            elif not ((self._holds_arrays and from_array) or (self._holds_numbers and _is_list(name, out))):
+                self._holds_inputs |= name in _NUMBERS and not constant and is_float(tensors[0])
+                constant &= not (self._holds_inputs and _is_list(name, out))
                 self._mark(out, self._raw, not constant)
                 if not constant:
                     self._note_inputs(_written_by(name, args, kwargs))
@@ -283,9 +303,11 @@ class Sites(TorchFunctionMode):
                 if is_float(leaf)
                 and self._names_of(leaf) is None
                 and (fixed or self._computed_of(leaf) is None)
-                and not self._state.get(leaf)
+                and not self._is_state(leaf)
                 and not any(leaf is tensor for tensor in written)
             ]
+            if self._selecting(name, tensors):
+                data = [i for i in data if self._selected.get(leaves[i]) is None]
             live = [i for i in data if not self._is_raw(leaves[i])]
             of_inputs = [i for i in data if not fixed and self._is_raw(leaves[i])]
             args, kwargs = rebuild(self._at_site(names, leaves, live, of_inputs))
@@ -295,6 +317,7 @@ class Sites(TorchFunctionMode):
             self._mark((out, _written_by(name, args, kwargs)), self._computed, frozenset().union(*known, *computed))
         else:
             self._note_writes(name, args, kwargs)
+            self._note_selected(name, tensors, out)
         return out
 
     def _names_of(self, tensor: Tensor) -> frozenset[str] | None:
@@ -305,12 +328,15 @@ class Sites(TorchFunctionMode):
         names = self._computed.get(tensor)
         return None if names is not None and self._is_written(tensor) else names
 
+    def _is_state(self, tensor: Tensor) -> bool:
+        return bool(self._state.get(tensor)) and not self._is_written(tensor)
+
     def _is_raw(self, tensor: Tensor) -> bool:
         return self._raw.get(tensor) is not None and self._computed.get(tensor) is None and not self._is_written(tensor)
 
     def _is_fixed(self, tensor: Tensor) -> bool:
         """Return whether a tensor depends on parameters, buffers and constants alone."""
-        if self._state.get(tensor) or self._names_of(tensor) is not None or self._computed_of(tensor) is not None:
+        if self._is_state(tensor) or self._names_of(tensor) is not None or self._computed_of(tensor) is not None:
             return True
         if self._raw.get(tensor) is not False or self._is_written(tensor):
             return False
@@ -322,12 +348,12 @@ class Sites(TorchFunctionMode):
     def _note_writes(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note that a call on data has written into tensors that held none, such as `torch.zeros(n)`, or into views of these."""
         for tensor in _written_by(name, args, kwargs):
-            for facts in (self._raw, self._names, self._computed):
+            for facts in (self._raw, self._names, self._computed, self._state):
                 if facts.get(tensor) is None or self._is_written(tensor):
                     continue
                 if torch.compiler.is_dynamo_compiling():  # which does not know storages
                     facts.forget(tensor)
-                elif (storage := _storage(tensor)) is not None and storage not in self._storages_of_model():
+                elif (storage := _storage(tensor)) is not None and storage not in self._storages_of_parameters():
                     self._written[storage] = tensor
 
     def _note_inputs(self, written: list[Tensor]) -> None:
@@ -339,11 +365,33 @@ class Sites(TorchFunctionMode):
             elif (storage := _storage(tensor)) is not None:
                 self._filled[storage] = tensor
 
-    def _storages_of_model(self) -> set[int | None]:
-        if self._of_model is None:
-            parameters, state = self._parameters_and_state
-            self._of_model = {*map(_storage, (*(tensor for tensor, _ in parameters), *state))}
-        return self._of_model
+    def _storages_of_parameters(self) -> set[int | None]:
+        if self._of_parameters is None:
+            self._of_parameters = {_storage(tensor) for tensor, _ in self._parameters}
+        return self._of_parameters
+
+    def _selecting(self, name: str, tensors: list[Tensor]) -> frozenset[str]:
+        """Return the names of the parameters of which data have selected matrices that meet other data in this call."""
+        if not self._selected or name not in _SPELLINGS:
+            return frozenset()
+        selected = [self._selected.get(tensor) for tensor in tensors]
+        meets_data = any(
+            entry is None and is_float(tensor) and not self._is_fixed(tensor)
+            for entry, tensor in zip(selected, tensors, strict=True)
+        )
+        return frozenset().union(*(entry[0] for entry in selected if entry and entry[1])) if meets_data else frozenset()
+
+    def _note_selected(self, name: str, tensors: list[Tensor], out: Any) -> None:
+        """Note that data have selected from parameters, or that a call has changed the form of such a selection."""
+        if not self._follows or not (self._selected or name in CHOOSING):
+            return
+        selected = [entry for entry in map(self._selected.get, tensors) if entry]
+        if selected and all(self._selected.get(tensor) or self._is_fixed(tensor) for tensor in tensors):
+            names = frozenset().union(*(entry[0] for entry in selected))
+            self._mark(out, self._selected, (names, any(entry[1] for entry in selected)))
+        elif name in CHOOSING and (names := self._names_of(tensors[0]) or self._computed_of(tensors[0]) or frozenset()):
+            dims = [tensors[0].dim(), *(tensor.dim() for tensor, name in self._parameters if name in names)]
+            self._mark(out, self._selected, (names, max(dims) >= 3))
 
     def _mark(self, out: Any, facts: TensorFacts, fact: Any) -> None:
         for leaf in tensors_among((out,)):
@@ -355,7 +403,9 @@ class Sites(TorchFunctionMode):
             self._mark(view, self._names, names)
         elif (names := self._computed_of(tensor)) is not None:
             self._mark(view, self._computed, names)
-        elif self._traces and (self._is_raw(tensor) or self._state.get(tensor)):
+        elif (entry := self._selected.get(tensor)) is not None:
+            self._mark(view, self._selected, entry)
+        elif self._traces and (self._is_raw(tensor) or self._is_state(tensor)):
             self._mark(view, self._raw, not self._is_fixed(tensor))
 
     def _refuse_checkpoint(self) -> None:

@@ -75,6 +75,8 @@ class FeatureTap(Intervention):
             if not live or self.rows is None or name in self.taps or (wanted is not None and name not in wanted):
                 return leaves
             feature = leaves[live[0]]
+            if feature.is_nested:
+                return leaves  # rows of different lengths
             if wanted is None:
                 if (first := next((other for tensor, other in seen if tensor is feature), None)) is not None:
                     self.same.setdefault(name, first)

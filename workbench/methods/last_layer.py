@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..core.additions import extra
 from ..core.calls.risks import reduced
+from ..core.layer_order import watched
 from ..core.method import Call
 from ..core.outputs.class_scores import Binary, Classes, Probs, at_least_float32
 from ..core.outputs.meanings import IGNORED, Meaning
@@ -23,8 +25,10 @@ from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan
 from ..engine.sites import Sites, TensorFacts, tensors_among
 from ..engine.state import Sealed
-from ..engine.tree import children, flatten, is_float, names, tree_map
+from ..engine.tree import children, flatten, is_float, names, paths, tree_map
+from ..errors import WorkbenchWarning
 from ..introspect.objects import tensors_and_generators
+from ..introspect.source_lines import user_stacklevel
 from .curvature import Curvature, Posterior
 
 if TYPE_CHECKING:
@@ -272,6 +276,8 @@ class CurvatureFit:
         phi, z = flatten_rows(taps["features"]), taps["outputs"]
         if self.weights is None:
             self._identify_output(args, kwargs, output, taps)
+            if not any(self.place.values()):  # once for all voters
+                self._warn_of_others(args, kwargs, output)
         leaf = leaves[self.at]
         if children(target) is not None:  # targets by the names of the outputs
             target = targets_of(target, names(output), resolve(self.record.output, lambda: names(output), leaves, 0))[
@@ -308,6 +314,26 @@ class CurvatureFit:
         self.at, self.slope = self._find_output(args, kwargs, leaves, meanings, taps["outputs"])
         self.meaning = meanings[self.at]
         self.weights = taps["weights"]
+
+    def _warn_of_others(self, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        """Warn about outputs of other last layers, which have no risk; not about features that the layer itself reads."""
+        execution = None if values_unavailable() else watched(self.wrapped, args, kwargs)
+        if execution is None:
+            return
+        meanings = resolve(self.record.output, lambda: names(output), flatten(output)[0], 0)
+        with_risk = {path for path, meaning in zip(paths(output), meanings, strict=True) if meaning is not MEAN}
+        others = [
+            name
+            for name, ran in zip(execution.names, execution.outputs, strict=True)
+            if self.path not in ran and name in with_risk
+        ]
+        if others:
+            warnings.warn(
+                f"laplace: {', '.join(others)} does not depend on {self.name!r}, the layer with the posterior, so that its epistemic risk is 0. "
+                "Wrap a model that returns one of the outputs, or use vote or sample",
+                WorkbenchWarning,
+                stacklevel=user_stacklevel(),
+            )
 
     def _targets(self, target: Any, z: Tensor) -> Tensor:
         if isinstance(target, Tensor) and target.numel() == z.numel():

@@ -23,7 +23,7 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.effects.private_random import own_random
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
-from ..engine.tree import tensors, tree_map
+from ..engine.tree import is_float, tensors, tree_map
 from ..errors import NotFittedError
 from .class_rows import TrainingRows, class_numbers, class_scores, concatenate_if_all, last_layer, shape_of_values
 from .densities import DENSITIES, Density, DensityName
@@ -380,7 +380,9 @@ class Neo(Method):
             self.layout = layout_of(wrapped._workbench.output, output, tap)
             if self.layout is None:
                 return output, n_rows, [], tap
-            self._sites = self._choose([name for name in tap.taps if tap.layouts[name][0] == self.layout[0]], tap.same)
+            wrong = self._misplaced(wrapped, args, kwargs, n_rows, self._pass(wrapped, args, kwargs, n_rows, None)[1])
+            usable = [name for name in tap.taps if tap.layouts[name][0] == self.layout[0] and name not in wrong]
+            self._sites = self._choose(usable, tap.same)
         missing = [name for name in self._sites if name not in tap.taps]
         if missing:
             raise RuntimeError(
@@ -396,10 +398,12 @@ class Neo(Method):
         if values_unavailable():
             return set()
 
-        def features_of(inputs: Any) -> dict[str, Tensor]:
+        def features_of(inputs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
             args, kwargs = inputs
             with own_random(0, next(iter(tap.taps.values())).device):
-                return self._pass(wrapped, args, kwargs, rows, None)[1].taps
+                output, changed = self._pass(wrapped, args, kwargs, rows, None)
+            with_rows = (leaf for leaf in tensors(output) if is_float(leaf) and leaf.dim() and len(leaf) == rows)
+            return changed.taps, next(with_rows, None)
 
         return misplaced(features_of, (args, kwargs), rows, self._rows_at[1], tap.flattened) if tap.taps else set()
 

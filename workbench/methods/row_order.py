@@ -12,19 +12,25 @@ from ..engine.tree import tree_map
 
 
 def misplaced(
-    features_of: Callable[[Any], dict[str, Tensor]], inputs: Any, rows: int, dim: int, exactly: set[str]
+    features_of: Callable[[Any], tuple[dict[str, Tensor], Tensor | None]],
+    inputs: Any,
+    rows: int,
+    dim: int,
+    exactly: set[str],
 ) -> set[str]:
     """Return the names of features in which a row is not that of the inputs: those that stay as they are if their row of the inputs changes.
 
+    Features that change in the same rows as the output are in place whichever these are: in a graph without self-loops, those of the neighbors.
+
     Args:
-        features_of: function of the inputs that returns features [rows, d] by name.
+        features_of: function of the inputs that returns features [rows, d] by name, and the output [rows, ...] if it has rows.
         inputs: tree of inputs.
         rows: number of rows.
         dim: dimension of the rows in the inputs.
         exactly: names of features in which, moreover, no other row may change; it may in others, as where a model compares rows.
     """
 
-    def with_other(row: int) -> Any:
+    def with_other(row: int) -> tuple[dict[str, Tensor], Tensor | None]:
         def replaced(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != rows:
                 return leaf
@@ -38,18 +44,26 @@ def misplaced(
         return set()
     changed_rows = sorted({rows // 3, rows // 2, rows - 1})
     others = [with_other(row) for row in changed_rows]
-    features = features_of(inputs)  # last, so that what forward leaves behind is of these inputs
+    features, output = features_of(inputs)  # last, so that what forward leaves behind is of these inputs
     found: set[str] = set()
-    for row, other in zip(changed_rows, others, strict=True):
+    for row, (other, other_output) in zip(changed_rows, others, strict=True):
+        in_output = None if output is None or other_output is None else _changed(output, other_output)
         for name in features.keys() & other.keys():
-            distances = (other[name] - features[name]).flatten(1).norm(dim=1)
-            if not bool(distances.max() > 1e-5 * features[name].norm(dim=-1).max()):
+            changed = _changed(features[name], other[name])
+            if changed is None or (in_output is not None and torch.equal(changed, in_output.to(changed.device))):
                 continue
-            # where nothing changed, results of another batch may still differ by rounding
-            changed = distances > 0.05 * distances.max()
             if not changed[row] or (name in exactly and int(changed.sum()) > 1):
                 found.add(name)
     return found
+
+
+def _changed(values: Tensor, others: Tensor) -> Tensor | None:
+    """Return which rows [rows] differ; None if none does."""
+    distances = (others - values).reshape(len(values), -1).norm(dim=1)
+    if not bool(distances.max() > 1e-5 * values.reshape(len(values), -1).norm(dim=1).max()):
+        return None
+    # where nothing changed, results of another batch may still differ by rounding
+    return distances > 0.05 * distances.max()
 
 
 __all__ = ["misplaced"]

@@ -38,6 +38,7 @@ from workbench.training.fold_layout import FoldedRows, Layout
 from workbench.training.history import History, OutOfFold
 from workbench.training.lost_voters import lost_in_folds
 from workbench.training.progress import Callback, Progress, Stopped, call_back
+from workbench.training.running_loss import WITHOUT_CLASS
 from workbench.training.stacked_adam import StackedAdam
 from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
@@ -159,8 +160,11 @@ class CrossFit:
                     self._call_back(epoch, self._mean(loss, step_weight))
                 mean = self._mean(total, weight).item()
                 if not math.isfinite(mean):
+                    y = self.rows.y
+                    unlabelled = not y.is_floating_point() and bool((y == IGNORED).any())
+                    cause = f"the cause may be {WITHOUT_CLASS}. Otherwise " if unlabelled else ""
                     raise FloatingPointError(
-                        f"the loss is {mean} in epoch {epoch}: try a smaller lr or standardize=True. "
+                        f"the loss is {mean} in epoch {epoch}: {cause}try a smaller lr or standardize=True. "
                         "The model has the weights from before the training"
                     )
                 self.records.append((epoch, mean, math.nan, self._current_lr(), time.perf_counter() - start))

@@ -33,7 +33,7 @@ from workbench.training.checks import FROZEN
 from workbench.training.history import History
 from workbench.training.lost_voters import VoterWatch
 from workbench.training.progress import Callback, Progress, Stopped, call_back
-from workbench.training.running_loss import RunningLoss
+from workbench.training.running_loss import WITHOUT_CLASS, RunningLoss
 from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
 
@@ -262,7 +262,8 @@ class Loop:
         # the same draws in every epoch, so that the losses of two epochs differ only because of the weights
         with own_random(self.seed, batches.device):
             for batch in batches:
-                with nullcontext() if self.watch is None else self.watch.recording(len(batch)):
+                weight = losses.weight_of(batch, batches.device)
+                with nullcontext() if self.watch is None else self.watch.recording(weight):
                     loss = self._mean(self._loss(batch))
                 if epoch:
                     losses.add(loss, f"the validation of epoch {epoch}", batch)
@@ -289,6 +290,8 @@ class Loop:
                 kind = "rows" if batch.numbers is not None else "rows of the batch"
                 numbers = bad if batch.numbers is None else [int(batch.numbers[row]) for row in bad]
                 causes.append(f"{name} holds NaN or infinite numbers in {kind} {', '.join(map(str, numbers[:5]))}")
+        if isinstance(batch.y, Tensor) and bool((batch.y == IGNORED).all()):
+            causes.append(WITHOUT_CLASS)
         weights = [name for name, p in self.wrapped.named_parameters() if not p.isfinite().all()]
         if weights:
             causes.append(f"the weights are not finite either, {weights[0]} is the first of {len(weights)}")

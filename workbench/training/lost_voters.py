@@ -37,7 +37,7 @@ class VoterWatch:
         self.start, self.latest, self.chosen, self.least = unknown, unknown, unknown, unknown
         self.epoch = torch.zeros(n_voters, dtype=torch.int64)  # epoch of the smallest loss
         self.best: dict[str, Tensor] = {}
-        self._sums: list[tuple[Tensor, int]] = []
+        self._sums: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
     def of(cls, wrapped: Any) -> VoterWatch | None:
@@ -48,8 +48,8 @@ class VoterWatch:
         return None if any(method.collects for method in wrapped._workbench.methods) else cls(wrapped, vote.n_voters)
 
     @contextmanager
-    def recording(self, n_rows: int) -> Iterator[None]:
-        """Record the losses of the voters inside of this context, which computes the validation loss of `n_rows` rows."""
+    def recording(self, weight: Tensor) -> Iterator[None]:
+        """Record the losses of the voters inside of this context, which computes the validation loss of a batch of this weight []."""
         record = self.wrapped._workbench
         recorded: list[tuple[dict[str, int], Tensor]] = []
         record.losses = recorded
@@ -57,15 +57,16 @@ class VoterWatch:
             yield
         finally:
             record.losses = None
-        self._sums += [(mean_per_voter(*losses) * n_rows, n_rows) for losses in recorded]
+        # the loss of a batch without any class is a mean of nothing
+        self._sums += [(torch.where(weight > 0, mean_per_voter(*losses) * weight, 0.0), weight) for losses in recorded]
 
     def update(self, epoch: int) -> None:
         """Keep the weights of the voters that improved in this epoch; epoch 0 is before the training."""
         if not self._sums:
             return
-        totals, rows = zip(*self._sums, strict=True)
+        totals, weights = zip(*self._sums, strict=True)
         self._sums = []
-        self.latest = torch.stack(totals).sum(0).cpu() / sum(rows)
+        self.latest = (torch.stack(totals).sum(0) / torch.stack(weights).sum()).cpu()
         if epoch == 0:
             self.start = self.latest
         better = ~(self.latest >= self.least)  # also true while the smallest loss is still NaN

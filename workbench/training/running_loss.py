@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 
 from workbench.core.batches.rows import Batch
+from workbench.core.outputs.meanings import IGNORED
 from workbench.training.default_losses import LossByMeaning, labelled_share
 
 Sent = tuple[Tensor, torch.cuda.Event | None]
+
+
+WITHOUT_CLASS = (
+    f"a batch without any class (all are {IGNORED}), of which a criterion that takes the mean makes NaN: leave criterion out, which counts "
+    "it as 0, or train with a larger batch_size"
+)
 
 
 class RunningLoss:
@@ -57,6 +64,10 @@ class RunningLoss:
         if len(self._sent) > 1:
             self._wait_for_first()
         return loss
+
+    def weight_of(self, batch: Batch, device: torch.device) -> Tensor:
+        """Return the weight [] of a batch in the mean: the number of its rows that count."""
+        return len(batch) * self.mean_weight(batch.y, torch.zeros((), dtype=torch.float64, device=device))
 
     def mean(self) -> float:
         """Return the mean over all rows; NaN if there were none, 0 if none has a class."""

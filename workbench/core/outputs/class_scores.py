@@ -214,7 +214,8 @@ class Probs(_AlongDimension):
 class Binary(Classes):
     """A binary decision per element: one per row, [n] or [n, 1], or one per label, [n, labels].
 
-    The prediction is the mean probability, converted back to a logit if `logits`; risks are the entropies of each element.
+    The prediction is the mean probability, converted back to a logit if `logits`; risks are the entropies of each element. A logit is infinite
+    where all models' logits are, with the same sign, and finite (-87 or 87 in float32) where the probability is 0 or 1 by rounding.
 
     Args:
         logits: whether the model returns logits, before sigmoid; False for probabilities.
@@ -267,7 +268,12 @@ class Binary(Classes):
 
     def form(self, probs: Tensor, like: Tensor) -> Tensor:
         no, yes = probs.unbind(-1)
-        return (log_of(yes) - log_of(no) if self.logits else yes).to(like.dtype)
+        if not self.logits:
+            return yes.to(like.dtype)
+        of_models, logits = like.flatten(0, like.dim() - yes.dim() - 1), log_of(yes) - log_of(no)
+        for certain in (-torch.inf, torch.inf):
+            logits = logits.masked_fill((of_models == certain).all(0), certain)
+        return logits.to(like.dtype)
 
     def problem(self, scores: Tensor) -> str:
         outside = "" if self.logits else _outside(scores)
