@@ -311,6 +311,9 @@ class Cauchy(_HeavyTailed):
 class LogNormal(Distribution):
     """Log-normal distribution of values > 0; loc is its mean > 0, risk its standard deviation, both in units of y.
 
+    To train a model, use `sculpt.Wrapper(torch.distributions.LogNormal)`: here its prediction would have to end in softplus or exp, which the
+    risk head repeats, so that no risk is below 0.69.
+
     log y is normal with variance s^2 = log(1 + (risk / loc)^2) and mean mu = log(loc) - s^2 / 2 (moment matching).
     crps = y (2 Phi(z) - 1) - 2 loc (Phi(z - s) + Phi(s / sqrt(2)) - 1) with z = (log y - mu) / s (Baran & Lerch 2015).
 
@@ -327,7 +330,7 @@ class LogNormal(Distribution):
         if not holds((loc > 0) | loc.isnan()):
             raise ValueError(
                 f"LogNormal needs predictions > 0, found y_pred{where} = {loc.min().item()}; "
-                "end the model in softplus or exp, or choose Normal"
+                "use sculpt.Wrapper(torch.distributions.LogNormal), for which the model ends in a linear layer, or choose Normal"
             )
         return [loc, risk, *target]
 

@@ -36,6 +36,7 @@ from workbench.trackers.delivery import tracker_of
 from workbench.training.asked_device import on_requested_device
 from workbench.training.augmentation import Augmentation, augmentations, augmented
 from workbench.training.batches import Batches
+from workbench.training.bounded_ends import warn_about_bounded_end
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import LR, check_modes, check_numbers, check_objects, sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
@@ -423,6 +424,7 @@ def _try_first_batch(
         trainable, converted, prediction = try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
         if trainable and not keeps_scaling and not isinstance(train, TensorRows):
             warn_about_batch(wrapped, batch, prediction, criterion)
+        warn_about_bounded_end(wrapped, prediction)
         weighted_loss = None
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)
