@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -202,7 +202,10 @@ def test_wrapped_models_can_be_exported(kind: str, rows: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_exported_models_are_wrapped_where_their_layers_can_be_seen() -> None:
-    exported: Any = torch.export.export(Net().eval(), (inputs(),)).module()
+    program = torch.export.export(Net().eval(), (inputs(),))
+    with pytest.raises(TypeError, match=r"wrap the nn.Module that it was exported from, or its program.module\(\)"):
+        vote.Wrapper(2)(cast(Any, program))
+    exported: Any = program.module()
     for kind in ("vote", "sculpt", "sample_weights", "sample_activations"):
         with seeded(1):
             wrapped: Any = WRAPPERS[kind]("auto", 0.3)(exported)

@@ -65,6 +65,16 @@ def test_they_are_refused_by_name(function: Callable[..., Any], arguments: tuple
         function(*arguments)
 
 
+def test_too_few_or_too_many_inputs_are_told_what_the_model_takes() -> None:
+    x = torch.zeros(8, 2)
+    wrapped = vote.Wrapper(2)(torch.nn.Linear(2, 1))
+    for inputs, found in (((), "no"), ((x, x), "2")):
+        with pytest.raises(TypeError, match=rf"x: found a tuple of {found} inputs, but the model takes \(input\)"):
+            selective(wrapped, (inputs, x[:, :1]))
+    with pytest.raises(TypeError, match=r"x: found one input, but the model takes \(input1, input2\)"):
+        selective(vote.Wrapper(2)(torch.nn.Bilinear(2, 2, 1)), (x, x[:, :1]))
+
+
 def test_a_class_that_is_ruled_out_changes_no_temperature() -> None:
     ruled_out = torch.cat([LOGITS, torch.full((4, 1), -INF)], 1)
     assert fit_temperature(ruled_out, LABELS) == fit_temperature(LOGITS, LABELS)

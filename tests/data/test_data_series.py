@@ -121,3 +121,11 @@ def test_columns_of_a_frame_are_targets_by_name() -> None:
 def test_what_a_mask_leaves_out_of_a_series_is_no_value() -> None:
     masked = np.ma.masked_equal(np.append(np.arange(20.0), -999.0), -999.0)
     assert windows(masked, 3).y[-1].isnan().all()
+
+
+def test_a_few_steps_have_names_so_that_each_score_says_which_it_is() -> None:
+    series = torch.arange(200.0)
+    assert Data.from_series(series, window=8, horizon=3).target.name == "step 1, step 2, step 3"
+    assert Data.from_series(series, window=8, horizon=1).target.name == "y"
+    assert Data.from_series(series, window=8, horizon=24).target.name == "y"  # scored together
+    assert Data.from_series(torch.stack([series, series], 1), window=8, horizon=3).target.name == "y"

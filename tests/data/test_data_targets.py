@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -371,3 +372,29 @@ def test_a_split_of_dicts_trains_a_model_of_keywords() -> None:
         _ = data.input_shape
     with pytest.raises(ValueError, match="differ in shape"):
         replace(data, test=Split({"a": X[:, :2], "b": X}, LABELS))
+
+
+YES = torch.arange(50) % 3 == 0
+
+
+@pytest.mark.parametrize(
+    "y", [YES, YES.numpy(), YES.tolist(), pandas.Series(YES.numpy()), pandas.Series(YES.numpy(), dtype="boolean")]
+)
+def test_true_and_false_keep_their_names(y: Any) -> None:
+    data = Data.from_arrays(X, y)
+    assert data.classes == data_of((X, y)).classes == ("False", "True")
+    assert sorted(torch.cat([data.train.y, data.test.y]).tolist()) == sorted(YES.long().tolist())
+    assert Data.from_arrays(X, y, classes=["no", "yes"]).classes == ("no", "yes")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "boolean", "object"])
+def test_a_column_of_true_and_false_is_classes_by_these_names(dtype: str) -> None:
+    frame = pandas.DataFrame({"a": X[:, 0], "passed": pandas.Series(YES.numpy()).astype(dtype)})
+    data = Data.from_dataframe(frame, target="passed")
+    assert data.classes == ("False", "True")
+    assert float(torch.cat([data.train.y, data.test.y]).float().mean()) == float(YES.float().mean())
+
+
+def test_too_few_rows_are_counted() -> None:
+    with pytest.raises(ValueError, match="found 1 row; at least 2 are needed"):
+        Data.from_arrays(X[:1], YES[:1])

@@ -6,6 +6,7 @@ import csv
 import doctest
 import importlib
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -118,6 +119,15 @@ def eventually(condition: Callable[[], bool], seconds: float = 180) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def test_a_script_that_workers_would_start_again_is_told_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)  # as in a new worker
+    with pytest.raises(RuntimeError, match="put what starts the cells under if __name__ == '__main__':"):
+        run_cells("builtins:dict", [{"n": 1}], tmp_path / "a.csv", progress=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_rows_keep_every_digit_and_the_order_of_cells(work: Callable[[str], str], tmp_path: Path) -> None:

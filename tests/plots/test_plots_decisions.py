@@ -64,6 +64,25 @@ def test_decision_map_says_what_is_blank_and_keeps_limits(ax):
     assert ax.collections[0].get_clim() == (0, 9)
 
 
+@pytest.mark.parametrize(("shift", "note"), [(0.0, "log scale"), (2.0, "log scale above")])
+def test_decision_map_of_many_orders_of_magnitude_is_logarithmic_and_says_so(ax, shift, note):
+    xx, yy = np.meshgrid(np.linspace(-6, 6, 9), np.linspace(-6, 6, 9))
+    value = np.exp((xx**2 + yy**2) / 3) - shift
+    plots.decision_map(xx, yy, value, ax, label="risk")
+    colours = ax.collections[0].norm(value)
+    assert (colours.min(), colours.max()) == (0, 1)
+    assert 0.1 < np.median(np.asarray(colours)) < 0.9  # in proportion, the median would be 1e-7
+    assert ax.figure.axes[1].get_ylabel().startswith(f"risk, {note}")
+
+
+@pytest.mark.parametrize("value", [[1.0, 2, 50, 99], [0.0, 0, 0, 1e9], [3.0, 3, 3, 3]])
+def test_decision_map_of_one_order_or_mostly_one_value_is_in_proportion(ax, value):
+    xx, yy = np.meshgrid([0, 1], [0, 1])
+    plots.decision_map(xx, yy, value, ax, label="risk")
+    assert ax.collections[0].norm(float(np.mean([min(value), max(value)]))) in (0.5, 0)
+    assert ax.figure.axes[1].get_ylabel() == "risk"
+
+
 # ----------------------------------------------------------------------------------------------------------- detection
 
 

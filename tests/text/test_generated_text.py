@@ -315,6 +315,10 @@ def test_html_shows_every_token_and_escapes_it() -> None:
     html = written._repr_html_()
     assert html.count("<span") == int(written.lengths[0])
     assert html.count("title=") == html.count("<span")
+    highest = float(written.risk.epistemic.nan_to_num().max()) / 1e4
+    object.__setattr__(written.risk, "epistemic", written.risk.epistemic / 1e4)
+    assert f"up to {highest:.3g} nats" in written.html("epistemic")  # rather than 0.00
+    assert f"epistemic {float(written.risk.epistemic[0, 0]):.3g}" in written.html("epistemic")
     tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
     object.__setattr__(written, "tokens", tokens[:, : int(written.lengths[0])])
     assert "<span style" in written.html("epistemic")

@@ -142,6 +142,33 @@ def test_prompts_are_integers_of_any_kind() -> None:
             generate(wrapped, prompt)
 
 
+@pytest.mark.parametrize("build", [gpt, opt], ids=lambda build: build.__name__)
+def test_ids_and_positions_that_the_model_has_no_rows_for_are_refused(build: Any) -> None:
+    wrapped = wrapped_as(build)
+    for wrong in (20, -1):
+        with pytest.raises(ValueError, match=rf"has embeddings of 20 tokens, 0 to 19, found id {wrong};"):
+            generate(wrapped, [[3, wrong]], max_new_tokens=2)
+    limit = wrapped.config.max_position_embeddings
+    fits = limit - 1  # a prompt of two, and the last token is not read
+    assert generate(wrapped, [[3, 4], [5]], max_new_tokens=fits).tokens.shape == (2, fits)
+    with pytest.raises(ValueError, match=rf"positions for {limit}; give max_new_tokens of at most {fits},"):
+        generate(wrapped, [[3, 4], [5]], max_new_tokens=fits + 1)
+
+
+def test_a_text_may_be_longer_than_in_training_where_positions_are_computed() -> None:
+    wrapped = wrapped_as(llama)
+    assert generate(wrapped, [PROMPTS[0]], max_new_tokens=32).tokens.shape == (1, 32)
+
+
+def test_no_prompts_and_no_beams_are_refused_by_name() -> None:
+    wrapped: Any = wrapped_as(gpt)
+    with pytest.raises(TypeError, match="prompts: expected texts or token ids, found NoneType"):
+        generate(wrapped, None)  # type: ignore[arg-type]
+    for name in ("num_beams", "num_return_sequences"):
+        with pytest.raises(ValueError, match=f"{name}: expected a whole number of at least 1, found 0"):
+            generate(wrapped, [[3]], **{name: 0})
+
+
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [

@@ -93,6 +93,9 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (x20, {}, TypeError, "found a tensor.*workbench Data"),
     ((x20, x20, y20), {}, TypeError, "found a tuple of 3"),
     (TensorDataset(x20, x20, y20), {}, TypeError, "TensorDataset of 3"),
+    (TensorDataset(x20), {}, TypeError, r"TensorDataset of one tensor; it must hold two, TensorDataset\(x, y\)"),
+    (((), y20), {}, TypeError, r"x: found a tuple of no inputs, but the model takes \(input\)"),
+    (((x20, x20), y20), {}, TypeError, r"x: found a tuple of 2 inputs, but the model takes \(input\)"),
     (Text(), {}, TypeError, r"must give a pair \(x, y\)"),
     (Stream(), {}, TypeError, "give it in a DataLoader"),
     (DataLoader(TensorDataset(x20, y20)), {}, ValueError, "validation: the rows of a DataLoader can't be split"),
@@ -154,6 +157,17 @@ def test_bad_input_gets_a_clear_error_and_changes_nothing(
     assert same(weights(wrapped), start)
     assert wrapped.scaling is None
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", ["whole", "part"])
+def test_an_exported_model_is_refused_before_anything_with_what_to_train(place: str) -> None:
+    exported: Any = torch.export.export(nn.Linear(2, 1).eval(), (x20,)).module()
+    wrapped = compose()(exported if place == "whole" else nn.Sequential(exported, nn.Linear(1, 1)))
+    start = weights(wrapped)
+    with pytest.raises(TypeError, match=r"exported by torch.export.*train the nn.Module that it was exported from"):
+        quiet(wrapped, (x20, y20), **options())
+    assert same(weights(wrapped), start)
 
 
 def test_an_error_leaves_every_layer_in_its_mode() -> None:

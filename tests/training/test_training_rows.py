@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,7 @@ def test_moments_of_images_are_of_all_pixels_and_may_be_uncentred() -> None:
     assert (mean.item(), scale.item()) == (0, pytest.approx(12.5**0.5))
 
 
+@pytest.mark.filterwarnings("ignore:sculpt. the model ends in softplus")
 def test_positive_targets_of_a_lognormal_are_scaled_but_not_shifted() -> None:
     from workbench.distributions import LogNormal
 
@@ -65,6 +68,54 @@ def test_positive_targets_of_a_lognormal_are_scaled_but_not_shifted() -> None:
     quiet(wrapped, (x, y.exp()), epochs=1, validation=0)
     assert wrapped.scaling.y_mean == 0
     assert wrapped.scaling.y_scale.item() == pytest.approx(y.exp().square().mean().sqrt().item(), rel=1e-5)
+
+
+class Inverse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / (0.01 + 2 * self.last(x).sigmoid()[:, 0]).unsqueeze(-1)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) + self.last(x).relu()
+
+
+ENDS: list[tuple[nn.Module, str]] = [
+    (nn.Sequential(nn.Linear(2, 1), nn.Softplus()), "softplus"),
+    (nn.Sequential(nn.Linear(2, 1), nn.ReLU()), "relu"),
+    (Inverse(), "sigmoid"),
+    (nn.Sequential(nn.Linear(2, 1), nn.LeakyReLU()), ""),
+    (nn.Sequential(nn.ReLU(), nn.Linear(2, 1)), ""),
+    (Residual(), ""),
+]
+
+
+@pytest.mark.parametrize("wrapper", [sculpt.Wrapper(), compose(vote.Wrapper(2), sculpt.Wrapper())], ids=str)
+@pytest.mark.parametrize(("model", "end"), ENDS, ids=lambda part: type(part).__name__ if part else "none")
+def test_a_model_that_ends_in_a_bounded_function_is_told_what_its_risk_head_cannot_say(
+    model: nn.Module, end: str, wrapper: Any
+) -> None:
+    x, y = plane(40)
+    wrapped = wrapper(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quiet(wrapped, (x, y - y.min()), epochs=1, standardize=False)
+    said = [str(one.message) for one in caught if "risk heads" in str(one.message)]
+    assert len(said) == bool(end)
+    if end:
+        assert f"the model ends in {end}" in said[0]
+        assert "torch.distributions.LogNormal" in said[0]
+        with torch.no_grad():
+            risk: Any = wrapped(x, return_risk=True)[1]
+        assert float(getattr(risk, "aleatoric", risk).min()) >= math.log(2)  # as it says
 
 
 def test_who_decides_about_standardization() -> None:

@@ -88,9 +88,9 @@ def test_grounds_go_up_to_the_highest_finite_number() -> None:
     page = written.html("-log probability")
     surprises = -written.log_probs[written.mask]
     highest = float(surprises[surprises.isfinite()].max())
-    assert f"up to {highest:.2f} nats" in page
+    assert f"up to {highest:.3g} nats" in page
     opacities = [int(two, 16) / 255 for two in re.findall(r"background: #[0-9A-F]{6}([0-9a-f]{2})", page)]
-    expected = [0.75 * value / highest if value < math.inf else 0.0 for value in surprises.tolist()]
+    expected = [0.6 * value / highest if value < math.inf else 0.0 for value in surprises.tolist()]
     assert opacities == pytest.approx(expected, abs=1 / 255)
 
 

@@ -65,6 +65,12 @@ def test_columns_of_targets_are_scored_each_in_its_unit():
     assert "RMSE hot" in comparison.controls.metrics.value
 
 
+def test_columns_without_names_are_told_by_their_numbers():
+    x = torch.randn(60, 3, generator=rng(3))
+    comparison = trained(lambda: nn.Linear(3, 2), Data.from_arrays(x, x[:, :2]))
+    assert "RMSE target 1" in comparison.controls.metrics.value
+
+
 def test_labels_count_alike_each_as_no_or_yes():
     comparison = trained(lambda: nn.Linear(3, 3), labels())
     x, y = comparison.data.test.x, comparison.data.test.y.double()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from workbench.calibration.answers import Answers, precise
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
 from workbench.core.additions import extra
-from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import (
     Batch,
@@ -311,6 +311,7 @@ def risks_at(risks: Risk, name: str) -> Risk:
 
 def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     """Return prediction, with the classes last, and risks (none if `risk` is False) of a model, as tensors of at least float32."""
+    check_arguments(model, x)
     args, kwargs = opened(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     name = output_name(model, y)

@@ -111,6 +111,8 @@ def _not_found_message(core: Any, name: str) -> str:
             f"{name} uses no nn.Module that can be found; if it is a method of a class of models, wrap the class, "
             f"Wrapper()({parts[-2]}, method={parts[-1]!r}){of_keras}, or its instances"
         )
+    if type(core).__name__ == "ExportedProgram":
+        return "an ExportedProgram has no layers to wrap: wrap the nn.Module that it was exported from, or its program.module()"
     return (
         f"{name} uses no nn.Module that can be found in its closure or among its globals; define the module before the function, or wrap the "
         "module itself"

@@ -158,7 +158,7 @@ def _frame_targets(frame: Any, names: list[Any], options: Parts) -> Any:
                 f"target: {name!r} holds {min(distinct):g} and {max(distinct):g} alone: are they classes, frame[{name!r}].astype(int) with "
                 "task='classification', or values (task='regression')?"
             )
-        if types.is_bool_dtype(series):
+        if types.is_bool_dtype(series) or types.infer_dtype(series) == "boolean":
             return series.to_numpy(bool)
         if types.is_numeric_dtype(series):
             return series.to_numpy(np.int64 if types.is_integer_dtype(series) else np.float64)

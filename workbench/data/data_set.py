@@ -341,7 +341,9 @@ class Data:
         (x, y, _), (test_x, test_y, _) = (
             windows(part, window, horizon, target=target) for part in (values[:cut], values[max(0, cut - window) :])
         )
-        options = _options("regression", None, None, None, None, name, card)
+        # each of a few steps has a score of its own
+        steps = ", ".join(f"step {i + 1}" for i in range(horizon)) if y.dim() == 2 and 1 < horizon <= 8 else None
+        options = _options("regression", None, None, None, steps, name, card)
         return cls(**assembly.of_arrays(x, y, (test_x, test_y), 0, options))
 
     @property

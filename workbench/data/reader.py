@@ -17,7 +17,7 @@ from workbench.data.data_set import UNNAMED, Data
 from workbench.data.loading import load
 from workbench.data.split_drawing import partition
 from workbench.data.splits import Split
-from workbench.data.targets import VOID, finite_float, kind
+from workbench.data.targets import BOOLEAN, VOID, class_names, finite_float, is_boolean, kind
 
 TEST_SHARE = 0.2  # share of test rows, for rows that are not a Data
 
@@ -64,6 +64,8 @@ def data_of(data: Any, split: int = 0) -> Data:
     rows = source if isinstance(source, TensorRows) else _collected(source)
     x, y = _checked(rows)
     classes = not y.is_floating_point()
+    boolean = isinstance(data, tuple | list) and len(data) == 2 and is_boolean(data[1])
+    names = BOOLEAN if boolean else class_names(None, int(y.max()) + 1)
     try:
         train, test = partition(len(x), TEST_SHARE, split, y if classes else None)
     except ValueError as error:
@@ -76,7 +78,7 @@ def data_of(data: Any, split: int = 0) -> Data:
         tuple(Column(f"x{i + 1}" if x.shape[1] > 1 else "x") for i in range(x.shape[1])),
         Column("class" if classes else "y"),
         Card(f"{len(x):,} rows, given as tensors", "", "", "", (f"test rows: {len(test):,}, drawn at random",)),
-        tuple(map(str, range(int(y.max()) + 1))) if classes else None,
+        names if classes else None,
         split,
     )
 

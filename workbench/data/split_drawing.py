@@ -20,6 +20,8 @@ def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> t
     seed = whole_number("the split, which is the seed of the rows drawn", seed)
     if not 0 <= seed < 2**32:
         raise ValueError(f"the split is the seed of the rows drawn, from 0 to 2**32 - 1; found {seed}")
+    if n < 2:
+        raise ValueError(f"found {n} row{'' if n == 1 else 's'}; at least 2 are needed, one for each part")
     rows = np.arange(n)
     if labels is not None:
         _, number, counts = np.unique(labels.numpy(), return_inverse=True, return_counts=True)

@@ -82,6 +82,9 @@ def as_inputs(x: Any, name: str = "x") -> Any:
     return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.long()
 
 
+BOOLEAN = ("False", "True")
+
+
 def as_target(
     y: Any, task: Task | None, classes: Any = None, void: int | None = None, lengths: Any = None, name: str = "y"
 ) -> tuple[Tensor, Task, tuple[str, ...] | None]:
@@ -109,6 +112,8 @@ def as_target(
         )
     check_finite(tensor, name)
     task = task or _inferred_task(tensor, void, lengths, name)
+    if tensor.dtype == torch.bool and task == "classification" and classes is None:
+        classes = BOOLEAN
     if task != "classification" and (void is not None or lengths is not None):
         raise ValueError(
             f"{name}: void and lengths leave out class numbers, but the task is {task}, where values can't be ignored: "
@@ -192,6 +197,16 @@ def finite_float(tensor: Tensor, name: str) -> Tensor:
         )
     check_finite(single, f"{name} in float32")
     return single
+
+
+def is_boolean(y: Any) -> bool:
+    """Return whether targets are True and False, of which 0 and 1 are then the numbers."""
+    if isinstance(y, Tensor):
+        return y.dtype == torch.bool
+    dtype = getattr(y, "dtype", None)
+    return str(dtype) in ("bool", "boolean") or (
+        dtype is None and isinstance(y, list) and all(isinstance(v, bool) for v in y)
+    )
 
 
 def class_names(classes: Any, at_least: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.distributions.base import same_shape
-from workbench.distributions.from_torch import FromTorch
+from workbench.distributions.from_torch import FromTorch, log_density_of_weibull
 from workbench.distributions.parametric import refuse_unless, wide_dtype
 
 # Log survival functions: 1 - cdf would round to 0. Gamma is missing, as its has no gradient in torch.
@@ -95,7 +95,10 @@ class Censored(FromTorch):
         distribution: Any = self.at(loc, risk)
         times, events = y.chunk(2, -1)
         survival = _LOG_SURVIVAL[str(self.family)](distribution, times)
-        return -torch.where(events > 0, distribution.log_prob(times), survival).to(loc.dtype)
+        density = (
+            log_density_of_weibull(distribution, times) if self.family == "Weibull" else distribution.log_prob(times)
+        )
+        return -torch.where(events > 0, density, survival).to(loc.dtype)
 
     def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         return FromTorch(self.family)._log_prob(y, loc, risk) if y.shape == loc.shape else -self._loss(y, loc, risk)

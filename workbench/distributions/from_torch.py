@@ -179,6 +179,12 @@ class FromTorch(Parametric):
                 remedy,
             )
 
+    def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        if self.family != "Weibull":
+            return super()._log_prob(y, loc, risk)
+        self.check_targets(y)
+        return log_density_of_weibull(self.at(loc, risk), y).to(loc.dtype)
+
     def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         if self.support is constraints.real:
             return self._by_scipy("cdf", y, loc, risk)
@@ -248,6 +254,12 @@ def _problem(cls: Any) -> str:
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return f"it has a parameter that is not one number per element, or has no mean and variance ({error or type(error).__name__})"
     return ""
+
+
+def log_density_of_weibull(distribution: Any, y: Tensor) -> Tensor:
+    """Return log k - log y + z - exp(z) with z = k log(y / scale): that of torch is NaN or -inf where (y / scale)^k is infinite or 0."""
+    z = distribution.concentration * (y.log() - distribution.scale.log())
+    return distribution.concentration.log() - y.log() + z - z.exp()
 
 
 def _numpy(values: Any) -> Any:

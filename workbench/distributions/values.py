@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.distributions.base import Distribution, same_shape
 from workbench.distributions.joint import JointNormal
+from workbench.distributions.parametric import wide_dtype
 from workbench.engine.tree import holds
 from workbench.errors import require
 
@@ -143,6 +144,18 @@ class Laplace(_LocationScale):
         return (y - loc).abs() + self._scale(risk) * (torch.exp(-self._z(y, loc, risk).abs()) - 0.75)
 
 
+class _HeavyTailed(_LocationScale):
+    """Family whose density falls so slowly that its logarithm is an ordinary number even where (y - loc) / scale overflows."""
+
+    def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
+        scale = self._scale(risk)
+        return self._standard_log_prob(y - loc, scale=scale) - scale.log()
+
+    @abstractmethod
+    def _standard_log_prob(self, z: Tensor, *, scale: Tensor | None = None) -> Tensor:
+        """Return the logarithm of the standard density at z, or at z / scale."""
+
+
 class _StudentCdf(torch.autograd.Function):
     """Student's cdf by scipy (torch has no incomplete beta function); differentiable in z, not in df."""
 
@@ -160,7 +173,7 @@ class _StudentCdf(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class StudentT(_LocationScale):
+class StudentT(_HeavyTailed):
     """Student's t distribution with df > 2, scaled to standard deviation risk: s = risk * sqrt((df - 2) / df).
 
     loss = (df + 1) / 2 * log(1 + z^2 / df) + log(s) + log(sqrt(df) B(1/2, df/2)) with z = (y - loc) / s.
@@ -220,7 +233,7 @@ class StudentT(_LocationScale):
         ratio = (self.df - 2) / self.df
         return risk * (ratio**0.5 if isinstance(ratio, float) else ratio.sqrt().to(risk))
 
-    def _standard_log_prob(self, z: Tensor, shift: int = 1) -> Tensor:
+    def _standard_log_prob(self, z: Tensor, shift: int = 1, *, scale: Tensor | None = None) -> Tensor:
         # in float64 if the device supports it, because the two lgamma are large and nearly cancel for large df
         df: Any = self.df
         constant: Any
@@ -230,7 +243,7 @@ class StudentT(_LocationScale):
             df = df.to(z)
         else:
             constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(math.pi * df)
-        return constant - (df + shift) / 2 * _log1p_square(z, df)
+        return constant - (df + shift) / 2 * _log1p_square(z, df, scale)
 
     def _standard_cdf(self, z: Tensor) -> Tensor:
         return _StudentCdf.apply(z, self)
@@ -258,7 +271,7 @@ class StudentT(_LocationScale):
 
 
 @dataclass(frozen=True)
-class Cauchy(_LocationScale):
+class Cauchy(_HeavyTailed):
     """Cauchy distribution; risk is its scale (half the interquartile range), since it has no standard deviation.
 
     loss = log(pi risk) + log(1 + z^2) with z = (y - loc) / risk.
@@ -269,8 +282,8 @@ class Cauchy(_LocationScale):
         tensor([[2.]])
     """
 
-    def _standard_log_prob(self, z: Tensor) -> Tensor:
-        return -_log1p_square(z) - math.log(math.pi)
+    def _standard_log_prob(self, z: Tensor, *, scale: Tensor | None = None) -> Tensor:
+        return -_log1p_square(z, scale=scale) - math.log(math.pi)
 
     def _standard_cdf(self, z: Tensor) -> Tensor:
         return torch.atan2(torch.ones_like(z), -z) / math.pi
@@ -298,6 +311,9 @@ class Cauchy(_LocationScale):
 class LogNormal(Distribution):
     """Log-normal distribution of values > 0; loc is its mean > 0, risk its standard deviation, both in units of y.
 
+    To train a model, use `sculpt.Wrapper(torch.distributions.LogNormal)`: here its prediction would have to end in softplus or exp, which the
+    risk head repeats, so that no risk is below 0.69.
+
     log y is normal with variance s^2 = log(1 + (risk / loc)^2) and mean mu = log(loc) - s^2 / 2 (moment matching).
     crps = y (2 Phi(z) - 1) - 2 loc (Phi(z - s) + Phi(s / sqrt(2)) - 1) with z = (log y - mu) / s (Baran & Lerch 2015).
 
@@ -314,7 +330,7 @@ class LogNormal(Distribution):
         if not holds((loc > 0) | loc.isnan()):
             raise ValueError(
                 f"LogNormal needs predictions > 0, found y_pred{where} = {loc.min().item()}; "
-                "end the model in softplus or exp, or choose Normal"
+                "use sculpt.Wrapper(torch.distributions.LogNormal), for which the model ends in a linear layer, or choose Normal"
             )
         return [loc, risk, *target]
 
@@ -324,15 +340,16 @@ class LogNormal(Distribution):
                 f"LogNormal needs targets > 0, found {y.min().item()}; choose Normal for values of any sign"
             )
         mu, s = self._log_moments(loc, risk)
-        z = (y.log() - mu) / s
-        return -0.5 * z**2 - LOG_SQRT_2PI - s.log() - y.log()
+        log_y = y.to(mu).log()
+        z = (log_y - mu) / s
+        return (-0.5 * z**2 - LOG_SQRT_2PI - s.log() - log_y).to(loc.dtype)
 
     def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        return _ndtr(self._z(y, *self._log_moments(loc, risk)))
+        return _ndtr(self._z(y, *self._log_moments(loc, risk))).to(loc.dtype)
 
     def _icdf(self, q: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         mu, s = self._log_moments(loc, risk)
-        return torch.exp(mu + s * torch.special.ndtri(q))
+        return torch.exp(mu + s * torch.special.ndtri(q.to(mu))).to(loc.dtype)
 
     def _draw(self, loc: Tensor, risk: Tensor, generator: torch.Generator | None) -> Tensor:
         mu, s = self._log_moments(loc, risk)
@@ -343,14 +360,16 @@ class LogNormal(Distribution):
         z = self._z(y, mu, s)
         # the formula of the class, rearranged so that large equal terms cancel exactly
         upper, lower = torch.erf(z / SQRT2), torch.erf((z - s) / SQRT2)
-        return (y - loc) * upper + loc * (upper - lower) - loc * torch.erf(s / 2)
+        return ((y - loc) * upper + loc * (upper - lower) - loc * torch.erf(s / 2)).to(loc.dtype)
 
     def _log_moments(self, loc: Tensor, risk: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of log y, in float64: the square of a risk far below or above loc leaves the range of float32."""
+        loc, risk = loc.to(wide_dtype(loc)), risk.to(wide_dtype(risk))
         variance = torch.log1p((risk / loc) ** 2)
         return loc.log() - variance / 2, variance.sqrt()
 
     def _z(self, y: Tensor, mu: Tensor, s: Tensor) -> Tensor:
-        return (y.clamp_min(0).log() - mu) / s.clamp_min(torch.finfo(s.dtype).tiny)
+        return (y.to(mu).clamp_min(0).log() - mu) / s.clamp_min(torch.finfo(s.dtype).tiny)
 
 
 def _exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -358,11 +377,14 @@ def _exponential(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return -torch.log1p(-torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device))
 
 
-def _log1p_square(z: Tensor, df: Any = 1.0) -> Tensor:
-    """Return log(1 + z^2 / df), also where the square overflows and the 1 is negligible."""
-    far = z.abs() > 2.0**60
+def _log1p_square(z: Tensor, df: Any = 1.0, scale: Tensor | None = None) -> Tensor:
+    """Return log(1 + z^2 / df) of z, or of z / scale, also where the square or the quotient overflows and the 1 is negligible."""
+    far = (z if scale is None else z / scale).abs() > 2.0**60
     squared = 2 * z.abs().where(far, 1.0).log() - (df.log() if isinstance(df, Tensor) else math.log(df))
-    return torch.where(far, squared, torch.log1p(z.where(~far, 0.0) ** 2 / df))
+    z = z.where(~far, 0.0)  # before the division, whose gradient would be infinite
+    if scale is not None:
+        squared, z = squared - 2 * scale.log(), z / scale
+    return torch.where(far, squared, torch.log1p(z**2 / df))
 
 
 def _ndtr(z: Tensor) -> Tensor:

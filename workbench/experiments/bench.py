@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,16 +134,18 @@ def possible(path: Path, cells: Sequence[dict[str, Any]]) -> tuple[list[dict[str
 
 
 def table(frame: pd.DataFrame) -> str:
-    """Return a DataFrame of texts as a Markdown table without its index; all columns but the first are right-aligned.
+    """Return a DataFrame of texts as a Markdown table without its index; columns of numbers are right-aligned, the first never.
 
     Example:
         >>> import pandas as pd
-        >>> print(table(pd.DataFrame({"method": ["vote"], "rmse": ["0.50"]})))
-        | method | rmse |
-        |:---|---:|
-        | vote | 0.50 |
+        >>> print(table(pd.DataFrame({"method": ["vote"], "risk": ["total"], "rmse": ["0.50"]})))
+        | method | risk | rmse |
+        |:---|:---|---:|
+        | vote | total | 0.50 |
     """
-    lines = [list(map(str, frame.columns)), [":---", *["---:"] * (frame.shape[1] - 1)]]
+    columns = [list(map(str, frame.iloc[:, i])) for i in range(frame.shape[1])]
+    is_text = [any(cells) and not any(re.match(r"\W*\d", cell) for cell in cells) for cells in columns]
+    lines = [list(map(str, frame.columns)), [":---" if i == 0 or is_text[i] else "---:" for i in range(len(columns))]]
     lines += [[str(value) for value in row] for row in frame.itertuples(index=False)]
     return "\n".join(f"|{'|'.join(line)}|" if line[0] == ":---" else f"| {' | '.join(line)} |" for line in lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import signal
 import sys
 import threading
@@ -96,6 +97,11 @@ def run_cells(
         >>> frame["seed"].tolist(), frame.attrs["failed"]
         ([1, 0], [])
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise RuntimeError(
+            "each worker process imports your script, and would start all over again here: put what starts the cells under "
+            "if __name__ == '__main__': (in a notebook this is not needed)"
+        )
     filelock = require("filelock")
     require("pandas")
     log = None if log_to is None else Delivery(tracker_of(log_to))

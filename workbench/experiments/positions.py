@@ -143,4 +143,6 @@ def target_names(data: Data, y: Tensor) -> list[str]:
     if not 1 < columns <= MAX_TARGETS:
         return []
     names = [name.strip() for name in data.target.name.split(",")]
-    return names if len(set(names)) == columns else [str(i + 1) for i in range(columns)]
+    if len(set(names)) == columns:
+        return names
+    return [f"target {i + 1}" for i in range(columns)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from workbench.errors import require
 from workbench.plots._common import (
     MODELS,
     Array,
@@ -162,7 +163,8 @@ def decision_map(
         ax: Axes to draw on; a new figure if None.
         label: name and unit of the value, beside the colour bar.
         points: data ``(x, y)``: inputs [n, 2] and labels [n], with one marker shape for each of up to 8 labels.
-        limits: values of the first and last colour, to make several maps comparable; the range of the finite values if None.
+        limits: values of the first and last colour, to make several maps comparable; the range of the finite values if None. Without
+            limits, colours are logarithmic, and the label says so, if half of the values would have the lowest hundredth of the colours.
         cmap: name of a perceptually uniform matplotlib colour map.
 
     Returns:
@@ -194,10 +196,10 @@ def decision_map(
 
     ax = new_axes(ax, (6.0, 4.5))
     ax.grid(False)
-    low, high = limits or (None, None)
+    norm, scale_note = _norm(values.compressed(), limits)
     # rasterized: ten thousand vector cells would make a slow file with visible seams
-    mesh = ax.pcolormesh(first, second, values, shading="nearest", cmap=cmap, vmin=low, vmax=high, rasterized=True)
-    bar = ax.figure.colorbar(mesh, ax=ax, label=label)
+    mesh = ax.pcolormesh(first, second, values, shading="nearest", cmap=cmap, norm=norm, rasterized=True)
+    bar = ax.figure.colorbar(mesh, ax=ax, label=", ".join(part for part in (label, scale_note) if part))
     bar.ax.tick_params(labelsize=10)
     bar.outline.set_visible(False)
     ax.set(xlabel="x₁", ylabel="x₂", xlim=(first.min(), first.max()), ylim=(second.min(), second.max()))
@@ -226,6 +228,20 @@ def decision_map(
     if data is not None or missing:
         legend(ax, notes)
     return ax
+
+
+def _norm(values: Array, limits: tuple[float, float] | None) -> tuple[Any, str]:
+    """Return how values become colours, and a note on it for the label: "" if in proportion."""
+    colors = require("matplotlib.colors")
+    if limits is not None:
+        return colors.Normalize(*limits), ""
+    low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
+    if high - low <= 100 * (middle - low) or middle == low:
+        return colors.Normalize(low, high), ""
+    if low > 0:
+        return colors.LogNorm(low, high), "log scale"
+    threshold = float(f"{max(abs(low), abs(middle)):.1g}")
+    return colors.SymLogNorm(threshold, vmin=low, vmax=high), f"log scale above {threshold:g}"
 
 
 def _labelled(x: Values, y: Values) -> tuple[Array, Array]:

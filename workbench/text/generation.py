@@ -18,7 +18,7 @@ from workbench.core.wrapped import copied, is_wrapped
 from workbench.engine.clone import eager
 from workbench.risk import Risk
 from workbench.text.pieces import words_of
-from workbench.text.prompts import check_padding, features, padded
+from workbench.text.prompts import check_ids, check_padding, features, padded
 from workbench.text.result import Generation
 
 MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
@@ -109,6 +109,7 @@ def generate(
         inputs = features(model, prompts, attention_mask)
     else:
         ids, mask = padded(model, prompts, tokenizer, attention_mask, setting("pad_token_id"), setting("eos_token_id"))
+        check_ids(model, ids, mask, max_new_tokens)
         check_padding(model, ids, mask, max_new_tokens, options)
         inputs = {"input_ids": ids, "attention_mask": mask}
     start = 1 if encoder else inputs["input_ids"].shape[1]
@@ -187,7 +188,8 @@ def _check_options(model: Any, options: dict[str, Any], max_new_tokens: int, n_a
         raise TypeError(
             f"{', '.join(unknown)}: not among the supported options, {', '.join(sorted(OPTIONS))}; use model.generate for others, without risks"
         )
-    for name, value in (("max_new_tokens", max_new_tokens), ("n_alternatives", n_alternatives)):
+    counts = {name: options[name] for name in ("num_beams", "num_return_sequences") if options.get(name) is not None}
+    for name, value in {"max_new_tokens": max_new_tokens, "n_alternatives": n_alternatives, **counts}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: expected a whole number of at least 1, found {value!r}")
     config = copy.deepcopy(model.generation_config)

@@ -29,7 +29,7 @@ def page(generation: Any, kind: str) -> str:
         f'<p style="{style}">{"".join(_tokens(generation, row, colour, values, highest))}</p>'
         for row in range(len(generation.tokens))
     ]
-    legend = f"<small>{label} of each token, up to {highest:.2f} nats; hover for probabilities and alternatives</small>"
+    legend = f"<small>{label} of each token, up to {highest:.3g} nats; hover for probabilities and alternatives</small>"
     data = ""
     if int(generation.lengths.sum()) <= MAX_TOKENS:
         state = json.dumps({"content": content(generation), "kind": kind}, separators=(",", ":"), allow_nan=False)
@@ -101,7 +101,8 @@ def _tokens(generation: Any, row: int, colour: str, values: Tensor, highest: flo
     spans = []
     for i, word in enumerate(words):
         risk = float(values[row, i])
-        opacity = 0.75 * risk / highest if highest > 0 and math.isfinite(risk) else 0.0
+        # at most so opaque that black letters stay readable on dark grey
+        opacity = 0.6 * risk / highest if highest > 0 and math.isfinite(risk) else 0.0
         title = escape(_title(generation, row, i), quote=True).replace("\n", "&#10;")
         background = f"background: {colour}{round(255 * opacity):02x}"
         # a visible sign, so that the background of a line break can be seen
@@ -111,7 +112,7 @@ def _tokens(generation: Any, row: int, colour: str, values: Tensor, highest: flo
 
 
 def _title(generation: Any, row: int, i: int) -> str:
-    risks = ", ".join(f"{name} {float(generation.risk[name][row, i]):.3f}" for name in generation.risk.names())
+    risks = ", ".join(f"{name} {float(generation.risk[name][row, i]):.3g}" for name in generation.risk.names())
     alternatives = _words(generation, generation.alternatives[row, i])
     probs = generation.alternative_probs[row, i].tolist()
     lines = [f"{prob:.3f}  {word!r}" for word, prob in zip(alternatives, probs, strict=True)]

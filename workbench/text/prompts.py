@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def padded(
@@ -38,6 +38,8 @@ def padded(
 
 def _token_ids(prompts: Any, tokenizer: Any) -> list[Tensor]:
     """Return the ids [t] of each prompt; prompts are texts or lists of ids, or one of these."""
+    if not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts: expected texts or token ids, found {type(prompts).__name__}")
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     if any(isinstance(prompt, Mapping) for prompt in prompts):
         raise ValueError(
@@ -90,6 +92,38 @@ def _derived_mask(ids: Tensor, pad: Any, end: Any, encoder: bool) -> Tensor:
             "end token, so that it is unclear which of them count: give attention_mask=, or lists of ids without padding"
         )
     return torch.ones_like(ids)
+
+
+def check_ids(model: Any, ids: Tensor, mask: Tensor, max_new_tokens: int) -> None:
+    """Raise ValueError if ids are not in the vocabulary, or the text would be longer than a table of positions.
+
+    Args:
+        model: wrapped model.
+        ids, mask: padded prompts [n, t].
+        max_new_tokens: number of tokens that will be written.
+    """
+    try:
+        embeddings = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return
+    n_ids = getattr(embeddings, "num_embeddings", None)
+    if n_ids is not None and bool(((ids < 0) | (ids >= n_ids)).any()):
+        wrong = int(ids[(ids < 0) | (ids >= n_ids)][0])
+        raise ValueError(
+            f"prompts: {type(model).__name__} has embeddings of {n_ids:,} tokens, 0 to {n_ids - 1}, found id {wrong}; was it encoded by the "
+            "tokenizer of another model?"
+        )
+    if model.config.is_encoder_decoder:
+        return
+    # a table with a row for each position, unlike positions that are computed
+    tables = [part for part in model.modules() if isinstance(part, nn.Embedding) and part is not embeddings]
+    limit = getattr(model.config, "max_position_embeddings", None)
+    length = int(mask.sum(1).max()) + max_new_tokens - 1  # the last token is not read
+    if limit is not None and length > limit and any(part.num_embeddings - limit in (0, 1, 2) for part in tables):
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens}: with the longest prompt the model reads {length:,} tokens, and {type(model).__name__} has "
+            f"positions for {limit:,}; give max_new_tokens of at most {max(0, limit - length + max_new_tokens)}, or shorter prompts"
+        )
 
 
 def check_padding(model: Any, ids: Tensor, mask: Tensor, max_new_tokens: int, options: dict[str, Any]) -> None:
@@ -147,4 +181,4 @@ def _first(token: Any) -> int:
     return 0 if token is None else int(token)
 
 
-__all__ = ["check_padding", "features", "padded"]
+__all__ = ["check_ids", "check_padding", "features", "padded"]

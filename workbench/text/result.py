@@ -157,4 +157,6 @@ class Generation:
 
     def __repr__(self) -> str:
         n, t = self.tokens.shape
-        return f"Generation({n} sequences, up to {t} tokens, {len(self.member_log_probs)} members)"
+        return (
+            f"Generation({n} sequence{'s' if n != 1 else ''}, up to {t} tokens, {len(self.member_log_probs)} members)"
+        )

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.additions import add_extra, remove_extra
-from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.rows import Batch, TensorRows, is_one_hot, shape_advice
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.standardize import Key, items_of
@@ -81,6 +81,18 @@ def check_objects(seed: Any, standardize: Any, callback: Any, checkpoint: Any) -
         raise TypeError(f"checkpoint: found {checkpoint!r}; give the path of a file")
 
 
+def check_modes(wrapped: nn.Module) -> None:
+    """Raise TypeError if the model has a part that cannot be switched between training and evaluation: one that was exported."""
+    for name, module in wrapped.named_modules():
+        switch = getattr(module.__dict__.get("train"), "__qualname__", "")
+        if switch.startswith("ExportedProgram."):
+            what = f"its part {name!r}" if name else "the model"
+            raise TypeError(
+                f"wrapped: {what} was exported by torch.export, which fixes whether it trains or predicts, so that it cannot be trained; wrap "
+                "and train the nn.Module that it was exported from, then export the wrapped model, torch.export.export(wrapped, (x,))"
+            )
+
+
 def try_batch(
     wrapped: Wrapped, batch: Batch, criterion: Criterion | None, in_memory: list[TensorRows], scaled: bool
 ) -> tuple[bool, dict[Key, torch.dtype], Any]:
@@ -94,6 +106,7 @@ def try_batch(
     Returns:
         Whether the prediction can be trained, the inputs to convert to floating point with their dtypes, and the prediction.
     """
+    check_arguments(wrapped, batch.x)
     modes = [(module, module.training) for module in wrapped.modules()]
     wrapped.eval()
     try:

@@ -36,8 +36,9 @@ from workbench.trackers.delivery import tracker_of
 from workbench.training.asked_device import on_requested_device
 from workbench.training.augmentation import Augmentation, augmentations, augmented
 from workbench.training.batches import Batches
+from workbench.training.bounded_ends import warn_about_bounded_end
 from workbench.training.checkpoint import Checkpoint
-from workbench.training.checks import LR, check_numbers, check_objects, sole_likelihood, try_batch
+from workbench.training.checks import LR, check_modes, check_numbers, check_objects, sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, check_agreement, join
@@ -194,6 +195,7 @@ def fit(
         >>> y, risk = wrapped(x, return_risk=True)
     """
     wrapped = _checked(wrapped)
+    check_modes(wrapped)
     if has_detections(wrapped._workbench.output) and (criterion is None or folds is not None):
         raise ValueError(
             "wrapped: a detector computes its losses itself; train it in your own loop, "
@@ -422,6 +424,7 @@ def _try_first_batch(
         trainable, converted, prediction = try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
         if trainable and not keeps_scaling and not isinstance(train, TensorRows):
             warn_about_batch(wrapped, batch, prediction, criterion)
+        warn_about_bounded_end(wrapped, prediction)
         weighted_loss = None
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)

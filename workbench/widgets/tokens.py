@@ -52,7 +52,7 @@ class TokenRisks:
         >>> model = vote.Wrapper(3, output={"logits": Logits(dim=-1)})(transformers.GPT2LMHeadModel(config)).eval()
         >>> shown = TokenRisks(text.generate(model, [[1, 2, 3]], max_new_tokens=5), "epistemic")
         >>> shown
-        TokenRisks(Generation(1 sequences, up to 5 tokens, 3 members), 'epistemic')
+        TokenRisks(Generation(1 sequence, up to 5 tokens, 3 members), 'epistemic')
         >>> shown.kind = "-log probability"
     """
 

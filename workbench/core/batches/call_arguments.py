@@ -37,6 +37,23 @@ def _called(wrapped: Any) -> Callable[..., Any]:
     return functools.partial(getattr(type(wrapped)._plain_class, wrapped._workbench.method), wrapped)
 
 
+def check_arguments(wrapped: Any, inputs: Any) -> None:
+    """Raise TypeError, with how to give them, if the inputs of a batch are too few or too many for the model."""
+    called = _called(wrapped)
+    try:
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return
+    args, kwargs = opened(wrapped, inputs)
+    if takes(called, *args, **kwargs):
+        return
+    found = "one input" if not isinstance(inputs, tuple) else f"a tuple of {len(inputs) or 'no'} inputs"
+    raise TypeError(
+        f"x: found {found}, but the model takes ({', '.join(parameters)}); give one tensor [rows, ...] for one input, or a tuple of tensors "
+        "for several, in this order"
+    )
+
+
 def positional_names(wrapped: Any) -> tuple[str, ...]:
     """Return the names of the model's parameters that can be passed by position."""
     try:

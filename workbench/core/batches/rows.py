@@ -130,8 +130,10 @@ def read(
             return _inputs_alone(data.tensors[0], name)
         if len(data.tensors) != 2:
             raise TypeError(
-                f"{name}: a TensorDataset of {len(data.tensors)} tensors; it must hold two, x and y: TensorDataset(*dataset.tensors[:2]). "
-                "For row weights use a DataLoader with a WeightedRandomSampler"
+                f"{name}: a TensorDataset of one tensor; it must hold two, TensorDataset(x, y)"
+                if len(data.tensors) < 2
+                else f"{name}: a TensorDataset of {len(data.tensors)} tensors; it must hold two, x and y: "
+                "TensorDataset(*dataset.tensors[:2]). For row weights use a DataLoader with a WeightedRandomSampler"
             )
         return _pair(*data.tensors, name=name)
     if isinstance(data, DataLoader):
