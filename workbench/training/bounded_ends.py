@@ -14,40 +14,24 @@ from workbench.introspect.source_lines import user_stacklevel
 
 # nodes of autograd up to "Backward": functions of limited range, and those that keep a range limited
 BOUNDED = {
-    **{
-        "Softplus": "softplus",
-        "Relu": "relu",
-        "Exp": "exp",
-        "Sigmoid": "sigmoid",
-        "Tanh": "tanh",
-        "Elu": "elu",
-        "Abs": "abs",
-    },
-    **{
-        "Hardtanh": "hardtanh",
-        "Hardsigmoid": "hardsigmoid",
-        "Clamp": "clamp",
-        "ClampMin": "clamp",
-        "Softmax": "softmax",
-    },
+    "Softplus": "softplus",
+    "Relu": "relu",
+    "Exp": "exp",
+    "Sigmoid": "sigmoid",
+    "Tanh": "tanh",
+    "Elu": "elu",
+    "Abs": "abs",
+    "Hardtanh": "hardtanh",
+    "Hardsigmoid": "hardsigmoid",
+    "Clamp": "clamp",
+    "ClampMin": "clamp",
+    "Softmax": "softmax",
 }
-KEEPING = {
-    *(
-        "View",
-        "UnsafeView",
-        "ReshapeAlias",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "T",
-        "Permute",
-        "Expand",
-        "Alias",
-        "Clone",
-    ),
-    *("Select", "Slice", "Index", "IndexSelect", "Cat", "Stack", "Unbind", "Split", "Mean", "Sum", "ToCopy"),
-    *("Mul", "Div", "Add", "Sub", "Neg", "Rsub", "Reciprocal", "UpsampleBilinear2D", "UpsampleNearest2D"),
-}
+KEEPING = frozenset([
+    "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Transpose", "T", "Permute", "Expand", "Alias", "Clone", "ToCopy",
+    "Select", "Slice", "Index", "IndexSelect", "Cat", "Stack", "Unbind", "Split", "Mean", "Sum",
+    "Mul", "Div", "Add", "Sub", "Neg", "Rsub", "Reciprocal", "UpsampleBilinear2D", "UpsampleNearest2D",
+])  # fmt: skip
 
 
 def warn_about_bounded_end(wrapped: Wrapped, prediction: Any) -> None:
