@@ -18,31 +18,25 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from workbench.core.batches.labelled import paired
-from workbench.core.batches.rows import Batch, Source, TensorRows, place
-from workbench.core.calls.risks import pair_of
+from workbench.core.batches.rows import Source, TensorRows, place
 from workbench.core.crossfit import seat
-from workbench.core.outputs.meanings import IGNORED
 from workbench.core.outputs.options import has_detections
-from workbench.core.outputs.said_distributions import nll
 from workbench.core.saving.savepoint import Savepoint
 from workbench.core.saving.training_data import note_training
-from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data.loading import load
 from workbench.data.provenance import facts
-from workbench.engine.effects.private_random import own_random
 from workbench.trackers.base import Tracker
 from workbench.trackers.delivery import tracker_of
 from workbench.training.asked_device import on_requested_device
-from workbench.training.augmentation import Augmentation, augmentations, augmented
+from workbench.training.augmentation import Augmentation, augmentations
 from workbench.training.batches import Batches
-from workbench.training.bounded_ends import warn_about_bounded_end
 from workbench.training.checkpoint import Checkpoint
-from workbench.training.checks import LR, check_modes, check_numbers, check_objects, sole_likelihood, try_batch
-from workbench.training.class_weights import Weights, weighted_criterion
+from workbench.training.checks import LR, check_modes, check_numbers, check_objects, sole_likelihood
+from workbench.training.class_weights import Weights
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.ddp import ParallelLoop, check_agreement, join
-from workbench.training.default_losses import Criterion, LossByMeaning, cross_entropy_of_probs, default_criterion
+from workbench.training.default_losses import Criterion, cross_entropy_of_probs
 from workbench.training.defaults import (
     default_batch_size,
     make_optimizer,
@@ -59,6 +53,7 @@ from workbench.training.described_settings import (
 )
 from workbench.training.epoch_choice import lengths_of, train_lengths
 from workbench.training.exclusive import one_at_a_time
+from workbench.training.first_batch import criterion_of, try_first_batch
 from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
 from workbench.training.history import History
 from workbench.training.loop import Loop
@@ -67,7 +62,7 @@ from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_standardization, warn_about_bytes
 from workbench.training.starting_priors import settle_priors
 from workbench.training.starting_values import start_at_targets
-from workbench.training.told_units import warn_about_batch, warn_about_columns
+from workbench.training.told_units import warn_about_columns
 from workbench.training.traced_step import TracedStep
 from workbench.training.tracking import TrainingLog, logged
 from workbench.training.unshadowed import unshadowed
@@ -229,13 +224,13 @@ def fit(
     keeps_scaling = keeps_standardization(wrapped, standardize)
     savepoint = Savepoint(wrapped)
     try:
-        first_batch, trainable, converted, weighted_loss, structured = _try_first_batch(
+        first = try_first_batch(
             wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight
         )
     except BaseException as error:
         savepoint.restore(error)
         raise
-    scaling = choose_standardization(wrapped, train, criterion, standardize, trainable, converted)
+    scaling = choose_standardization(wrapped, train, criterion, standardize, first.trainable, first.converted)
     target, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
     if not keeps_scaling:
         warn_about_columns(wrapped, train, dtype)
@@ -246,8 +241,8 @@ def fit(
         move(wrapped, target, dtype)
         criterion = (
             criterion
-            or weighted_loss
-            or _default_criterion(wrapped, [first_batch, train, valid], structured, has_folds=fold_layout is not None)
+            or first.weighted_loss
+            or criterion_of(wrapped, [first.batch, train, valid], first.structured, has_folds=fold_layout is not None)
         )
         settings = {
             "wrapped": wrapped._workbench_name(),
@@ -261,7 +256,7 @@ def fit(
             **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
             "criterion": "likelihood" if criterion is None else describe(criterion),
             **({"augment": ", ".join(map(describe_augmentation, transforms))} if transforms else {}),
-            **({} if weighted_loss is None else {"class weight": describe_class_weight(weighted_loss)}),
+            **({} if first.weighted_loss is None else {"class weight": describe_class_weight(first.weighted_loss)}),
         }
         if fold_layout is None:
             resolved_optimizer, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, lengths[0])
@@ -275,7 +270,7 @@ def fit(
         initial_state = copy.deepcopy(wrapped.state_dict())
         _reset(wrapped, scaling, train, target, dtype)
         note_training(wrapped, data_facts, "workbench.fit")
-        if trainable and not keeps_scaling and standardize is not False:
+        if first.trainable and not keeps_scaling and standardize is not False:
             start_at_targets(wrapped, train, size, seed)
         settle_priors(wrapped, train)
     except BaseException as error:
@@ -365,26 +360,6 @@ def _checked(wrapped: Any) -> Wrapped:
     raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
 
 
-def _default_criterion(wrapped: Wrapped, rows: Sequence[Any], structured: bool, has_folds: bool) -> Criterion | None:
-    """Return the default loss; None (the likelihood of the risk heads) if the family has no other loss, or with folds and risk heads.
-
-    Args:
-        wrapped: the model.
-        rows: the first batch, and all rows, those in memory of which are searched for class numbers of -100.
-        structured: whether the prediction is a structure of tensors.
-        has_folds: whether the model is cross-fitted.
-    """
-    if wrapped._workbench.says_distributions:
-        return nll
-    if sole_likelihood(wrapped) is not None or (
-        has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
-    ):
-        return None
-    targets = [part.y for part in rows if isinstance(part, Batch | TensorRows)]
-    unlabelled = any(isinstance(y, Tensor) and bool((y == IGNORED).any()) for y in targets)
-    return default_criterion(wrapped, targets[0], structured, unlabelled)
-
-
 def _check_folds(wrapped: Wrapped, validation: Any, optimizer: Any, patience: Any) -> None:
     if (family := sole_likelihood(wrapped)) is not None:
         raise ValueError(
@@ -393,42 +368,6 @@ def _check_folds(wrapped: Wrapped, validation: Any, optimizer: Any, patience: An
     for name, value in (("validation", validation), ("optimizer", optimizer), ("patience", patience)):
         if value is not None:
             raise ValueError(f"{name}: with folds, the rows held out from each voter decide; leave {name} out")
-
-
-def _try_first_batch(
-    wrapped: Wrapped,
-    train: Source,
-    valid: Source | None,
-    criterion: Criterion | None,
-    parameter: Tensor,
-    seed: int,
-    keeps_scaling: bool,
-    augment: Sequence[Augmentation],
-    class_weight: Weights | Mapping[str, Weights] | None,
-) -> tuple[Batch, bool, dict[Key, torch.dtype], LossByMeaning | None, bool]:
-    """Try the model on a first batch.
-
-    Returns:
-        The batch, whether the prediction can be trained, the inputs to convert to floating point, the loss with class weights (None without),
-        and whether the prediction is a structure of tensors.
-    """
-    with own_random(seed, parameter.device):
-        batch = next(iter(Batches(train, 32, parameter.device, parameter.dtype)), None)
-        if batch is None:
-            raise ValueError("data: the DataLoader yields no batch")
-        in_memory = [source for source in (train, valid) if isinstance(source, TensorRows)]
-        if augment:
-            if valid is not None:  # validation rows are not augmented
-                try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
-            batch = augmented(batch, augment, torch.Generator().manual_seed(seed))
-        trainable, converted, prediction = try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
-        if trainable and not keeps_scaling and not isinstance(train, TensorRows):
-            warn_about_batch(wrapped, batch, prediction, criterion)
-        warn_about_bounded_end(wrapped, prediction)
-        weighted_loss = None
-        if class_weight is not None:
-            weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)
-        return batch, trainable, converted, weighted_loss, not isinstance(prediction, Tensor)
 
 
 def _check_combination(folds: Any, transforms: Any, class_weight: Any, criterion: Any, strategy: Any) -> None:

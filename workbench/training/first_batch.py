@@ -1,0 +1,111 @@
+"""What `fit` learns from a first batch before it changes anything: whether the model can be trained on the rows, and by which loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from workbench.core.batches.rows import Batch, Source, TensorRows
+from workbench.core.calls.risks import pair_of
+from workbench.core.outputs.meanings import IGNORED
+from workbench.core.outputs.said_distributions import nll
+from workbench.core.standardize import Key
+from workbench.core.wrapped import Wrapped
+from workbench.engine.effects.private_random import own_random
+from workbench.training.augmentation import Augmentation, augmented
+from workbench.training.batches import Batches
+from workbench.training.bounded_ends import warn_about_bounded_end
+from workbench.training.checks import sole_likelihood, try_batch
+from workbench.training.class_weights import Weights, weighted_criterion
+from workbench.training.default_losses import Criterion, LossByMeaning, default_criterion
+from workbench.training.told_units import warn_about_batch
+from workbench.training.unshadowed import unshadowed
+
+
+class FirstBatch(NamedTuple):
+    """A batch, and what the model made of it.
+
+    Attributes:
+        batch: the batch.
+        trainable: whether the prediction can be trained.
+        converted: inputs to convert to floating point, with their dtypes.
+        weighted_loss: the loss with class weights, None without.
+        structured: whether the prediction is a structure of tensors.
+    """
+
+    batch: Batch
+    trainable: bool
+    converted: dict[Key, torch.dtype]
+    weighted_loss: LossByMeaning | None
+    structured: bool
+
+
+def try_first_batch(
+    wrapped: Wrapped,
+    train: Source,
+    valid: Source | None,
+    criterion: Criterion | None,
+    parameter: Tensor,
+    seed: int,
+    keeps_scaling: bool,
+    augment: Sequence[Augmentation],
+    class_weight: Weights | Mapping[str, Weights] | None,
+) -> FirstBatch:
+    """Try the model on a first batch, and warn of what its prediction shows.
+
+    Args:
+        wrapped: the model.
+        train, valid: training rows, and validation rows, None if there are none.
+        criterion: the loss that was given, None for the default.
+        parameter: a parameter, for device and dtype.
+        seed: seed of what the model and the augmentations draw.
+        keeps_scaling: whether the units of an earlier training stay.
+        augment: changes of the training rows.
+        class_weight: weights of classes, None for none.
+
+    Raises:
+        TypeError, ValueError: the model or the criterion cannot take the batch.
+    """
+    with own_random(seed, parameter.device):
+        batch = next(iter(Batches(train, 32, parameter.device, parameter.dtype)), None)
+        if batch is None:
+            raise ValueError("data: the DataLoader yields no batch")
+        in_memory = [source for source in (train, valid) if isinstance(source, TensorRows)]
+        if augment:
+            if valid is not None:  # validation rows are not augmented
+                try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
+            batch = augmented(batch, augment, torch.Generator().manual_seed(seed))
+        trainable, converted, prediction = try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
+        if trainable and not keeps_scaling and not isinstance(train, TensorRows):
+            warn_about_batch(wrapped, batch, prediction, criterion)
+        warn_about_bounded_end(wrapped, prediction)
+        weighted_loss = None
+        if class_weight is not None:
+            weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)
+        return FirstBatch(batch, trainable, converted, weighted_loss, not isinstance(prediction, Tensor))
+
+
+def criterion_of(wrapped: Wrapped, rows: Sequence[Any], structured: bool, has_folds: bool) -> Criterion | None:
+    """Return the default loss; None (the likelihood of the risk heads) if the family has no other loss, or with folds and risk heads.
+
+    Args:
+        wrapped: the model.
+        rows: the first batch, and all rows, those in memory of which are searched for class numbers of -100.
+        structured: whether the prediction is a structure of tensors.
+        has_folds: whether the model is cross-fitted.
+    """
+    if wrapped._workbench.says_distributions:
+        return nll
+    if sole_likelihood(wrapped) is not None or (
+        has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
+    ):
+        return None
+    targets = [part.y for part in rows if isinstance(part, Batch | TensorRows)]
+    unlabelled = any(isinstance(y, Tensor) and bool((y == IGNORED).any()) for y in targets)
+    return default_criterion(wrapped, targets[0], structured, unlabelled)
+
+
+__all__ = ["FirstBatch", "criterion_of", "try_first_batch"]
