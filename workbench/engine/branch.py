@@ -174,7 +174,8 @@ class Clone:
     def constants(self) -> list[Tensor]:
         """Return the tensors that the model holds without having registered them, other than those that forward leaves behind."""
         if self._unregistered is None:
-            found = unregistered(self.root)
+            with torch._C.DisableTorchFunctionSubclass():  # a factored weight that is looked at becomes a product
+                found = unregistered(self.root)
             self._unregistered = {(entry.owner, entry.attribute) for entry in found if not entry.requires_grad}
         return tensors([owner.__dict__.get(attribute) for owner, attribute in self._unregistered])
 
