@@ -173,3 +173,13 @@ def test_a_correction_is_stated_where_there_is_one(models: list[str], metrics: l
     scores = {name: dict.fromkeys(metrics, PLAIN) for name in ["plain", *models]}
     comparison = Comparison(scores, range(5), dict.fromkeys(metrics, False), "plain", "rmse")
     assert correction in stated_test(comparison)
+
+
+def test_a_line_of_a_cell_ends_in_no_sign(outputs: list[Any]) -> None:
+    scores = {"plain": {"rmse": PLAIN}, "vote": {"rmse": [*shifted(-1)[:4], NAN]}, "neo": {"rmse": shifted(-1)}}
+    record_comparison(scores)
+    shown = outputs[0].data["text/html"].partition("<table>")[2].partition("</table>")[0]
+    for kept in ("rmse\xa0↓", "5.120 ±\xa0", "★\xa04.1"):
+        assert kept in shown
+    assert not any(loose in shown for loose in ("± ", "★ ", " ↓"))
+    assert " (1 missing)" in shown
