@@ -10,7 +10,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 from matplotlib.figure import Figure
 from nbformat import v4
 
@@ -101,3 +101,8 @@ def folder(tmp_path: Path) -> Path:
 def page(folder: Path) -> tuple[str, BeautifulSoup]:
     text = (folder / "index.html").read_text(encoding="utf-8")
     return text, BeautifulSoup(text, "html.parser")
+
+
+def own_text(tag: Tag) -> str:
+    """The text of a tag without that of the tags in it: the name in the head of a column, without its arrow."""
+    return "".join(tag.find_all(string=True, recursive=False))

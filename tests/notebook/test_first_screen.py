@@ -76,6 +76,17 @@ def test_an_index_opens_with_the_answer_of_each_run(executed: Path) -> None:
     assert "vote (by 0.8" in section.select(".verdict")[0].get_text()
 
 
+@pytest.mark.parametrize(("runs", "wanted"), [(3, []), (4, ["1 more answer"]), (5, ["2 more answers"])])
+def test_an_index_folds_all_answers_but_three(executed: Path, runs: int, wanted: list[str]) -> None:
+    for i in range(1, runs):
+        nb, output = nbformat.read(executed, 4), executed.with_stem(f"one_{i}")
+        nb.metadata["workbench"] |= {"name": output.stem, "output": str(output), "parameters": {"seed": i}}
+        nbformat.write(nb, output)
+    Index(executed.parent).write()
+    soup = BeautifulSoup((executed.parent / "index.html").read_text(encoding="utf-8"), "html.parser")
+    assert [tag.get_text() for tag in soup.select("main summary") if "answer" in tag.get_text()] == wanted
+
+
 def test_a_darkened_figure_is_as_before_afterwards() -> None:
     from matplotlib.figure import Figure
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from bs4 import BeautifulSoup
+from helpers.executed_reports import own_text
 from helpers.tracker_readers import offline
 
 from workbench.cli import main
@@ -55,7 +56,7 @@ def table(page: Path) -> dict[str, list[dict[str, str]]]:
     soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
     found = {}
     for section in soup.select("section"):
-        heads = [button.get_text() for button in section.select("table.runs thead th button")]
+        heads = [own_text(button) for button in section.select("table.runs thead th button")]
         rows = [
             [c.get_text(" ", strip=True) for c in row.select("th, td")] for row in section.select("table.runs tbody tr")
         ]

@@ -15,7 +15,7 @@ from typing import Any
 import nbformat
 import pytest
 from helpers import executed_reports
-from helpers.executed_reports import PNG, executed, page
+from helpers.executed_reports import PNG, executed, own_text, page
 from matplotlib.figure import Figure
 from nbformat import v4
 from PIL import Image
@@ -35,8 +35,10 @@ folder = executed_reports.folder
 def test_the_page_lists_every_run_with_all_its_numbers(folder: Path) -> None:
     text, soup = page(folder)
     table = soup.select("table.runs")[0]
-    heads = [head.button.get_text() for head in table.select("thead th") if head.button]
+    heads = [own_text(head.button) for head in table.select("thead th") if head.button]
     assert heads == ["run", "status", "data", "seed", "accuracy", "sculpt_rmse", "vote_rmse", "seconds", "peak MiB"]
+    # in the button, where it stands behind the last word of a name that wraps
+    assert [arrow.get_text() for arrow in table.select("thead th button > .arrow")] == ["\xa0↑", "\xa0↓", "\xa0↓"]
     rows = {row.th.a.get_text() if row.th.a else row.th.get_text(): row for row in table.select("tbody tr") if row.th}
     assert list(rows) == ["many_a_0", "many_a_1", "many_b_0", "many_b_1", "many_c_0", "many_c_1"]
     assert [cell["data-value"] for cell in rows["many_b_0"].select("td")] == [

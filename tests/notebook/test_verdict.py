@@ -12,7 +12,7 @@ from nbformat import v4
 from scipy import stats
 
 from workbench import record_comparison
-from workbench.experiments.paired import differences
+from workbench.experiments.paired import Comparison, differences, stated_test
 from workbench.notebook import comparison as module
 from workbench.notebook import read_records
 from workbench.notebook.verdict import verdict
@@ -149,3 +149,37 @@ def test_false_alarms_are_as_rare_as_said() -> None:
 def test_what_cannot_be_compared_is_named(scores: Any, options: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         record_comparison(scores, **options)
+
+
+@pytest.mark.parametrize(
+    ("models", "metrics", "correction"),
+    [
+        (["vote"], ["rmse"], " 95 %; the splits"),
+        (["vote"], ["rmse", "crps"], " 95 %; the splits"),
+        (["vote", "neo"], ["rmse"], " 95 %, corrected by Holm's method for 2 models; the splits"),
+        (
+            ["vote"],
+            ["rmse", "crps", "nll"],
+            " 95 %, corrected by Holm's method for all metrics other than rmse together; the splits",
+        ),
+        (
+            ["vote", "neo"],
+            ["rmse", "nll"],
+            " 95 %, corrected by Holm's method for 2 models and for all metrics other than rmse together; the splits",
+        ),
+    ],
+)
+def test_a_correction_is_stated_where_there_is_one(models: list[str], metrics: list[str], correction: str) -> None:
+    scores = {name: dict.fromkeys(metrics, PLAIN) for name in ["plain", *models]}
+    comparison = Comparison(scores, range(5), dict.fromkeys(metrics, False), "plain", "rmse")
+    assert correction in stated_test(comparison)
+
+
+def test_a_line_of_a_cell_ends_in_no_sign(outputs: list[Any]) -> None:
+    scores = {"plain": {"rmse": PLAIN}, "vote": {"rmse": [*shifted(-1)[:4], NAN]}, "neo": {"rmse": shifted(-1)}}
+    record_comparison(scores)
+    shown = outputs[0].data["text/html"].partition("<table>")[2].partition("</table>")[0]
+    for kept in ("rmse\xa0↓", "5.120 ±\xa0", "★\xa04.1"):
+        assert kept in shown
+    assert not any(loose in shown for loose in ("± ", "★ ", " ↓"))
+    assert " (1 missing)" in shown

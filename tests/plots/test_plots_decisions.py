@@ -64,6 +64,24 @@ def test_decision_map_says_what_is_blank_and_keeps_limits(ax):
     assert ax.collections[0].get_clim() == (0, 9)
 
 
+@pytest.mark.parametrize(
+    ("limits", "arrows"), [(None, "neither"), ((0, 5), "neither"), ((0, 4), "max"), ((2, 9), "min"), ((2, 3), "both")]
+)
+def test_colour_bar_of_decision_map_says_where_values_are_beyond_it(ax, limits, arrows):
+    xx, yy = np.meshgrid([0, 1, 2], [0, 1])
+    plots.decision_map(xx, yy, np.array([[1, np.nan, 2], [3, 4, 5]]), ax, limits=limits)
+    assert ax.collections[0].colorbar.extend == arrows
+
+
+def test_decision_map_names_the_classes_of_its_points(rng, ax):
+    xx, yy = np.meshgrid([0, 1, 2], [0, 1])
+    points = (rng.normal(size=(20, 2)), np.arange(20) % 2 * 2)
+    plots.decision_map(xx, yy, xx, ax, points=points, classes=("cat", "dog", "hare"))
+    assert legend_texts(ax) == ["cat", "hare"]
+    with pytest.raises(ValueError, match="classes: 2 names, but a label of points is 2"):
+        plots.decision_map(xx, yy, xx, points=points, classes=("cat", "dog"))
+
+
 @pytest.mark.parametrize(("shift", "note"), [(0.0, "log scale"), (2.0, "log scale above")])
 def test_decision_map_of_many_orders_of_magnitude_is_logarithmic_and_says_so(ax, shift, note):
     xx, yy = np.meshgrid(np.linspace(-6, 6, 9), np.linspace(-6, 6, 9))

@@ -16,6 +16,11 @@ from workbench import compose, data, neo, sample, sculpt, selective, top_uncerta
 from workbench.data import Split
 from workbench.errors import NotFittedError
 from workbench.widgets import Explorer
+from workbench.widgets.common.pictures import new_figure, paint
+from workbench.widgets.common.predictions import Predictions
+from workbench.widgets.explorer.editing import Knob
+from workbench.widgets.explorer.landscape import POINTS, draw_along
+from workbench.widgets.explorer.scene import draw_edit
 
 
 def ensemble(inputs: int = 2) -> Any:
@@ -260,3 +265,29 @@ def test_names_and_pairs_are_data_too() -> None:
     assert len(explorer.ranked) == len(data.load("diabetes").test)
     x = torch.linspace(-1, 1, 50)[:, None] * torch.ones(2)
     assert Explorer(ensemble(), (x, x[:, 0])).edit(x1=0.5).edits == {"x1": 0.5}
+
+
+@pytest.mark.parametrize("size", [(5.4, 3.4), (15 / 3, 3.6)], ids=["tab", "snapshot"])
+@pytest.mark.parametrize(
+    "names", [("aleatoric", "epistemic", "total", "vacuitic"), ("epistemic", "vacuitic"), ("total",)]
+)
+def test_names_of_classes_stand_between_the_curves_and_the_strip(size: tuple[float, float], names: Any) -> None:
+    values = torch.linspace(0, 1, POINTS)
+    risk = {name: torch.exp(-((values - 0.5) ** 2) / 0.01) for name in names}
+    answers = Predictions((values > 0.5).long(), risk, torch.ones(POINTS, 3) / 3)
+    figure = new_figure(*size)
+    ax = paint(figure.subplots())
+    draw_along(ax, pictures(), "logits", Knob("brightness", "brightness", 0, 1, 0.1, ""), values, answers)
+    figure.draw_without_rendering()
+    assert [text.get_text() for text in ax.texts] == ["top", "middle"]
+    boxes = [text.get_window_extent() for text in ax.texts]
+    zero, strip = (float(at.transform((0, where))[1]) for at, where in ((ax.transData, 0), (ax.transAxes, 0.04)))
+    assert max(box.y1 for box in boxes) < zero - 1  # a line is 1.8 points wide
+    assert min(box.y0 for box in boxes) > (strip if "vacuitic" in names else ax.get_window_extent().y0)
+
+
+def test_the_plane_of_two_inputs_names_the_classes() -> None:
+    moons = data.toy.moons(n_train=100, n_test=50)
+    ax = paint(new_figure(5.4, 3.4).subplots())
+    draw_edit(ax, Explorer(vote.Wrapper(2, output="logits")(nn.Linear(2, 2)), moons))
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["outer", "inner"]

@@ -145,10 +145,10 @@ def stated_test(comparison: Comparison) -> str:
         if comparison.over == "splits"
         else f"; {comparison.over} of one split say nothing of other splits"
     )
-    corrected = (
-        f", corrected by Holm's method for {models} models (and, for metrics other than {comparison.label(comparison.headline)}, "
-        "for all of these together)"
-    )
+    families = [f"for {models} models"] if models > 1 else []
+    if len(comparison.higher.keys() & set(comparison.metrics) - {comparison.headline}) > 1 - (models > 1):
+        families.append(f"for all metrics other than {comparison.label(comparison.headline)} together")
+    corrected = f", corrected by Holm's method {' and '.join(families)}" if families else ""
     return (
         f"Beyond noise: paired t-test against {comparison.reference} over {len(comparison.splits)} {comparison.over} at {LEVEL:.0%}"
         f"{corrected}{shared}."

@@ -92,7 +92,8 @@ def as_html(comparison: Comparison) -> str:
     """Return an HTML table of means and standard errors, with significant differences marked."""
     compared = differences(comparison)
     units = {m: f" ({html.escape(u)})" if (u := comparison.units.get(m)) else "" for m in comparison.metrics}
-    arrows = {True: " ↑", False: " ↓", None: ""}
+    arrows = {True: "\N{NO-BREAK SPACE}↑", False: "\N{NO-BREAK SPACE}↓", None: ""}
+    left = '<th style="text-align:left">'
     heads = "".join(
         f"<th>{html.escape(comparison.label(m))}{units[m]}{arrows[comparison.higher.get(m)]}</th>"
         for m in comparison.metrics
@@ -102,12 +103,12 @@ def as_html(comparison: Comparison) -> str:
     for model in comparison.scores:
         cells = "".join(_cell(comparison, model, m, compared.get((model, m))) for m in comparison.metrics)
         costs = f"<td>{comparison.passes[model]:g}</td>" if model in comparison.passes else "<td>–</td>" if cost else ""
-        lines.append(f"<tr><th>{html.escape(model)}</th>{costs}{cells}</tr>")
+        lines.append(f"<tr>{left}{html.escape(model)}</th>{costs}{cells}</tr>")
     count = len(comparison.splits)
     spread = f"Mean ± standard error over {count} splits." if count > 1 else ""
     words = f"{spread} ★ better, ▽ worse than {comparison.reference} beyond noise." if count > 1 else ""
     return (
-        f"<table><thead><tr><th>model</th>{'<th>passes</th>' if cost else ''}{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        f"<table><thead><tr>{left}model</th>{'<th>passes</th>' if cost else ''}{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
         f"<p><small>{html.escape(f'{words} {stated_test(comparison)}'.strip())}</small></p>"
     )
 
@@ -117,10 +118,10 @@ def _cell(comparison: Comparison, model: str, metric: str, d: Difference | None)
     if not values:
         return "<td>–</td>"
     error = standard_error(values)
-    spread = f" ± {number(error, error)}" if math.isfinite(error) else ""
+    spread = f" ±\N{NO-BREAK SPACE}{number(error, error)}" if math.isfinite(error) else ""
     gaps = len(comparison.splits) - len(values)
     missing = f" ({gaps} missing)" if gaps else ""
-    mark = {True: "★ ", False: "▽ ", None: ""}[d.better if d else None]
+    mark = {True: "★\N{NO-BREAK SPACE}", False: "▽\N{NO-BREAK SPACE}", None: ""}[d.better if d else None]
     text = f"{mark}{number(statistics.fmean(values), error)}{spread}{missing}"
     title = f' title="{html.escape(d.why_not or f"p = {d.p:.2g} after correction")}"' if d else ""
     return f"<td{title}>{f'<b>{text}</b>' if mark.startswith('★') else text}</td>"

@@ -11,7 +11,7 @@ import numpy as np
 from workbench.errors import require
 from workbench.plots._answers import CAUSES, Answer, Subject
 from workbench.plots._common import Array, colour, ink, new_axes, risk_label, thinned, with_unit
-from workbench.plots._scales import TYPICAL, beyond, scale
+from workbench.plots._scales import TYPICAL, beyond, extension, scale
 from workbench.plots.maps import MAX_CLASSES, _palette, _shades
 
 if TYPE_CHECKING:
@@ -148,13 +148,8 @@ def shading(column: str, drawn: Drawn, n_classes: int = 0) -> dict[str, Any]:
 def colour_bar(figure: Any, mappable: Any, axes: Any, label: str, drawn: Drawn) -> None:
     """Add one colour bar below a column; its label names the models that reach far beyond its ends."""
     values, (low, high) = [v for _, v in drawn], (mappable.norm.vmin, mappable.norm.vmax)
-    known = [v for v in (v[np.isfinite(v)] for v in values) if v.size]
-    over = any(v.max() > high + 1e-9 * (high - low) for v in known)
-    under = any(v.min() < low - 1e-9 * (high - low) for v in known)
-    extend = {(True, True): "both", (True, False): "max", (False, True): "min"}.get((over, under), "neither")
-    bar = figure.colorbar(
-        mappable, ax=list(axes), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, aspect=24, extend=extend
-    )
+    place: Any = {"location": "bottom", "fraction": 0.06, "pad": 0.02, "shrink": 0.9, "aspect": 24}
+    bar = figure.colorbar(mappable, ax=list(axes), **place, extend=extension(values, low, high))
     outliers = beyond(drawn, low, high)
     lines = [*textwrap.wrap(label, 24), *(textwrap.wrap(f"beyond it: {outliers}", 24) if outliers else [])]
     bar.set_label("\n".join(lines), fontsize=9)

@@ -43,6 +43,19 @@ def scale(values: Sequence[Array], *, bottom: float | None = None, typical: floa
     return low, high if high > low else low + 1
 
 
+def extension(values: Sequence[Array], low: float, high: float) -> str:
+    """Return matplotlib's `extend=` of a colour bar: at which of its ends some finite values are beyond it.
+
+    Example:
+        >>> extension([np.array([0.0, 3.0])], 0, 2), extension([np.array([0.0, np.nan])], 0, 2)
+        ('max', 'neither')
+    """
+    known = [v for v in (v[np.isfinite(v)] for v in values) if v.size]
+    over = any(v.max() > high + 1e-9 * (high - low) for v in known)
+    under = any(v.min() < low - 1e-9 * (high - low) for v in known)
+    return {(True, True): "both", (True, False): "max", (False, True): "min"}.get((over, under), "neither")
+
+
 def beyond(drawn: Sequence[tuple[str, Array]], low: float, high: float) -> str:
     """Name the models that reach far beyond a scale, and how far; "" if there are none.
 
@@ -60,4 +73,4 @@ def beyond(drawn: Sequence[tuple[str, Array]], low: float, high: float) -> str:
     return "; ".join(outliers)
 
 
-__all__ = ["TYPICAL", "beyond", "common_range", "scale"]
+__all__ = ["TYPICAL", "beyond", "common_range", "extension", "scale"]

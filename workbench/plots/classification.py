@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from workbench.plots._common import (
     thinned,
     vector,
 )
+from workbench.plots._scales import extension
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,6 +152,7 @@ def decision_map(
     *,
     label: str = "",
     points: tuple[Values, Values] | None = None,
+    classes: Sequence[str] | None = None,
     limits: tuple[float, float] | None = None,
     cmap: str = "viridis",
 ) -> Axes:
@@ -163,15 +165,17 @@ def decision_map(
         ax: Axes to draw on; a new figure if None.
         label: name and unit of the value, beside the colour bar.
         points: data ``(x, y)``: inputs [n, 2] and labels [n], with one marker shape for each of up to 8 labels.
-        limits: values of the first and last colour, to make several maps comparable; the range of the finite values if None. Without
-            limits, colours are logarithmic, and the label says so, if half of the values would have the lowest hundredth of the colours.
+        classes: names of the labels 0, 1, ... of ``points``, for the legend; "class 0" and so on if None.
+        limits: values of the first and last colour, to make several maps comparable; the range of the finite values if None. The
+            colour bar ends in an arrow where values are beyond it. Without limits, colours are logarithmic, and the label says so, if
+            half of the values would have the lowest hundredth of the colours.
         cmap: name of a perceptually uniform matplotlib colour map.
 
     Returns:
         The Axes, with a colour bar next to them.
 
     Raises:
-        ValueError: for shapes that do not match.
+        ValueError: for shapes that do not match, or labels of ``points`` without a name in ``classes``.
 
     Example:
         >>> import torch
@@ -189,6 +193,10 @@ def decision_map(
         )
     finite(xx=first, yy=second)
     data = None if points is None else _labelled(*pair(points, "points"))
+    if data is not None and classes is not None:
+        unnamed = data[1][~np.isin(data[1], np.arange(len(classes)))]
+        if unnamed.size:
+            raise ValueError(f"classes: {len(classes)} names, but a label of points is {unnamed[0]:g}")
     values = np.ma.masked_invalid(values.reshape(first.shape))
     missing = int(np.ma.count_masked(values))
     if missing == values.size:
@@ -199,7 +207,9 @@ def decision_map(
     norm, scale_note = _norm(values.compressed(), limits)
     # rasterized: ten thousand vector cells would make a slow file with visible seams
     mesh = ax.pcolormesh(first, second, values, shading="nearest", cmap=cmap, norm=norm, rasterized=True)
-    bar = ax.figure.colorbar(mesh, ax=ax, label=", ".join(part for part in (label, scale_note) if part))
+    title = ", ".join(part for part in (label, scale_note) if part)
+    extend = extension([values.compressed()], norm.vmin, norm.vmax)
+    bar = ax.figure.colorbar(mesh, ax=ax, label=title, extend=extend)
     bar.ax.tick_params(labelsize=10)
     bar.outline.set_visible(False)
     ax.set(xlabel="x₁", ylabel="x₂", xlim=(first.min(), first.max()), ylim=(second.min(), second.max()))
@@ -208,7 +218,8 @@ def decision_map(
         chosen, note = thinned(len(labels), "data")
         inputs, labels = inputs[chosen], labels[chosen]
         names = np.unique(labels)
-        groups = [(labels == name, f"class {name:g}") for name in names]
+        words_of = {name: f"class {name:g}" if classes is None else classes[int(name)] for name in names}
+        groups = [(labels == name, words_of[name]) for name in names]
         if len(names) > len(MARKERS):  # markers would repeat, and a legend of so many have no room
             groups = [(np.full(len(labels), True), f"data of {len(names)} classes")]
         for i, (members, words) in enumerate(groups):

@@ -115,8 +115,10 @@ def draw_along(ax: Axes, data: Data, output: str, knob: Knob, values: Tensor, an
 
 
 def _classes(ax: Axes, data: Data, values: Tensor, predicted: Tensor) -> None:
-    """Write the predicted classes along the bottom, with lines where they change."""
+    """Write the predicted classes below the curves, with lines where they change."""
     assert data.classes is not None
+    low, high = ax.get_ylim()
+    ax.set_ylim(bottom=low - 0.12 * (high - low), auto=None)  # room for a line of text
     bounds = [0, *((predicted[1:] != predicted[:-1]).nonzero()[:, 0] + 1).tolist(), len(values)]
     for first, last in itertools.pairwise(bounds):
         if first:
@@ -124,12 +126,13 @@ def _classes(ax: Axes, data: Data, values: Tensor, predicted: Tensor) -> None:
         name = data.classes[int(predicted[first])]
         if (last - first) / len(values) > 0.02 + 0.017 * len(name):
             middle = (values[first].item() + values[last - 1].item()) / 2
-            ax.text(
-                middle,
-                0.06,
+            ax.annotate(
                 name,
-                transform=ax.get_xaxis_transform(),
+                (middle, low),
+                (0, -2),
+                textcoords="offset points",
                 ha="center",
+                va="top",
                 fontsize=9,
                 color=ink(ax),
                 parse_math=False,
@@ -152,7 +155,7 @@ def draw_plane(ax: Axes, data: Data, output: str, by: str, xx: Tensor, yy: Tenso
     """Draw a risk as a map over two inputs, with training rows on top if they have classes."""
     some = torch.arange(0, len(data.train), max(1, len(data.train) // 200))
     points = (data.train.x[some], data.train.y[some]) if data.classes is not None else None
-    plots.decision_map(xx, yy, value, ax=ax, label=risk_label(data, output, by), points=points)
+    plots.decision_map(xx, yy, value, ax=ax, label=risk_label(data, output, by), points=points, classes=data.classes)
     ax.set(xlabel=str(data.features[0]), ylabel=str(data.features[1]))
 
 
