@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench import sculpt, vote
+from workbench import compose, neo, sample, sculpt, vote
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1d": (lambda: nn.Conv1d(4, 6, 3, stride=2), (3, 4, 11)),
@@ -166,3 +167,78 @@ def answers_of(wrapped: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     with torch.no_grad():
         y, risk = wrapped(x, return_risk=True)
     return y, risk.aleatoric, risk.epistemic
+
+
+def small_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_two_or_three_small_voters_predict_at_once(n: int, rows: int) -> None:
+    wrapped: Any = vote.Wrapper(n)(small_model()).eval()
+    x = torch.randn(rows, 3, dtype=torch.float64)
+    with torch.no_grad():
+        voters = torch.stack([voter(x) for voter in wrapped.voters()])
+        first = wrapped(x, return_risk=True)
+        assert wrapped.explain().rows[-1][2:4] == ("vmap", f"{n} passes in one")
+        for y, risk in (first, *(wrapped(x, return_risk=True) for _ in range(4)), (wrapped(x), first[1])):
+            assert torch.equal(y, first[0])
+            assert torch.equal(risk, first[1])
+    torch.testing.assert_close(first[0], voters.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(first[1], voters.std(0, correction=0), rtol=1e-12, atol=1e-12)
+
+
+LOOPED: dict[str, tuple[Any, Callable[[], nn.Module], tuple[int, ...]]] = {
+    "gradients": (vote.Wrapper(3), small_model, (5, 3)),
+    "training": (vote.Wrapper(3), small_model, (5, 3)),
+    "autocast": (vote.Wrapper(3), small_model, (5, 3)),
+    "half precision": (vote.Wrapper(3), lambda: small_model().bfloat16(), (5, 3)),
+    "factors": (vote.Wrapper(3, share="rank1"), small_model, (5, 3)),
+    "heads": (compose(vote.Wrapper(3), sculpt.Wrapper()), small_model, (5, 3)),
+    "chunk": (vote.Wrapper(3, chunk=1), small_model, (5, 3)),
+    "convolution": (vote.Wrapper(3), lambda: nn.Conv1d(3, 2, 1).double(), (2, 3, 4)),
+    "steps": (vote.Wrapper(3), small_model, (2, 4, 3)),
+    "many weights": (vote.Wrapper(3), lambda: nn.Linear(400, 400).double(), (1, 400)),
+}
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_what_is_slower_at_once_is_run_voter_by_voter(name: str) -> None:
+    wrapper, build, shape = LOOPED[name]
+    training = name == "training"
+    wrapped: Any = wrapper(build()).train(training)
+    x = torch.randn(shape).to(torch.bfloat16 if name == "half precision" else torch.float64)
+    with torch.set_grad_enabled(name == "gradients"), torch.autocast("cpu", enabled=name == "autocast"):
+        y, _ = wrapped(x, return_risk=True)
+        assert wrapped.explain().rows[-1][2] == "loop"
+        assert torch.equal(wrapped(x, return_risk=True)[0], y)
+        voters = torch.stack([voter.train(training)(x) for voter in wrapped.voters()])
+    torch.testing.assert_close(y, voters.mean(0))
+
+
+@pytest.mark.parametrize("where", ["activations", "weights"])
+def test_two_or_three_samples_draw_one_after_another(where: str) -> None:
+    model, x = small_model(), torch.randn(5, 3, dtype=torch.float64)
+    answers = []
+    for strategy in ("auto", "loop"):
+        wrapped: Any = sample.Wrapper(3, sample.Normal(0.1), where=where, strategy=strategy)(
+            copy.deepcopy(model)
+        ).eval()
+        with torch.no_grad():
+            torch.manual_seed(0)
+            answers.append(wrapped(x))
+        assert wrapped.explain().rows[-1][2] == "loop"
+    assert torch.equal(*answers)
+
+
+def test_a_prediction_with_neo_is_the_same_with_and_without_its_risk() -> None:
+    wrapped: Any = compose(vote.Wrapper(3), neo.Wrapper())(small_model()).eval()
+    wrapped.fit([torch.randn(64, 3, dtype=torch.float64)])
+    x = torch.randn(5, 3, dtype=torch.float64)
+    with torch.no_grad():
+        y, _ = wrapped(x, return_risk=True)
+        assert torch.equal(wrapped(x), y)
+        voters = torch.stack([voter(x) for voter in wrapped.voters()])
+    assert [row[2] for row in wrapped.explain().rows if row[1] == "3 vote"] == ["vmap"]
+    torch.testing.assert_close(y, voters.mean(0), rtol=1e-12, atol=1e-12)

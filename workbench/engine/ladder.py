@@ -23,7 +23,7 @@ from .clones import Clones
 from .effects.attributes import HOOKS
 from .executors import loop, replay, vmap
 from .executors.branched_tensors import heads_on_trunks
-from .plan import Axis, Plan, differ_in_length
+from .plan import Axis, Plan, Shared, Stacked, differ_in_length
 from .rank_one import LAYERS, SMALL
 from .request import Request
 from .results import Result
@@ -53,6 +53,7 @@ RUNGS: dict[str, Rung] = {
 STRATEGIES = ("auto", *RUNGS, "tune")
 _SMALL_PASS = 2**23  # multiplications per pass below which Python's overhead takes longer than the computation
 _CACHED = 2**17  # activations of a layer, of all branches that run at once, up to which a CPU keeps them in its cache
+_LIGHT = 2**17  # weights of a model above which two or three models wait for memory, at once or one after another
 LITTLE = "each of the branches is little work"
 HEADS = "each model's heads share its trunk, which is computed once"
 # modules without a batching rule in plain vmap
@@ -70,7 +71,7 @@ class CallKind(NamedTuple):
     autocast: bool
     dealt: bool
     loop_only: str  # reason why the branches must run one after another
-    rows: int  # 0 if a pass is little work, else 1; with "tune" the bit length of the number of rows
+    rows: int  # 0 if each pass is little work and there are enough of them, else 1; with "tune" the bit length of the number of rows
     hooks: int  # number of hooks of modules, which can be added between calls
     parts: int = 1  # number of passes, each of some branches, in which activations stay in the cache
 
@@ -170,6 +171,8 @@ class Ladder:
             rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
             is_tabular = n_weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
             is_small = rows <= 2 or (is_tabular and rows * n_weights <= _SMALL_PASS)
+            if is_small and (models := _n_models(plan)) < 4:
+                is_small = models > 1 and is_tabular and n_weights <= _LIGHT and _takes_few_at_once(request)
             # noise is drawn at once, whatever the number of rows
             if is_tabular and is_small and not request.training and not plan.interventions and plan.chunk is None:
                 parts = 1 + plan.size * rows * self.clones.width // _CACHED
@@ -253,11 +256,9 @@ class Ladder:
             return rungs, reason
         if kind.device != "cpu":
             return rungs, "one launch for all branches"
-        # risk heads are not counted: a prediction must draw the same random numbers with and without its risk
-        models = math.prod(axis.size for axis in plan.axes if not axis.own_first)
-        if not kind.rows and models >= 4:
+        if not kind.rows:
             return rungs, LITTLE
-        if kind.dealt and models >= 4 and _all_factored(self.clones, plan):
+        if kind.dealt and _n_models(plan) >= 4 and _all_factored(self.clones, plan):
             return rungs, "few rows for each branch, and all read the same weights"
         if heads_on_trunks(plan) and len(possible) > 1:
             misses_rule = _misses_batching_rule(self.root, plan, plan.axes[1].name)
@@ -281,6 +282,26 @@ class Ladder:
         reason = "measured " + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
         below = tuple(name for name in ("loop",) if name != best)
         return RungDecision(best, reason, below, decision.branches, decision.shared, refused)
+
+
+def _n_models(plan: Plan) -> int:
+    """Return the number of models. Risk heads are not counted: a prediction must draw the same random numbers with and without its risk."""
+    return math.prod(axis.size for axis in plan.axes if not axis.own_first)
+
+
+def _takes_few_at_once(request: Request) -> bool:
+    """Return whether even two or three models of linear layers answer faster at once, which is so for predictions of whole copies only.
+
+    Noise would draw other random numbers. Gradients, autocast, half precision, risk heads and rank-one factors can take longer under vmap.
+    """
+    plan = request.plan
+    return (
+        not (request.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or plan.dealt)
+        and plan.chunk is None
+        and all(leaf.dtype.itemsize >= 4 for leaf in request.flat[0] if isinstance(leaf, Tensor))
+        and all(intervention.only_records for intervention in plan.interventions)
+        and all(isinstance(rule, Shared | Stacked) for rule in plan.rules.values())
+    )
 
 
 def _next_rung(decision: RungDecision, where: str) -> RungDecision:

@@ -250,6 +250,7 @@ class Intervention:
     # dtype of the model's output by leaf index, for leaves that `active` returns in a more precise dtype
     plain_dtypes: Mapping[int, torch.dtype] | None = None
     draws = False  # whether it draws random numbers at call sites
+    only_records = False  # whether it changes nothing in the branch, but only records activations
     # advice in the error raised if it draws and activation checkpointing would draw again in the backward pass
     checkpoint_remedy: str = "switch checkpointing off"
     loop_only: str = ""  # reason why its branches must run one after another, "" if they need not

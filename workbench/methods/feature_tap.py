@@ -44,6 +44,8 @@ class FeatureTap(Intervention):
         take: function of a layer's name and its `FeatureMap`; None pools one vector per row.
     """
 
+    only_records = True
+
     def __init__(
         self,
         method: Any,
