@@ -93,6 +93,13 @@ def test_decision_map_of_many_orders_of_magnitude_is_logarithmic_and_says_so(ax,
     assert ax.figure.axes[1].get_ylabel().startswith(f"risk, {note}")
 
 
+def test_decision_map_of_many_small_and_some_large_values_is_in_proportion(ax):
+    """As entropies are: those near zero differ by orders of magnitude that say nothing."""
+    xx, yy = np.meshgrid(np.linspace(0, 9, 10), np.linspace(0, 9, 10))
+    plots.decision_map(xx, yy, np.where(xx < 8, 10.0 ** (-xx - 1), 0.5), ax, label="risk")
+    assert ax.figure.axes[1].get_ylabel() == "risk"
+
+
 @pytest.mark.parametrize("value", [[1.0, 2, 50, 99], [0.0, 0, 0, 1e9], [3.0, 3, 3, 3]])
 def test_decision_map_of_one_order_or_mostly_one_value_is_in_proportion(ax, value):
     xx, yy = np.meshgrid([0, 1], [0, 1])

@@ -168,7 +168,7 @@ def decision_map(
         classes: names of the labels 0, 1, ... of ``points``, for the legend; "class 0" and so on if None.
         limits: values of the first and last colour, to make several maps comparable; the range of the finite values if None. The
             colour bar ends in an arrow where values are beyond it. Without limits, colours are logarithmic, and the label says so, if
-            half of the values would have the lowest hundredth of the colours.
+            nineteen of twenty values would have the lowest hundredth of the colours.
         cmap: name of a perceptually uniform matplotlib colour map.
 
     Returns:
@@ -247,7 +247,8 @@ def _norm(values: Array, limits: tuple[float, float] | None) -> tuple[Any, str]:
     if limits is not None:
         return colors.Normalize(*limits), ""
     low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
-    if high - low <= 100 * (middle - low) or middle == low:
+    most = float(np.quantile(values, 0.95, method="lower"))
+    if high - low <= 100 * (most - low) or middle == low:
         return colors.Normalize(low, high), ""
     if low > 0:
         return colors.LogNorm(low, high), "log scale"
