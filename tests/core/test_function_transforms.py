@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from workbench import compose, sculpt, vote
+from workbench.errors import UnreachedParametersError
 
 pytestmark = pytest.mark.usefixtures("seeded")
 CERTAIN = {
@@ -51,6 +52,38 @@ def test_a_functional_call_may_be_the_first_call(name: str) -> None:
     same(found, twin(x, return_risk=True))
     if own:
         same(answer(wrapped, x), own)  # its own values are back
+
+
+@every_certain
+def test_values_of_a_first_functional_call_may_be_computed(kind: str) -> None:
+    wrapped: Any = CERTAIN[kind]()(mlp()).eval()
+    twin, x = copy.deepcopy(wrapped), torch.randn(4, 3)
+    values = {key: 1.5 * p for key, p in wrapped.named_parameters()}
+    found = functional_call(wrapped, values, (x,), {"return_risk": True})
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(1.5)
+    expected = twin(x, return_risk=True)
+    same(found, expected)
+    for answers in (found, expected):
+        torch.stack([leaf.sum() for leaf in tree_leaves(answers)]).sum().backward()
+    for computed_from, own in zip(wrapped.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(computed_from.grad, 1.5 * own.grad)
+
+
+def test_computed_values_that_the_model_does_not_use_are_refused() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.gain = nn.Linear(3, 2), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.gain.detach() * x
+
+    wrapped: Any = vote.Wrapper(3, share=1)(Detached()).eval()
+    values = {key: 1.5 * p for key, p in wrapped.named_parameters()}
+    with pytest.raises(UnreachedParametersError, match="no output depends on"):
+        functional_call(wrapped, values, (torch.randn(4, 3),))
 
 
 def test_parameters_under_the_plain_names_are_refused() -> None:

@@ -98,6 +98,29 @@ def test_methods_are_fitted_to_rows_in_every_form(name: str, form: str) -> None:
     torch.testing.assert_close(risk_after(name, FORMS[form]()), risk_after_batches(name))
 
 
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.other, self.last = nn.Linear(3, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x).tanh()
+        return self.other(h), self.last(h)
+
+
+@pytest.mark.filterwarnings("ignore:laplace. output.0. does not depend")
+def test_a_tuple_beside_an_input_holds_the_targets_of_several_outputs() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain = TwoOutputs()
+    targets = (X[:, :2], Y)
+    forms = [[(X, targets)], (X, targets), (X.numpy(), (X[:, :2].numpy(), Y.numpy())), ({"x": X}, targets)]
+    risks = [laplace.Wrapper()(plain).eval().fit(rows)(X[:7], return_risk=True)[1][1] for rows in forms]
+    assert risks[0].all()
+    for risk in risks[1:]:
+        torch.testing.assert_close(risk, risks[0])
+
+
 @pytest.mark.parametrize(
     "inputs",
     [X.numpy().astype(np.float64), {"x": X}, TensorDataset(X), [X[:30], X[30:]], (X[:20], X[20:]), iter([X])],

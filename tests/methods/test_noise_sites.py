@@ -155,6 +155,31 @@ def test_weights_that_data_select_meet_noise(
     torch.testing.assert_close(y, expected)
 
 
+COMPUTED: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "mixed": lambda h, w, b, i: torch.bmm(h[:, None], (h[:, :2, None, None] * w[torch.stack([i, i], 1)]).sum(1))[:, 0],
+    "vectors": lambda h, w, b, i: torch.einsum("nd,nd->n", h[:, :2], b[i])[:, None],
+}
+
+
+@pytest.mark.parametrize("product", COMPUTED.values(), ids=COMPUTED)
+def test_mixed_experts_and_selected_vectors_are_data(
+    product: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample.Bernoulli, "apply", lambda self, value, *_: 2 * value)
+    torch.manual_seed(0)
+    experts, x = Experts(product).eval(), torch.randn(5, 4)
+    with torch.no_grad():
+        last = nn.Linear(experts(x).shape[1], 1)
+        y = sample.Wrapper(2)(nn.Sequential(experts, last))(x, return_risk=True)[0]
+        h = experts.body(x)
+        plain = last(2 * product(h, experts.weight, experts.bias, experts.chosen(x)))
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(plain, last(experts(x)))
+    torch.testing.assert_close(y, plain)
+    with pytest.raises(RuntimeError, match='use where="weights"'):
+        sample.Wrapper(2)(experts)(x, return_risk=True)
+
+
 def test_embeddings_that_an_index_selects_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:

@@ -313,7 +313,9 @@ class Engine:
             return  # all outputs are empty, such as no boxes: a later call will show it
         # without a graph, an output that requires gradients can only be an input that was passed through
         outputs = [leaf for leaf in candidates if leaf.requires_grad and (torch.is_grad_enabled() or not leaf.is_leaf)]
-        if outputs and any(tensor.requires_grad for tensor in owned.values()):
+        # values put in by `functional_call` may be computed, and the graph names only the leaves behind them
+        leaves = all(tensor.is_leaf for tensor in owned.values())
+        if outputs and leaves and any(tensor.requires_grad for tensor in owned.values()):
             self._checked = True
             source_ids = reached(outputs)
             # inputs may have been computed by the given model itself

@@ -157,7 +157,8 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
 
     Args:
         data: a form that `read` accepts, inputs alone, or an iterable of batches. Two tensors with equal numbers of rows are a pair (x, y) if
-            they are in a tuple, and two batches if they are in a list. A tensor and batches are not converted.
+            they are in a tuple, and two batches if they are in a list. A tuple of an input and a tuple of targets is a pair as well; two
+            tuples are two batches. A tensor and batches are not converted.
         wrapped: the model, to whose dtype floating-point numbers in other forms are cast.
 
     Raises:
@@ -324,7 +325,8 @@ def _is_pair(data: Any) -> bool:
         targets = list(y.values())
         same_keys = isinstance(x, Mapping) and x.keys() == y.keys()  # two batches of inputs
     else:
-        targets, same_keys = [y], False
+        # beside a single input, a tuple holds the targets of several outputs; beside a tuple, both may be batches of pairs
+        targets, same_keys = list(y) if isinstance(y, tuple) and not isinstance(x, tuple | list) else [y], False
     if same_keys or not all(
         (isinstance(target, Tensor | np.ndarray) or is_frame(target)) and target.ndim for target in targets
     ):
