@@ -53,7 +53,7 @@ RUNGS: dict[str, Rung] = {
 STRATEGIES = ("auto", *RUNGS, "tune")
 _SMALL_PASS = 2**23  # multiplications per pass below which Python's overhead takes longer than the computation
 _CACHED = 2**17  # activations of a layer, of all branches that run at once, up to which a CPU keeps them in its cache
-_LIGHT = 2**17  # weights of a model above which two or three models wait for memory, at once or one after another
+_LIGHT = 2**17  # weights of a model above which three models wait for memory, at once or one after another
 LITTLE = "each of the branches is little work"
 HEADS = "each model's heads share its trunk, which is computed once"
 # modules without a batching rule in plain vmap
@@ -172,7 +172,7 @@ class Ladder:
             is_tabular = n_weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
             is_small = rows <= 2 or (is_tabular and rows * n_weights <= _SMALL_PASS)
             if is_small and (models := _n_models(plan)) < 4:
-                is_small = models > 1 and is_tabular and n_weights <= _LIGHT and _takes_few_at_once(request)
+                is_small = models == 3 and is_tabular and n_weights <= _LIGHT and _takes_three_at_once(request)
             # noise is drawn at once, whatever the number of rows
             if is_tabular and is_small and not request.training and not plan.interventions and plan.chunk is None:
                 parts = 1 + plan.size * rows * self.clones.width // _CACHED
@@ -289,14 +289,14 @@ def _n_models(plan: Plan) -> int:
     return math.prod(axis.size for axis in plan.axes if not axis.own_first)
 
 
-def _takes_few_at_once(request: Request) -> bool:
-    """Return whether even two or three models of linear layers answer faster at once, which is so for predictions of whole copies only.
+def _takes_three_at_once(request: Request) -> bool:
+    """Return whether even three models of linear layers answer faster at once, which is so for predictions of whole copies only.
 
-    Noise would draw other random numbers. Gradients, autocast, half precision, risk heads and rank-one factors can take longer under vmap.
+    Noise would draw other random numbers. Training, autocast, half precision, risk heads and rank-one factors can take longer under vmap.
     """
     plan = request.plan
     return (
-        not (request.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or plan.dealt)
+        not (request.training or torch.is_autocast_enabled("cpu") or plan.dealt)
         and plan.chunk is None
         and all(leaf.dtype.itemsize >= 4 for leaf in request.flat[0] if isinstance(leaf, Tensor))
         and all(intervention.only_records for intervention in plan.interventions)
