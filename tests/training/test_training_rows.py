@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from workbench import compose, data, sample, sculpt, vote
 from workbench.core.batches.rows import TensorRows
+from workbench.errors import WorkbenchWarning
 from workbench.training.batches import Batches
 from workbench.training.standardization import moments
 from workbench.training.validation import hold_out
@@ -116,6 +117,29 @@ def test_a_model_that_ends_in_a_bounded_function_is_told_what_its_risk_head_cann
         with torch.no_grad():
             risk: Any = wrapped(x, return_risk=True)[1]
         assert float(getattr(risk, "aleatoric", risk).min()) >= math.log(2)  # as it says
+
+
+@pytest.mark.parametrize("wrapper", [sculpt.Wrapper(), compose(vote.Wrapper(5), sculpt.Wrapper())], ids=str)
+@pytest.mark.parametrize("by", ["loss", "risk"])
+def test_own_loops_are_told_once_that_a_bounded_end_limits_the_risk(wrapper: Any, by: str) -> None:
+    x, y = plane(40)
+
+    def step(wrapped: Any) -> None:
+        if by == "loss":
+            wrapped.loss(F.mse_loss, x, y).backward()
+        else:
+            loc, risk = wrapped(x, return_risk=True)
+            sculpt.Normal.loss_function(y, loc, getattr(risk, "aleatoric", risk)).backward()
+
+    ends = wrapper(nn.Sequential(nn.Linear(2, 1), nn.Softplus())).eval()
+    with torch.no_grad():
+        ends(x, return_risk=True)  # who only predicts has no model to change
+    ends.train()
+    with pytest.warns(WorkbenchWarning, match="the model ends in softplus, and so do the risk heads") as told:
+        step(ends)
+        step(ends)
+    assert len(told) == 1
+    step(wrapper(nn.Linear(2, 1)).train())
 
 
 def test_who_decides_about_standardization() -> None:

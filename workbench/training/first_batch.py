@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from workbench.core.batches.rows import Batch, Source, TensorRows
+from workbench.core.calls.bounded_ends import tell_bounded_end
 from workbench.core.calls.risks import pair_of
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.outputs.said_distributions import nll
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
+from workbench.engine.tree import tensors
 from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches
-from workbench.training.bounded_ends import warn_about_bounded_end
 from workbench.training.checks import sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
 from workbench.training.default_losses import Criterion, LossByMeaning, default_criterion
@@ -81,7 +82,7 @@ def try_first_batch(
         trainable, converted, prediction = try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
         if trainable and not keeps_scaling and not isinstance(train, TensorRows):
             warn_about_batch(wrapped, batch, prediction, criterion)
-        warn_about_bounded_end(wrapped, prediction)
+        tell_bounded_end(wrapped, tensors(prediction))
         weighted_loss = None
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from workbench.core.outputs.meanings import Values
-from workbench.core.wrapped import Wrapped
-from workbench.errors import WorkbenchWarning
-from workbench.introspect.source_lines import user_stacklevel
+from ..batches.dealing import tell
+from ..outputs.meanings import Values
 
 # nodes of autograd up to "Backward": functions of limited range, and those that keep a range limited
 BOUNDED = {
@@ -34,32 +32,38 @@ KEEPING = frozenset([
 ])  # fmt: skip
 
 
-def warn_about_bounded_end(wrapped: Wrapped, prediction: Any) -> None:
-    """Warn if the values that `sculpt` gives a noise end in a function of limited range.
+_KEY = "bounded end"
+
+
+def tell_bounded_end(wrapped: Any, leaves: Sequence[Any]) -> None:
+    """Warn, once per wrapped object, if the values that `sculpt` gives a noise end in a function of limited range.
 
     Args:
-        wrapped: the model.
-        prediction: its prediction of a batch, with its graph.
+        wrapped: the wrapped object.
+        leaves: leaves of an output in training mode, with their graph.
     """
-    method: Any = next((m for m in wrapped._workbench.methods if m.name == "sculpt"), None)
-    output = wrapped._workbench.output
-    is_values = output is None or output == "values" or isinstance(output, Values)
-    # other families apply exp or sigmoid themselves, behind which the model's own end is out of sight
-    if method is None or not method.distribution.own_prediction or not is_values or not isinstance(prediction, Tensor):
+    record = wrapped._workbench
+    if _KEY in record.told or len(leaves) != 1 or not isinstance(leaves[0], Tensor) or leaves[0].grad_fn is None:
         return
-    end = bounded_end(prediction.grad_fn)
+    method: Any = next((method for method in record.methods if method.name == "sculpt"), None)
+    is_values = record.output is None or record.output == "values" or isinstance(record.output, Values)
+    # other families apply exp or sigmoid themselves, behind which the model's own end is out of sight
+    if method is None or not method.distribution.own_prediction or not is_values:
+        return
+    end = bounded_end(leaves[0].grad_fn)
     if end is None:
+        record.told.add(_KEY)  # looked at once
         return
     family = method.distribution
     harm = f"{family} gets no raw numbers but those"
     if family.by_risk:
         harm = "where that is 0 or above, their softplus, the risk, is at least 0.69, in the units that the model is trained in"
-    warnings.warn(
+    tell(
+        wrapped,
+        _KEY,
         f"sculpt: the model ends in {end}, and so do the risk heads, which are copies of its last layers: {harm}. Let the model end in its "
         "last linear layer; for targets above 0, sculpt.Wrapper(torch.distributions.LogNormal) or Gamma makes the prediction positive, and "
         "Beta one between 0 and 1",
-        WorkbenchWarning,
-        stacklevel=user_stacklevel(),
     )
 
 
@@ -74,4 +78,4 @@ def bounded_end(node: Any) -> str | None:
     return ends[0] if ends and all(ends) else None
 
 
-__all__ = ["bounded_end", "warn_about_bounded_end"]
+__all__ = ["bounded_end", "tell_bounded_end"]
