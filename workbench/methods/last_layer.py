@@ -321,11 +321,15 @@ class CurvatureFit:
         if execution is None:
             return
         meanings = resolve(self.record.output, lambda: names(output), flatten(output)[0], 0)
+        # tensors that several layers share are recorded under the first of them
+        recorded = {
+            slot.owners[0][0] for slot in self.record.slots.values() if self.path in [path for path, _ in slot.owners]
+        }
         with_risk = {path for path, meaning in zip(paths(output), meanings, strict=True) if meaning is not MEAN}
         others = [
             name
             for name, ran in zip(execution.names, execution.outputs, strict=True)
-            if self.path not in ran and name in with_risk
+            if recorded.isdisjoint(ran) and name in with_risk
         ]
         if others:
             warnings.warn(

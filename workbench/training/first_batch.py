@@ -82,7 +82,7 @@ def try_first_batch(
         trainable, converted, prediction = try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
         if trainable and not keeps_scaling and not isinstance(train, TensorRows):
             warn_about_batch(wrapped, batch, prediction, criterion)
-        tell_bounded_end(wrapped, tensors(prediction))
+        tell_bounded_end(wrapped, tensors(prediction), unshadowed(wrapped, "methods"))
         weighted_loss = None
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..batches.dealing import tell
 from ..outputs.meanings import Values
+from .risks import pair_of
 
 # nodes of autograd up to "Backward": functions of limited range, and those that keep a range limited
 BOUNDED = {
@@ -35,35 +36,36 @@ KEEPING = frozenset([
 _KEY = "bounded end"
 
 
-def tell_bounded_end(wrapped: Any, leaves: Sequence[Any]) -> None:
-    """Warn, once per wrapped object, if the values that `sculpt` gives a noise end in a function of limited range.
+def tell_bounded_end(wrapped: Any, leaves: Sequence[Any], axes: tuple[str, ...]) -> None:
+    """Warn, once per wrapped object, if the values that risk heads give a noise end in a function of limited range.
 
     Args:
         wrapped: the wrapped object.
         leaves: leaves of an output in training mode, with their graph.
+        axes: names of the axes among which that of the risk heads may be.
     """
     record = wrapped._workbench
     if _KEY in record.told or len(leaves) != 1 or not isinstance(leaves[0], Tensor) or leaves[0].grad_fn is None:
         return
-    method: Any = next((method for method in record.methods if method.name == "sculpt"), None)
+    pair = pair_of(record, axes)
     is_values = record.output is None or record.output == "values" or isinstance(record.output, Values)
     # other families apply exp or sigmoid themselves, behind which the model's own end is out of sight
-    if method is None or not method.distribution.own_prediction or not is_values:
+    if pair is None or not getattr(pair.distribution, "own_prediction", False) or not is_values:
         return
     end = bounded_end(leaves[0].grad_fn)
     if end is None:
         record.told.add(_KEY)  # looked at once
         return
-    family = method.distribution
+    family = pair.distribution
     harm = f"{family} gets no raw numbers but those"
     if family.by_risk:
         harm = "where that is 0 or above, their softplus, the risk, is at least 0.69, in the units that the model is trained in"
     tell(
         wrapped,
         _KEY,
-        f"sculpt: the model ends in {end}, and so do the risk heads, which are copies of its last layers: {harm}. Let the model end in its "
-        "last linear layer; for targets above 0, sculpt.Wrapper(torch.distributions.LogNormal) or Gamma makes the prediction positive, and "
-        "Beta one between 0 and 1",
+        f"{pair.name}: the model ends in {end}, and so do the risk heads, which are copies of its last layers: {harm}. Let the model end in its "
+        f"last linear layer; for targets above 0, {pair.name}.Wrapper(torch.distributions.LogNormal) or Gamma makes the prediction positive, "
+        "and Beta one between 0 and 1",
     )
 
 

@@ -90,7 +90,7 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
             branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
     check_tails(wrapped, args, kwargs)
     if wrapped.training and torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
-        tell_bounded_end(wrapped, branched.leaves)
+        tell_bounded_end(wrapped, branched.leaves, branched.axes)
     if (observe := wrapped.__dict__["_engine"].observe) is not None:
         observe(branched)
     return branched, results
