@@ -247,7 +247,6 @@ def test_a_part_of_a_function() -> None:
     assert torch.equal(model(x), second(torch.tanh(first(x))))
 
 
-@pytest.mark.filterwarnings("ignore:sculpt. the model ends in")
 def test_a_decorated_function_is_copied_trained_and_composed() -> None:
     function, _ = several()
     both: Any = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))(function)

@@ -152,7 +152,7 @@ def test_the_loop_and_the_version_by_hand_are_the_same_work(cases: ModuleType) -
         assert std.max() < 1e-6
     y, risk = case.passes["wrapped"]()
     assert y.shape == risk.shape == plain.shape
-    assert case.rung() == "loop"
+    assert case.rung() == "vmap"
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention on a CPU
