@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.laplace_models import FEATURES, ROWS, net, normal
 from torch import Tensor, nn
 
 from workbench import NotFittedError, compose, fit, laplace, load, neo, sample, save, sculpt, vote
 from workbench.core.ownership import table_of
 from workbench.outputs import Logits
-
-ROWS, FEATURES = 60, 4
-
-
-def net(outputs: int = 2, hidden: int = 8, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, outputs)).double()
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
 
 X, NEW = normal(ROWS, FEATURES), 3 * normal(7, FEATURES, seed=1)
 
@@ -355,53 +342,6 @@ def test_compiled_it_says_the_same() -> None:
     torch.testing.assert_close(same.epistemic, risk.epistemic)
 
 
-class LastIsFirst(nn.Module):
-    """The layer that is registered last runs before the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.body = nn.Linear(8, 2), nn.Linear(FEATURES, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x).tanh())
-
-
-TWO_OUTPUTS = {"scores": "logits", "size": "values"}
-
-
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.scores, self.size = nn.Linear(FEATURES, 8), nn.Linear(8, 3), nn.Linear(8, 1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        h = self.body(x).tanh()
-        return {"scores": self.scores(h), "size": self.size(h)}
-
-
-@pytest.mark.parametrize(
-    ("make", "wrapper", "says"),
-    [
-        (LastIsFirst, laplace.Wrapper(layer="body"), "depends on it in another way"),
-        (LastIsFirst, compose(laplace.Wrapper(layer="body"), vote.Wrapper(2)), "depends on it in another way"),
-        (lambda: nn.Sequential(net(), nn.Softplus()), laplace.Wrapper(), "depends on it in another way"),
-        (TwoHeads, laplace.Wrapper(output=TWO_OUTPUTS), "the outputs of 'size' are values"),
-    ],
-)
-def test_a_wrong_last_layer_is_refused_before_anything_is_trained(make: Any, wrapper: Any, says: str) -> None:
-    model = make().double()
-    y = {"scores": torch.arange(ROWS) % 3, "size": X[:, :1]} if isinstance(model, TwoHeads) else X[:, :2].abs()
-    with pytest.raises(ValueError, match=says):
-        wrapper.with_options(example=X)(model)
-    wrapped = wrapper(model)
-    before = copy.deepcopy(wrapped.state_dict())
-    seen = []
-    with pytest.raises(ValueError, match=says):
-        fit(wrapped, (X, y), epochs=2, progress=False, callback=seen.append)
-    assert not seen
-    assert all(torch.equal(value, before[key]) for key, value in wrapped.state_dict().items())
-
-
 def test_an_example_changes_nothing_where_the_last_layer_is_right() -> None:
     model, state = net(), torch.get_rng_state()
     wrapped = laplace.Wrapper(noise=0.5, example=X)(model)
@@ -445,23 +385,3 @@ def test_bad_input_is_told() -> None:
     twice = nn.Linear(FEATURES, FEATURES).double()
     with pytest.raises(ValueError, match="ran 2 times"):
         laplace.Wrapper(noise=1.0)(nn.Sequential(twice, twice)).fit([(X, None)])
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_outputs_of_other_last_layers_are_told(shared: bool) -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 1)
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            h = self.first(x)
-            return {"h": h, "y": self.last(h if shared else x)}
-
-    wrapped: Any = laplace.Wrapper(noise=0.5)(Two())
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        wrapped.fit(torch.randn(20, 3))
-    assert [
-        "'h'" in str(warning.message) and "its epistemic risk is 0" in str(warning.message) for warning in told
-    ] == ([] if shared else [True])

@@ -1,0 +1,98 @@
+"""neo on layers whose rows are not those of the inputs: left out, or refused if no other layer is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workbench import neo
+
+
+class Reordered(nn.Module):
+    """A model whose hidden layer runs on rows or steps in another order than that of the inputs."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.body, self.head, self.order = nn.Linear(4, 6), nn.Linear(6, 2), order
+
+    def forward(self, x: Tensor) -> Tensor:  # [rows, steps, 4]
+        rows = len(x)
+        if self.order == "steps_first":
+            h = self.body(x.transpose(0, 1).reshape(-1, 4)).view(-1, rows, 6).mean(0)
+        elif self.order == "twins":
+            h = self.body(torch.cat([x[:, 0], x[:, 1]])).view(2, rows, 6).sum(0)
+        else:
+            order = x[:, 0, 0].argsort()
+            h = self.body(x[order].mean(1))
+            h = torch.relu(h)[order.argsort()] if self.order == "sorted" else torch.relu(h)
+        y = self.head(torch.tanh(h))
+        return y[order.argsort()] if self.order == "sorted_throughout" else y
+
+
+@pytest.mark.parametrize("order", ["steps_first", "twins", "sorted"])
+def test_layers_that_run_on_reordered_rows_are_left_out(order: str) -> None:
+    """The risk of a row is then its own, in whatever batch it comes."""
+    torch.manual_seed(0)
+    wrapped: Any = neo.Wrapper()(Reordered(order)).eval().fit(torch.randn(60, 7, 4))
+    x = torch.cat([torch.randn(3, 7, 4), 8 * torch.randn(3, 7, 4)])
+    risk = wrapped(x, return_risk=True)[1]
+    torch.testing.assert_close(
+        risk, torch.cat([wrapped(row, return_risk=True)[1] for row in x.split(1)]), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("layers", [None, "body"])
+def test_a_model_that_only_runs_on_reordered_rows_is_refused(layers: str | None) -> None:
+    with pytest.raises(ValueError, match="in the order of the rows"):
+        neo.Wrapper(layers=layers)(Reordered("sorted_throughout" if layers is None else "twins")).eval().fit(
+            torch.randn(60, 7, 4)
+        )
+
+
+class Neighbors(nn.Module):
+    """A graph network, each node of which sees its neighbors alone."""
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(n_layers)])
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        source, target = edges
+        for layer in self.layers:
+            x = layer(torch.zeros_like(x).index_add(0, target, x[source]))
+        return x
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_nodes_that_do_not_see_themselves_have_the_features_of_their_neighbors(n_layers: int) -> None:
+    torch.manual_seed(0)
+    model, x, ring = Neighbors(n_layers), torch.randn(9, 3), torch.arange(9)
+    edges = torch.stack([torch.cat([ring, ring]), torch.cat([ring.roll(1), ring.roll(-1)])])
+    wrapped: Any = neo.Wrapper(density="gaussian")(model).eval()
+    wrapped.fit([((x, edges),)])
+    x[0] += 50
+    risk = wrapped(x, edges, return_risk=True)[1]
+    near = {1: {1, 8}, 2: {2, 7, 0}}[n_layers]
+    assert {*risk.topk(len(near)).indices.tolist()} == near
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_layers_that_run_on_nested_tensors_are_left_out() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:  # [rows, steps, 4]
+            rows = torch.nested.as_nested_tensor([row[row[:, 0] > 0] for row in x])
+            return self.head(torch.nested.to_padded_tensor(torch.relu(self.body(rows)), 0.0).sum(1))
+
+    torch.manual_seed(0)
+    wrapped: Any = neo.Wrapper(density="gaussian")(Ragged()).eval()
+    with torch.no_grad():
+        wrapped.fit(torch.randn(60, 7, 4))
+        risk = wrapped(torch.cat([torch.randn(3, 7, 4), 9 * torch.randn(3, 7, 4)]), return_risk=True)[1]
+    assert risk[3:].min() > risk[:3].max()
