@@ -26,7 +26,7 @@ DATA = (
     *(f"fashion-mnist/{part}-ubyte.gz" for part in ("t10k-images-idx3", "t10k-labels-idx1")),
     *("cifar10/train.npz", "cifar10/test.npz", "cifar10/human-train-labels.npz", "cifar10/resnet20.safetensors"),
     "cifar10h/cifar10h-counts.npy",
-    *(f"uci-regression/{name}.npz" for name in ("bostonHousing", "concrete", "energy", "power-plant", "yacht")),
+    *(f"uci-regression/{name}.npz" for name in ("bostonHousing", "concrete", "energy", "yacht")),
     "uci-regression/wine-quality-red.npz",  # the other sets are larger, and nothing on a GPU needs them
 )
 

@@ -52,6 +52,7 @@ from workbench import WorkbenchWarning, Wrapped, is_wrapped
 from workbench.engine.tree import flatten, is_float, tree_map
 from workbench.testing.branches import assert_attributes
 from workbench.testing.check import checks_of
+from workbench.testing.checks import COMPOSED_ON
 from workbench.testing.models import (
     assert_tree,
     buffers,
@@ -321,7 +322,12 @@ def checks_of_cell(case: Case, wrapping: Wrapping) -> dict[str, Callable[[], Non
         return {}
     trial = wrapping.trial(case)
     built_in = {name: partial(check, case, wrapping) for name, check in CHECKS.items() if applies(name, wrapping)}
-    general = {name: partial(check, trial) for name, check in checks_of(trial).items()}
+    # a case that was placed on a device counts as a user's own, with which every wrapper is composed
+    general = {
+        name: partial(check, trial)
+        for name, check in checks_of(trial).items()
+        if not name.startswith("with ") or case.name in COMPOSED_ON
+    }
     return built_in | {name: check for name, check in general.items() if wrapping.name in RUN_BY.get(name, WRAPPERS)}
 
 
