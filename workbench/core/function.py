@@ -7,6 +7,7 @@ import functools
 import re
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,10 +85,14 @@ class _Held:
     """The user's function; copies of the module share it, although each runs it with its own modules."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.checked = function, False
+        self.function = function
 
     def __deepcopy__(self, memo: Any) -> _Held:
         return self
+
+
+# functions whose first call was checked: beside them, since what a call changes in a module would count as the model's own state
+_CHECKED: weakref.WeakSet[_Held] = weakref.WeakSet()
 
 
 def _refuse_training(name: str, value: Any) -> None:
@@ -225,7 +230,7 @@ class _Swapping:
 @contextmanager
 def _refuse_unknown_modules(module: Function) -> Iterator[None]:
     """Raise RuntimeError if the function, in its first call, calls a module that was not found and so would not be replaced."""
-    if module._held.checked:
+    if module._held in _CHECKED:
         yield
         return
     known = set(map(id, module.modules()))
@@ -252,7 +257,7 @@ def _refuse_unknown_modules(module: Function) -> Iterator[None]:
     finally:
         first.remove()
         second.remove()
-    module._held.checked = True
+    _CHECKED.add(module._held)
 
 
 __all__ = ["Function"]

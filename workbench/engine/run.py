@@ -29,7 +29,7 @@ from .request import Request
 from .results import Result, Running, StackedResults
 from .selections import RowTracker, Tracked, refuse_other_rows, selected
 from .state import BranchedState, unseal
-from .surroundings import interruption
+from .surroundings import interruption, is_exporting
 from .tree import flatten, names, tensors, versions
 
 PURITIES = ("once", "warn", "raise", "allow")
@@ -95,7 +95,7 @@ class Engine:
     def eager(self, request: Request, strategy: str) -> tuple[Branched, Sequence[Result]]:
         """Run a request on clones, outside `torch.compile`; see `run`."""
         plan, clones = request.plan, self.clones
-        if plan.state and torch.compiler.is_exporting():
+        if plan.state and is_exporting():
             raise ValueError(
                 f"torch.export does not support {self.root._get_name()} with state=: each branch passes on its own, and an exported graph "
                 "takes and returns tensors only. Export each voter by itself (wrapped.voters()), and pass on the state of each"

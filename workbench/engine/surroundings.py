@@ -24,6 +24,11 @@ _MODE_EDGES = (torch.inference_mode.__enter__.__code__, torch.inference_mode.__e
 T = TypeVar("T")
 
 
+def is_exporting() -> bool:
+    """Return whether torch.export is tracing. In torch 2.11, `torch.compiler.is_exporting` is also true inside torch.compile."""
+    return torch.compiler._is_exporting_flag
+
+
 def _open_blocks() -> list[Reverted]:
     """Return the `Reverted` blocks that are open in this thread, outermost first."""
     if not hasattr(_LOCAL, "blocks"):

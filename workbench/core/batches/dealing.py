@@ -13,6 +13,7 @@ from ...engine.effects.branch_values import duplicate
 from ...engine.effects.inputs import is_object
 from ...engine.plan import Bank, Plan
 from ...engine.state import BranchedState
+from ...engine.surroundings import is_exporting
 from ...engine.tree import flatten, is_float, paths, tensors
 from ...errors import WorkbenchWarning
 from ...introspect.objects import is_graph
@@ -76,7 +77,7 @@ def deal(
             "vote: rows are dealt out anew at each call, on the CPU, but a CUDA graph would deal the same rows at each replay. Capture "
             "wrapped.loss, which trains all voters on every row, or call with tile_and_reduce=True"
         )
-    if torch.compiler.is_exporting():
+    if is_exporting():
         raise RuntimeError(
             "vote: in training mode rows are dealt out to the voters at random, which torch.export does not support: export after "
             'wrapped.eval(), or for training the mean of all voters, torch.export.export(wrapped, (x,), {"tile_and_reduce": True})'

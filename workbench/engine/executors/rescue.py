@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..sites import transparent
+from .attention import attention
 
 _FACTORIES = frozenset(
     f"{stem}{end}" for stem in ("zeros", "ones", "empty", "full") for end in ("", "_like")
@@ -21,7 +22,7 @@ class Rescue(TorchFunctionMode):
     """Function mode for a pass under vmap.
 
     - New tensors (`torch.zeros`, ...) get the branch axes, so that each branch can write into its own.
-    - Attention is computed by its formula: fused kernels have no batching rule for some masks, and crash the interpreter under two vmaps.
+    - Attention is one call of the fused kernel, of which all branches are rows, see `attention`.
     - Recurrent layers and cells are computed step by step.
     - `out=` becomes a computation and a copy.
     - An active function mode also keeps `nn.TransformerEncoderLayer` from its fused path.
@@ -54,7 +55,7 @@ class Rescue(TorchFunctionMode):
             with self:
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
         if name == "scaled_dot_product_attention":
-            return _attention(*args, **kwargs)
+            return attention(*args, **kwargs)
         if name == "gru_cell":
             return _gru_cell(*args, **kwargs)
         if name in _RECURRENT and len(args) == 9 and isinstance(args[3], bool):  # not the overload for packed sequences
@@ -85,27 +86,6 @@ def _dropout(
         return F.dropout(input, p, training, inplace)
     mask = ((torch.rand(input.shape, device=input.device) >= p) / (1 - p)).to(input.dtype)
     return input.mul_(mask) if inplace else input * mask
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> Tensor:
-    """Return softmax(q k^T / sqrt(d) + mask) v by torch's reference implementation, which takes additive masks."""
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
-    form = torch.ops.aten._scaled_dot_product_attention_math
-    out, weights = form(query, key, value, attn_mask, 0.0, is_causal, None, **options)
-    if not dropout_p:
-        return out
-    # dropout is applied separately: inside that operation it crashes the interpreter under several vmaps (torch 2.13)
-    groups = weights.shape[-3] // value.shape[-3] if options.get("enable_gqa") else 1
-    return F.dropout(weights, dropout_p) @ (value if groups == 1 else value.repeat_interleave(groups, -3))
 
 
 def _gru_cell(

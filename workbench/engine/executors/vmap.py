@@ -23,7 +23,7 @@ from ..plan import Axis, Plan, concatenate
 from ..request import Request
 from ..results import StackedResults
 from ..state import Sealed, open_sealed, stack
-from ..surroundings import leave_transforms
+from ..surroundings import is_exporting, leave_transforms
 from ..tree import flatten, versions
 from .autocast import AutocastUnderVmap
 from .branched_tensors import BranchedTensor, branched_tensors, heads_on_trunks, tensors_of_one
@@ -33,6 +33,7 @@ _functorch: Any = torch._C._functorch
 PassOutput = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # outputs, buffers, taps
 References = list[weakref.ref[Tensor]]
 _load_decompositions = functools.cache(functorch_vmap.lazy_load_decompositions)  # to load them again takes a while too
+_ATTENTION = frozenset(["scaled_dot_product_attention", "multi_head_attention_forward"])
 _AUTOGRAD = frozenset(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn"))
 
 
@@ -254,7 +255,7 @@ def _run_nested(
         return run([value for value, _ in values], token)
     axis, *inner = axes
     # torch.export recognizes the Python functions only; these look for it in each call, which takes as long as an operation
-    functions: Any = functorch_vmap if torch.compiler.is_exporting() else _functorch
+    functions: Any = functorch_vmap if is_exporting() else _functorch
     (_load_decompositions if functions is _functorch else functorch_vmap.lazy_load_decompositions)()
     depth = _functorch.get_dynamic_layer_stack_depth()
     level = functions._vmap_increment_nesting(axis.size, axis.randomness)
@@ -376,6 +377,10 @@ class _FirstPass(TorchFunctionMode):
     ) -> Any:
         if function in _AUTOGRAD and is_batched(args[0]) and _requires_grad(args[0]):
             raise RuntimeError("the model asks whether a tensor requires gradients, which vmap hides")
+        if getattr(function, "__name__", "") in _ATTENTION and torch.is_grad_enabled():
+            leaves = filter(is_batched, flatten((args, kwargs))[0])
+            if any(not leaf.is_cpu and _requires_grad(leaf) for leaf in leaves):
+                raise RuntimeError("on a GPU, fused attention asks whether a tensor requires gradients, which vmap hides")
         out = function(*args, **(kwargs or {}))
         self._outputs.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
         return out
