@@ -17,7 +17,7 @@ from helpers import pretend_device
 from helpers.conformance_table import is_due
 from helpers.device_models import MODELS, WRAPPERS, criterion_of, mlp, quiet, trained
 from helpers.other_device import DEVICE, answers, close, in_order, states_close
-from workbench import compose, neo, sculpt, vote
+from workbench import compose, neo, sample, sculpt, vote
 from workbench.engine.executors.rescue import DropoutByFormula
 from workbench.methods.densities import DENSITIES
 
@@ -67,6 +67,18 @@ CELLS = [
 def learned(name: str, model: str) -> tuple[Any, Tensor, Tensor]:
     with quiet():
         return trained(WRAPPERS[name], model)
+
+
+def test_samples_are_the_same_with_and_without_a_risk() -> None:
+    """Risk heads add a second vmap, under which dropout draws other numbers on a GPU."""
+    wrapped = compose(sample.Wrapper(4), sculpt.Wrapper(n_layers=1))(mlp()).to(DEVICE).eval()
+    x = torch.randn(5, 4).to(DEVICE)
+    wrapped(x, return_risk=True)
+    found = []
+    for options in ({}, {"return_risk": True}):
+        torch.manual_seed(1)
+        found.append(wrapped(x, **options))
+    torch.testing.assert_close(found[0], found[1][0])
 
 
 @pytest.mark.parametrize(("name", "model"), CELLS)

@@ -301,6 +301,11 @@ REFUSED_BY = {  # check -> case -> part of the message; not refused if the obsta
         "numpy_randomness": "",  # not the same in every pass, or each branch needs its own
     },
 }
+# check -> parts of the messages of refusals on a GPU only, where recurrent layers gather their weights in one piece of memory
+REFUSED_ON_GPU = {
+    "vmap": ("fused attention asks", "Cannot access data pointer"),
+    "replay": ("reaches into a tensor's memory",),
+}
 # wrappers left out of a check do not differ from these in what it covers; replay needs branches that share a trunk
 _WHOLE = tuple(name for name in WRAPPERS if name not in ("vote_share2", "vote_sculpt", "sample_sculpt"))
 RUN_BY = {

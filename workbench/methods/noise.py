@@ -41,8 +41,7 @@ class Noise(Settings, ABC):
 
 
 def _uniform(value: Tensor, generator: torch.Generator | None) -> Tensor:
-    if generator is None:
-        return torch.rand_like(value)
+    # not rand_like: torch.compile merges equal calls of it into one draw
     return torch.rand(value.shape, dtype=value.dtype, device=value.device, generator=generator)
 
 
@@ -64,7 +63,8 @@ class Bernoulli(Noise):
 
     def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
         if raw is None:
-            if value.is_complex() or generator is not None:
+            # on a GPU by the formula, since dropout draws other numbers there under two vmaps (with a risk) than under one
+            if value.is_complex() or generator is not None or not value.is_cpu:
                 real = value.real if value.is_complex() else value
                 return value * ((_uniform(real, generator) >= self.p) / (1 - self.p)).to(real.dtype)
             return F.dropout(value, self.p, training=True)

@@ -30,40 +30,46 @@ def attention(
     """
     if dropout_p:  # its random numbers may have to be the same in all branches
         return _by_formula(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-    levels = [_functorch.maybe_get_level(tensor) if is_batched(tensor) else -1 for tensor in tensors]
-    level = max(levels)
+    level = max(map(_level, (query, key, value, attn_mask)))
     if level < 0:
-        return _as_rows(*tensors, is_causal=is_causal, **options)
-    stacked = []
-    for tensor, own in zip(tensors, levels, strict=True):
-        # branches lead; a tensor that all of them share has one row, and a mask as many axes as the query
-        shape = (1,) * (query.dim() - tensor.dim()) + tensor.shape
-        if own == level:
-            tensor = _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
-            shape = tensor.shape[:1] + shape
-        else:
-            shape = (1, *shape)
-        stacked.append(tensor.reshape(shape))
-    out = attention(*stacked, is_causal=is_causal, **options)
+        return _as_rows(query, key, value, attn_mask, is_causal, **options)
+    n_dims = query.dim()
+    query, key, value = (_with_branches(tensor, level, n_dims) for tensor in (query, key, value))
+    mask = None if attn_mask is None else _with_branches(attn_mask, level, n_dims)
+    out = attention(query, key, value, mask, 0.0, is_causal, **options)
     return _functorch._add_batch_dim(out, 0, level)
+
+
+def _level(tensor: Tensor | None) -> int:
+    """Return the level of the innermost vmap by which a tensor is batched; -1 if there is none."""
+    return _functorch.maybe_get_level(tensor) if is_batched(tensor) else -1
+
+
+def _with_branches(tensor: Tensor, level: int, n_dims: int) -> Tensor:
+    """Return the tensor [branches of a level, n_dims more axes], with one branch if it is the same for all."""
+    inserted = (1,) * (n_dims - tensor.dim())
+    if _level(tensor) < level:
+        return tensor.reshape(1, *inserted, *tensor.shape)
+    stacked = _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
+    return stacked.reshape(len(stacked), *inserted, *tensor.shape)
 
 
 def _as_rows(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **options: Any
 ) -> Tensor:
     """Return the attention of tensors with any number of leading axes; fused kernels take one, of rows, beside that of heads."""
-    tensors = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-    leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
-    if len(leading) < 2:
-        return F.scaled_dot_product_attention(*tensors, is_causal=is_causal, **options)
-    if attn_mask is not None and attn_mask.shape[:-2].numel() == 1:  # one for all rows, which kernels take as it is
-        tensors[3] = attn_mask.reshape(1, *attn_mask.shape[-3:])
-    rows = [
-        tensor.expand(*leading, *tensor.shape[-3:]).flatten(0, -4) if tensor.dim() > 4 else tensor for tensor in tensors
-    ]
-    out = F.scaled_dot_product_attention(*rows, is_causal=is_causal, **options)
-    return out.unflatten(0, leading)
+    shapes = [tensor.shape[:-3] for tensor in (query, key, value, attn_mask) if tensor is not None]
+    leading = torch.broadcast_shapes(*shapes)
+
+    def rows(tensor: Tensor) -> Tensor:
+        return tensor.expand(*leading, *tensor.shape[-3:]).flatten(0, -4)
+
+    if len(leading) > 1:
+        query, key, value = rows(query), rows(key), rows(value)
+        if attn_mask is not None:  # one for all rows is taken as it is
+            attn_mask = rows(attn_mask) if attn_mask.shape[:-2].numel() > 1 else attn_mask.reshape(attn_mask.shape[-2:])
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **options)
+    return out.unflatten(0, leading) if len(leading) > 1 else out
 
 
 def _by_formula(
@@ -72,7 +78,7 @@ def _by_formula(
     """Return the attention by torch's reference implementation, which takes additive masks."""
     device = query.device.type
     under_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    if under_autocast:  # as around a fused kernel: under autocast, gradients of the softmax inside would have another dtype
+    if under_autocast:  # as around a fused kernel: inside, gradients of the softmax would have another dtype
         low_precision = torch.get_autocast_dtype(device)
         query, key, value = (tensor.to(low_precision) for tensor in (query, key, value))
         mask = mask if mask is None or mask.dtype is torch.bool else mask.to(low_precision)

@@ -380,7 +380,9 @@ class _FirstPass(TorchFunctionMode):
         if getattr(function, "__name__", "") in _ATTENTION and torch.is_grad_enabled():
             leaves = filter(is_batched, flatten((args, kwargs))[0])
             if any(not leaf.is_cpu and _requires_grad(leaf) for leaf in leaves):
-                raise RuntimeError("on a GPU, fused attention asks whether a tensor requires gradients, which vmap hides")
+                raise RuntimeError(
+                    "on a GPU, fused attention asks whether a tensor requires gradients, which vmap hides"
+                )
         out = function(*args, **(kwargs or {}))
         self._outputs.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
         return out
