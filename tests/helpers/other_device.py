@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from helpers import pretend_device
 from helpers.device_models import WRAPPERS, leaves, mlp, quiet, still
-from workbench import Risk
+from workbench import Risk, sample
 from workbench.core.outputs.options import has_classes
 
 DEVICE = pretend_device.NAME
@@ -44,11 +44,23 @@ def states_close(here: nn.Module, there: nn.Module) -> None:
 
 
 def in_order(wrapped: Any) -> Any:
-    """Turn off the model's own dropout, and draw noise in an order that is the same on all devices."""
+    """Turn off the model's own dropout, and draw noise by a formula and in an order that are the same on all devices."""
     still(wrapped)
-    if "sample" in wrapped.methods:
-        wrapped._workbench.strategy = "loop"
+    for method in wrapped._workbench.methods:
+        if method.name == "sample":
+            wrapped._workbench.strategy = "loop"
+            if isinstance(method.noise, sample.Bernoulli):
+                method.noise = _Formula(method.noise.p)
     return wrapped
+
+
+class _Formula(sample.Bernoulli):
+    """Dropout as on a GPU."""
+
+    def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
+        if raw is not None:
+            return super().apply(value, raw, generator, additive)
+        return value * ((torch.rand(value.shape, dtype=value.dtype, device=value.device) >= self.p) / (1 - self.p))
 
 
 def rows(n: int = 40, shape: tuple[int, ...] = (4,), classes: bool = False) -> tuple[Tensor, Tensor]:

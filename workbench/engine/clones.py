@@ -86,6 +86,7 @@ class Clones:
         self.n_hooks = 0  # number of hooks of modules
         # of a network with linear layers only, 0 for others: number of weights, and largest number of inputs or outputs of a layer
         self.n_weights = self.width = 0
+        self.kernels: dict[str, int] = {}  # slots of the weights of convolutions, and their sizes
 
     # ---- clones
     def existing(self) -> list[Clone]:
@@ -270,6 +271,7 @@ class Clones:
             self._clones.clear()
             self._generators = find_generators(self._tree)
             self.n_weights, self.width = _size(self._tree)
+            self.kernels = _kernels(self._tree)
             self.n_hooks = sum(len(vars(module)[kind]) for module in self._tree.values() for kind in HOOKS)
         self._note()
 
@@ -388,6 +390,17 @@ def _size(tree: Tree) -> tuple[int, int]:
         return 0, 0
     sizes = [(layer.in_features, layer.out_features) for layer in layers if isinstance(layer, nn.Linear)]
     return sum(a * b for a, b in sizes), max(map(max, sizes))
+
+
+def _kernels(tree: Tree) -> dict[str, int]:
+    """Return the numbers of weights of convolutions by slot."""
+    layers = {path: module for path, module in tree.items() if isinstance(module, nn.modules.conv._ConvNd)}
+    weights = {f"{path}.weight".removeprefix("."): layer._parameters.get("weight") for path, layer in layers.items()}
+    return {
+        slot: weight.numel()
+        for slot, weight in weights.items()
+        if isinstance(weight, torch.Tensor) and not torch.nn.parameter.is_lazy(weight)
+    }
 
 
 def _refuse_layers(

@@ -53,6 +53,9 @@ RUNGS: dict[str, Rung] = {
 STRATEGIES = ("auto", *RUNGS, "tune")
 _SMALL_PASS = 2**23  # multiplications per pass below which Python's overhead takes longer than the computation
 _CACHED = 2**17  # activations of a layer, of all branches that run at once, up to which a CPU keeps them in its cache
+_SMALL_CONVOLUTIONS = (
+    2**35
+)  # multiplications on a GPU up to which grouped convolutions, in fewer launches, are faster than separate ones
 _LIGHT = 2**17  # weights of a model above which three models wait for memory, at once or one after another
 LITTLE = "each of the branches is little work"
 HEADS = "each model's heads share its trunk, which is computed once"
@@ -71,7 +74,7 @@ class CallKind(NamedTuple):
     autocast: bool
     dealt: bool
     loop_only: str  # reason why the branches must run one after another
-    rows: int  # 0 if each pass is little work and there are enough of them, else 1; with "tune" the bit length of the number of rows
+    rows: int  # 0 if each pass is little work (on a CPU, of enough of them), else 1; with "tune" the bit length of the number of rows
     hooks: int  # number of hooks of modules, which can be added between calls
     parts: int = 1  # number of passes, each of some branches, in which activations stay in the cache
 
@@ -165,7 +168,10 @@ class Ladder:
         device = next((leaf.device.type for leaf in leaves), "cpu")
         parts = 1
         if torch.compiler.is_compiling():
-            rows, is_small = 3, False  # torch.export would turn a comparison into a constraint on the number of rows
+            rows, is_small = (
+                3,
+                device != "cpu",
+            )  # torch.export would turn a comparison into a constraint on the number of rows
         else:
             n_weights = self.clones.n_weights
             rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
@@ -173,8 +179,10 @@ class Ladder:
             is_small = rows <= 2 or (is_tabular and rows * n_weights <= _SMALL_PASS)
             if is_small and (models := _n_models(plan)) < 4:
                 is_small = models == 3 and is_tabular and n_weights <= _LIGHT and _takes_three_at_once(request)
+            if device != "cpu":
+                is_small = self._convolutions(plan, leaves) <= _SMALL_CONVOLUTIONS
             # noise is drawn at once, whatever the number of rows
-            if is_tabular and is_small and not request.training and not plan.interventions and plan.chunk is None:
+            elif is_tabular and is_small and not request.training and not plan.interventions and plan.chunk is None:
                 parts = 1 + plan.size * rows * self.clones.width // _CACHED
                 is_small = parts == 1 or plan.axes[0].size >= 3 * parts  # fewer branches at once save too little
         return CallKind(
@@ -190,6 +198,12 @@ class Ladder:
             self.clones.n_hooks,
             parts if is_small else 1,
         )
+
+    def _convolutions(self, plan: Plan, leaves: list[Tensor]) -> int:
+        """Return an upper bound of the multiplications of a branch in convolutions whose kernels differ between branches."""
+        positions = max((leaf.shape[2:].numel() * leaf.shape[0] for leaf in leaves if leaf.dim() > 2), default=0)
+        kernels = self.clones.kernels
+        return positions * sum(size for slot, size in kernels.items() if isinstance(plan.rules.get(slot), Stacked))
 
     def _store(self, kind: CallKind, decision: RungDecision) -> None:
         """Store a decision and log its refusals once.
@@ -254,6 +268,8 @@ class Ladder:
                     sorted(rungs, key=lambda name: name != "replay")
                 ), f"{reason}, also with chunk={plan.chunk}"
             return rungs, reason
+        if kind.device != "cpu" and kind.rows:
+            return ("loop",), "separate convolutions of this size are faster than grouped ones"
         if kind.device != "cpu":
             return rungs, "one launch for all branches"
         if not kind.rows:
