@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.device_models import MODELS, WRAPPERS, criterion_of, leaves, quiet, still, trained
+from helpers.recorded_calls import calls_of, record_early
+from helpers.threads import in_threads
 from torch import nn
 
 from workbench import compose, fit, load, save, sculpt, vote
@@ -260,3 +262,144 @@ def test_memory_that_is_too_small_for_all_voters_is_enough_for_some() -> None:
 def test_composed_risks_stay_on_the_device() -> None:
     wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(MODELS["mlp"][0]().to(DEVICE)).eval()
     assert all(leaf.is_cuda for leaf in leaves(wrapped(torch.zeros(5, 4, device=DEVICE), return_risk=True)))
+
+
+# ---- recorded calls
+@contextmanager
+def captured_first(function: Any) -> Iterator[tuple[torch.cuda.CUDAGraph, Any]]:
+    """A CUDA graph of a function, and its answer there."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        answer = function()
+    yield graph, answer
+
+
+def asked_often(wrapped: Any, x: torch.Tensor, n: int = 60) -> list[torch.Tensor]:
+    """The last answer of calls that have been recorded meanwhile."""
+    with torch.no_grad(), quiet():
+        for _ in range(n):
+            answer = leaves(wrapped(x, return_risk=True))
+            torch.cuda.synchronize()  # so that comparisons arrive
+    return answer
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_early(monkeypatch)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("n", [5, 16])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
+def test_recorded_calls_answer_as_a_loop_over_copies(model: str, n: int, frozen: bool) -> None:
+    make, shape = MODELS[model]
+    wrapped = vote.Wrapper(n)(make().to(DEVICE)).eval()
+    copies = [copy.deepcopy(voter).to(DEVICE).eval() for voter in wrapped.voters()]
+    x, other = torch.randn(2, 12, *shape, device=DEVICE)
+    with wrapped.frozen() if frozen else nullcontext():
+        asked_often(wrapped, x)
+        calls = calls_of(wrapped)
+        if model == "transformer":  # which no graph answers on a CPU either
+            assert calls.replays == 0
+            return
+        before = calls.replays
+        with torch.no_grad(), no_wait():
+            y, risk = wrapped(other, return_risk=True)
+    assert calls.off == ""
+    assert calls.replays == before + 1 > 20
+    with torch.no_grad():
+        answers = torch.stack([each(other) for each in copies])
+    torch.testing.assert_close(y, answers.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(risk, answers.std(0, correction=0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_recorded_calls_answer_as_eager_ones_without_waiting(name: str, model: str) -> None:
+    with quiet():
+        wrapped, x, _ = trained(WRAPPERS[name], model)
+    wrapped.to(DEVICE).eval()
+    x = x.to(DEVICE)
+    other = copy.deepcopy(wrapped)
+    calls_of(other).off = "for comparison"
+    results = []
+    for part in (wrapped, other):
+        torch.manual_seed(3)
+        asked_often(part, x)
+        with no_wait(), torch.no_grad():
+            answers = [leaves(part(x + i, return_risk=True)) for i in range(9)]
+        results.append([*answers, torch.rand(4, device=DEVICE), torch.rand(4)])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    if name in ("vote", "vote last layer", "sculpt", "sample", "neo", "vote of sculpt, with neo"):
+        assert calls_of(wrapped).replays > 20, calls_of(wrapped).off
+
+
+@pytest.mark.usefixtures("early")
+def test_what_no_recorded_call_answers() -> None:
+    """Inputs elsewhere, autocast, captures, gradients, and a model that has moved."""
+    wrapped = vote.Wrapper(5)(MODELS["mlp"][0]().to(DEVICE)).eval()
+    x = torch.randn(12, 4)
+    eager = asked_often(copy.deepcopy(wrapped), x.to(DEVICE), 1)
+    asked_often(wrapped, x.to(DEVICE))
+    calls = calls_of(wrapped)
+    n = calls.replays
+    assert n
+    with torch.no_grad(), pytest.raises(RuntimeError, match="same device"):
+        wrapped(x, return_risk=True)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        y = asked_often(wrapped, x.to(DEVICE))[0]
+        torch.testing.assert_close(y.float(), eager[0], rtol=0.1, atol=0.1)
+        assert not torch.equal(y.float(), eager[0])
+    wrapped(x.to(DEVICE), return_risk=True)[0].sum().backward()
+    assert all(p.grad is not None for p in wrapped.parameters())
+    given = x.to(DEVICE)
+    with torch.no_grad(), captured_first(lambda: leaves(wrapped(given, return_risk=True))) as (graph, answer):
+        assert calls.replays == n
+        given += 1
+        graph.replay()
+        torch.testing.assert_close(answer, asked_often(copy.deepcopy(wrapped), given, 1), rtol=1e-4, atol=1e-5)
+    assert calls.replays == n
+    asked_often(wrapped, x.to(DEVICE), 1)
+    assert calls.replays == n + 1
+    wrapped.cpu()
+    with torch.no_grad():
+        torch.testing.assert_close(wrapped(x), eager[0].cpu(), rtol=1e-4, atol=1e-5)
+    found = asked_often(wrapped.to(DEVICE), x.to(DEVICE))
+    assert calls_of(wrapped).replays
+    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("early")
+def test_a_recorded_call_keeps_no_activations() -> None:
+    model = nn.Sequential(nn.Linear(4, 4096), nn.Tanh(), nn.Linear(4096, 1)).to(DEVICE)
+    wrapped = vote.Wrapper(4)(model).eval()
+    x = torch.randn(1024, 4, device=DEVICE)
+    asked_often(wrapped, x, 2)
+    before = torch.cuda.memory_allocated()
+    asked_often(wrapped, x)
+    assert calls_of(wrapped).replays
+    assert torch.cuda.memory_allocated() - before < 2**20
+
+
+@pytest.mark.usefixtures("early")
+def test_recorded_calls_in_another_stream_and_in_threads() -> None:
+    wrapped = vote.Wrapper(5)(MODELS["mlp"][0]().to(DEVICE)).eval()
+    inputs = list(torch.randn(8, 12, 4, device=DEVICE))
+    other = copy.deepcopy(wrapped)
+    with torch.no_grad():
+        expected = [leaves(other(x, return_risk=True)) for x in inputs]
+    asked_often(wrapped, inputs[0])
+    torch.cuda.synchronize()
+
+    def serve() -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                found = [leaves(wrapped(x, return_risk=True)) for x in inputs]
+            torch.cuda.current_stream().synchronize()
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    in_threads(serve, 3)
+    assert calls_of(wrapped).replays > 100

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from torch.nn import functional as F
 
 from helpers import pretend_device
 from helpers.conformance_table import is_due
-from helpers.device_models import MODELS, WRAPPERS, criterion_of, mlp, quiet, trained
+from helpers.device_models import MODELS, WRAPPERS, criterion_of, leaves, mlp, quiet, trained
 from helpers.other_device import DEVICE, answers, close, in_order, states_close
+from helpers.recorded_calls import calls_of, record_early
 from workbench import compose, neo, sample, sculpt, vote
 from workbench.engine.executors.rescue import DropoutByFormula
 from workbench.methods.densities import DENSITIES
@@ -210,3 +213,122 @@ def test_voters_begin_there_as_on_the_cpu() -> None:
         wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(copy.deepcopy(model).to(where))
         results.append([*wrapped.parameters(), torch.rand(2, device=where)])
     close(*results)
+
+
+# ---- recorded calls
+def asked_often(wrapped: Any, x: Tensor, n: int = 12) -> list[Tensor]:
+    """Return the last answer of calls that are recorded early."""
+    with torch.no_grad(), quiet():
+        for _ in range(n):
+            answer = leaves(wrapped(x, return_risk=True))
+    return answer
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_early(monkeypatch)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("name", ["vote", "vote last layer", "sculpt", "neo", "vote of sculpt, with neo"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
+def test_recorded_calls_answer_there_as_plain_calls_on_the_cpu(name: str, frozen: bool) -> None:
+    here, x, _ = learned(name, "mlp")
+    here = copy.deepcopy(here).double().eval()
+    there, x = copy.deepcopy(here).to(DEVICE), x.double()
+    with there.frozen() if frozen else nullcontext():
+        asked_often(there, x.to(DEVICE))
+        before = calls_of(there).replays
+        pretend_device.WAITS.clear()
+        given = (x + 1).to(DEVICE, non_blocking=True)
+        found = asked_often(there, given, 2)
+        assert pretend_device.WAITS == []
+    assert calls_of(there).replays == before + 2
+    close(answers(here, x + 1), found, atol=1e-7)
+
+
+@pytest.mark.usefixtures("early")
+def test_a_recorded_mean_is_that_of_plain_copies() -> None:
+    wrapped = vote.Wrapper(5)(mlp()).to(DEVICE).eval()
+    x = torch.randn(6, 4).to(DEVICE)
+    asked_often(wrapped, x)
+    found = asked_often(wrapped, x + 1, 1)
+    with torch.no_grad():
+        copies = torch.stack([voter.cpu()(x.cpu() + 1) for voter in wrapped.voters()])
+    assert calls_of(wrapped).replays
+    close([copies.mean(0), copies.std(0, correction=0)], found, atol=1e-6)
+
+
+@pytest.mark.usefixtures("early")
+def test_recorded_noise_continues_that_of_the_device() -> None:
+    wrapped = sample.Wrapper(3)(mlp()).to(DEVICE).eval()
+    x = torch.randn(6, 4).to(DEVICE)
+    other = copy.deepcopy(wrapped)
+    calls_of(other).off = "for comparison"
+    results = []
+    for part in (wrapped, other):
+        torch.manual_seed(3)
+        results.append([asked_often(part, x), torch.rand(4, device=DEVICE), torch.rand(4)])
+    assert calls_of(wrapped).replays
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("early")
+def test_each_call_that_differs_is_no_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped = vote.Wrapper(3)(mlp()).to(DEVICE).eval()
+    x = torch.randn(6, 4)
+    asked_often(wrapped, x.to(DEVICE))
+    calls = calls_of(wrapped)
+    n = calls.replays
+    assert n
+    with torch.no_grad(), pytest.raises(RuntimeError, match="same device"):
+        wrapped(x, return_risk=True)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        asked_often(wrapped, x.to(DEVICE))
+    monkeypatch.setattr(pretend_device.MODULE, "captures", True)
+    asked_often(wrapped, x.to(DEVICE))
+    monkeypatch.setattr(pretend_device.MODULE, "captures", False)
+    wrapped(x.to(DEVICE), return_risk=True)  # with gradients
+    assert calls.replays == n
+    wrapped.cpu()
+    y = asked_often(wrapped, x)[0]
+    torch.testing.assert_close(y, torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="same device"):
+        wrapped(x.to(DEVICE), return_risk=True)
+    wrapped.to(DEVICE)
+    torch.testing.assert_close(asked_often(wrapped, x.to(DEVICE))[0].cpu(), y)
+    assert calls_of(wrapped).replays
+
+
+@pytest.mark.usefixtures("early")
+def test_nothing_is_answered_by_a_graph_before_its_comparisons_have_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped = vote.Wrapper(3)(mlp()).to(DEVICE).eval()
+    x = torch.randn(6, 4).to(DEVICE)
+    monkeypatch.setattr(pretend_device.MODULE, "arrives", False)
+    asked_often(wrapped, x)
+    assert calls_of(wrapped).replays == 0
+    monkeypatch.setattr(pretend_device.MODULE, "arrives", True)
+    asked_often(wrapped, x, 1)
+    assert calls_of(wrapped).replays == 1
+
+
+@pytest.mark.usefixtures("early")
+def test_rounding_is_no_difference_and_another_function_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no call looks at: a function inside torch."""
+    make = lambda: vote.Wrapper(3)(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))).to(DEVICE).eval()  # noqa: E731
+    wrapped, x, gelu = make(), torch.randn(6, 4).to(DEVICE), F.gelu
+    for factor in (1 + 1e-6, 2.0):
+        asked_often(wrapped, x)
+        assert calls_of(wrapped).replays
+        monkeypatch.setattr(F, "gelu", lambda h, approximate, factor=factor: factor * gelu(h))
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(20):
+                y = wrapped(x)
+            for _ in range(20):
+                y = wrapped(x, return_risk=True)[0]
+        monkeypatch.setattr(F, "gelu", gelu)
+        differs = factor == 2.0
+        assert any("something outside of the model" in str(warning.message) for warning in told) is differs
+        assert bool(calls_of(wrapped).off) is differs
+    assert y.isfinite().all()

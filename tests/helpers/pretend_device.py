@@ -47,6 +47,8 @@ class Module:
 
     def __init__(self) -> None:
         self.default_generators = (torch.Generator().manual_seed(0),)
+        self.captures = False  # whether a graph of the device is being captured
+        self.arrives = True  # whether the device has computed everything that it was asked for
 
     def is_initialized(self) -> bool:
         return True
@@ -62,6 +64,18 @@ class Module:
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.captures
+
+    def current_stream(self, device: Any = None) -> Module:
+        return self  # the only one, and its own events
+
+    def record_event(self) -> Module:
+        return self
+
+    def query(self) -> bool:
+        return self.arrives
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -195,7 +209,7 @@ def _lent() -> Iterator[None]:
 
 
 def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if self.device.type == "cpu" or (source.device.type == "cpu" and not non_blocking):
+    if not non_blocking and "cpu" in (self.device.type, source.device.type):
         WAITS.append("copy_")
     here(self).copy_(here(source))
     return self
@@ -236,6 +250,7 @@ _CLONE = torch.UntypedStorage.clone
 torch.UntypedStorage.clone = _clone
 _EVERYTHING = library.Library("_", "IMPL")
 _EVERYTHING.fallback(_any, "PrivateUse1")
+_EVERYTHING.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")  # autocast changes nothing
 _SOME = library.Library("aten", "IMPL")
 for _name, _kernel in {
     "copy_": _copy,

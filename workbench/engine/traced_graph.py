@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .effects.private_random import CPU, random_states
 from .torchscript import RefusedError, script
 
 _aten: Any = torch.ops.aten
@@ -45,7 +46,10 @@ _VIEWS = frozenset(
 # return views that their schemas do not declare
 _UNDECLARED_VIEWS = (_aten._unsafe_view.default, _aten._reshape_alias.default)
 # write into arguments that their schemas do not declare as written
-_UNDECLARED_WRITES = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
+_UNDECLARED_WRITES = dict.fromkeys(
+    (_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default),
+    ("running_mean", "running_var"),
+)
 # depend on dtypes only, not on values
 _DTYPE_OPS = {_aten.promote_types.default, _aten.result_type.Tensor, _aten.result_type.Scalar, _aten.can_cast.default}
 
@@ -56,7 +60,7 @@ class Graph:
     Args:
         function: function(*batch) -> list of tensors. It is called once and must compute with torch only.
         parameters, buffers: tensors that it uses in addition to the batch, read anew in each run; it may write into buffers.
-        batch: example inputs. Other batches must have the same shapes, strides and dtypes.
+        batch: example inputs. Other batches must have the same devices, shapes, strides and dtypes.
 
     Raises:
         RefusedError: if the function uses other tensors, draws from its own generator, or depends on values of tensors in Python.
@@ -77,6 +81,7 @@ class Graph:
         batch: Sequence[Tensor],
     ) -> None:
         recorder = _Recorder([*parameters, *buffers], batch)
+        self.devices = recorder.devices  # the CPU first, then others of its tensors
         with recorder:
             results = function(*batch)
         graph, self._tensors, values = recorder.finish(results)
@@ -133,6 +138,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, known: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
         super().__init__()
+        self.devices = tuple(dict.fromkeys((CPU, *(tensor.device for tensor in (*known, *batch)))))
         self._graph = fx.Graph()
         self._known = {id(tensor): tensor for tensor in known}
         self._held: list[Tensor] = []  # the known tensors that are used
@@ -146,7 +152,7 @@ class _Recorder(TorchDispatchMode):
         for i, tensor in enumerate(batch):
             self._note(self._graph.placeholder(f"batch_{i}"), tensor)
         self._first = next(iter(self._graph.nodes))
-        self._random = torch.default_generator.get_state()
+        self._random = random_states(self.devices)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -158,6 +164,8 @@ class _Recorder(TorchDispatchMode):
             self._nodes[place] = node
             self._alive[place] = weakref.ref(tensor, lambda _: self._nodes.pop(place, None))
         self._values[node] = tensor.shape, tensor.stride(), tensor.dtype
+        if tensor.device not in self.devices:
+            self._refusal = self._refusal or f"a tensor is on {tensor.device}, where no parameter, buffer or input is"
 
     def _node(self, tensor: Tensor) -> Any:
         if id(tensor) not in self._nodes:
@@ -175,10 +183,14 @@ class _Recorder(TorchDispatchMode):
         """Return an argument with tensors replaced by their nodes."""
         if isinstance(value, list | tuple):
             return type(value)(map(self._with_nodes, value))
+        if isinstance(value, torch.device) and value.index is None and value not in self.devices:
+            module = torch.get_device_module(value)
+            if module.device_count() > 1:
+                self._refusal = self._refusal or f"the device {value} is whichever is the current one"
         return self._node(value) if isinstance(value, Tensor) else value
 
     def _check_draws(self) -> None:
-        if not torch.equal(torch.default_generator.get_state(), self._random):
+        if any(not generator.get_state().equal(state) for generator, state in self._random):
             self._refusal = self._refusal or "random draws start anew within a step"
 
     def __torch_dispatch__(
@@ -190,7 +202,7 @@ class _Recorder(TorchDispatchMode):
             self._check_draws()
         result = function(*args, **kwargs)
         if draws:
-            self._random = torch.default_generator.get_state()
+            self._random = random_states(self.devices)
         if not isinstance(function, _OpOverload):
             self._refusal = self._refusal or f"{function} is no operation of torch"
         if self._refusal or function in _DTYPE_OPS:

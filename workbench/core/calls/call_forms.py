@@ -17,12 +17,20 @@ from ...introspect.pure_functions import is_record
 from ...risk import Risk
 
 _FUNCTORCH: Any = torch._C._functorch
+# whether kinds of kernels are allowed: torch chooses among them before an operation is recorded
+_CHOICES = (
+    torch._C._get_cudnn_enabled,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+)
 
 
 def in_special_mode() -> bool:
     """Return whether torch is, in this thread, in a mode that changes what a call computes or records it."""
     return bool(
-        torch.is_autocast_enabled("cpu")
+        torch._C._is_any_autocast_enabled()
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
         or _FUNCTORCH.maybe_current_level() is not None
@@ -34,16 +42,25 @@ def in_special_mode() -> bool:
 
 def torch_settings() -> tuple[Any, ...]:
     """Return torch's global settings that affect the result of a call."""
-    return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        *(is_enabled() for is_enabled in _CHOICES),
+    )
 
 
 def form_of(args: tuple) -> Any:
-    """Return the key of inputs that can share a graph: shapes, strides and dtypes; None for inputs that cannot be recorded."""
-    form: list[Any] = []
+    """Return the key of inputs that can share a graph: their device, shapes, strides and dtypes.
+
+    Returns:
+        None for inputs that cannot be recorded, and for all while a stream of their device is captured, for example in a CUDA graph.
+    """
+    device = args[0].device if args and type(args[0]) is Tensor else None
+    form: list[Any] = [device]
     for tensor in args:
         if (
             type(tensor) is not Tensor
-            or not tensor.is_cpu
+            or tensor.device != device
             or tensor.layout is not torch.strided
             or tensor.requires_grad
             or tensor.is_conj()
@@ -53,7 +70,13 @@ def form_of(args: tuple) -> Any:
         form += (tensor.shape, tensor.stride(), tensor.dtype)
     if len(args) > 1:
         form += ([id(tensor) for tensor in args].index(id(tensor)) for tensor in args)
-    return tuple(form) or None
+    return None if device is None or (not args[0].is_cpu and is_captured(device)) else tuple(form)
+
+
+def is_captured(device: torch.device) -> bool:
+    """Return whether a graph of the device, such as a CUDA graph, is being captured from its current stream."""
+    ask = getattr(getattr(torch, device.type, None), "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
 
 
 def leaves_of(answer: Any) -> list[Tensor]:
@@ -87,4 +110,4 @@ def rebuilding(answer: Any) -> Callable[[Sequence[Tensor]], Any]:
     return rebuild
 
 
-__all__ = ["form_of", "in_special_mode", "leaves_of", "rebuilding", "torch_settings"]
+__all__ = ["form_of", "in_special_mode", "is_captured", "leaves_of", "rebuilding", "torch_settings"]

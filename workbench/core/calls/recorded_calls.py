@@ -1,7 +1,8 @@
-"""Predictions without Python overhead: repeated calls run as one recorded graph of all branches if that gives bitwise the same answers."""
+"""Predictions without Python overhead: repeated calls run as one recorded graph of all branches if that gives the same answers."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -15,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...engine.effects.private_random import CPU, generator_of
-from ...engine.traced_graph import Graph, RefusedError, same, share_memory
+from ...engine.effects.private_random import CPU, random_states, restore_random
+from ...engine.traced_graph import Graph, RefusedError, share_memory
 from ...engine.tree import is_float, versions
 from ...errors import WorkbenchWarning
 from ..outputs.options import has_detections
@@ -26,6 +27,7 @@ from .feedback import marks_for
 from .frozen import Frozen
 from .predict import predict
 from .traceable import Facts, UntraceableError
+from .verdicts import Verdict
 
 log = logging.getLogger("workbench")
 
@@ -54,6 +56,7 @@ class _Recorded:
         runs: number of runs so far.
         seconds: times of the compared runs.
         eager_seconds: times of the eager calls they were compared with.
+        verdicts: comparisons that are not known yet.
     """
 
     graph: Graph
@@ -63,11 +66,12 @@ class _Recorded:
     runs: int = 0
     seconds: list[float] = field(default_factory=list)
     eager_seconds: list[float] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 @dataclass
 class _Kind:
-    """Calls with equal input shapes, strides and dtypes and equal options.
+    """Calls with equal devices, shapes, strides and dtypes of inputs and equal options.
 
     Args:
         calls: number of eager calls so far.
@@ -95,8 +99,8 @@ class RecordedCalls:
     """Answers calls of one wrapped object by recorded graphs where that is correct and faster; all other calls are eager.
 
     Graphs are recorded only for models of known layers (`Facts`), in evaluation mode and without gradients. They are used as long as nothing
-    of the model has changed, which every call checks. The first runs of a graph, and then runs number 8, 16, 32, ..., are compared bit by bit
-    with eager calls, random draws included.
+    of the model has changed, which every call checks. The first runs of a graph, and then runs number 8, 16, 32, ..., are compared
+    with eager calls (`Verdict`), random draws included; on a GPU no call waits for this.
 
     Args:
         wrapped: the wrapped object.
@@ -204,30 +208,44 @@ class RecordedCalls:
             return None  # other threads draw from private generators
         if any(map(marks_of(self._wrapped).of, args)):
             return None  # a mean was passed back as input: the eager call raises
+        if recorded.verdicts and not self.judged(recorded):
+            return None
         runs = recorded.runs = recorded.runs + 1
         compares = runs <= N_COMPARED_RUNS or not runs & (runs - 1)
-        before = generator_of(CPU).get_state() if graph.draws else None
+        before = random_states(graph.devices) if graph.draws else []
         start = time.perf_counter() if compares else 0.0
         try:
             results = graph.run(*args)
         except Exception as error:  # the eager call raises if the call is at fault
-            _restore(before)
+            restore_random(before)
             self.skip(kind, f"{type(error).__name__}: {error}")
             return None
         n = recorded.n_leaves
         if len(results) > n and "nan" not in self._wrapped._workbench.told and any(map(_is_nan, results[n:])):
-            _restore(before)
+            restore_random(before)
             return None  # the eager call warns of NaN
         if compares:
             recorded.seconds.append(time.perf_counter() - start)
-            after = generator_of(CPU).get_state() if graph.draws else None
-            _restore(before)
+            after = random_states(graph.devices) if graph.draws else []
+            restore_random(before)
             return _Comparison(self, kind, args, recorded, results[:n], after)
         self.replays += 1
         answer = recorded.rebuild(results)
         if recorded.marks is not None:
             recorded.marks.add(answer[0] if risk else answer)
         return Taken(answer)
+
+    def judged(self, recorded: _Recorded) -> bool:
+        """Act on the verdicts that are known, and return whether the graph may go on."""
+        for verdict in [verdict for verdict in recorded.verdicts if verdict.is_known()]:
+            with contextlib.suppress(ValueError):  # another thread was first
+                recorded.verdicts.remove(verdict)
+            if not verdict.is_same():
+                self.stop("an eager call gave other numbers")
+                if verdict.run > N_COMPARED_RUNS:
+                    self.tell_difference(verdict.run)
+                return False
+        return recorded.runs != N_COMPARED_RUNS or not recorded.verdicts
 
     def record(
         self, kind: _Kind, args: tuple, names: tuple[str, ...], risk: bool, tile: bool | None, answer: Any
@@ -260,6 +278,9 @@ class RecordedCalls:
             self._kinds = {key: each for key, each in self._kinds.items() if each.recorded is None}
         tensors = [*facts.parameters, *facts.frozen, *facts.buffers]
         leaves = leaves_of(answer)
+        devices = {tensor.device for tensor in args}
+        if facts.device is not None and devices != {facts.device}:
+            raise RefusedError("an input is on another device than the model")
         if share_memory(leaves, [*tensors, *args]):
             raise RefusedError("the answer shares memory with an input, a parameter or another part of it")
 
@@ -268,17 +289,19 @@ class RecordedCalls:
         def call(*batch: Tensor) -> list[Tensor]:
             kwargs = dict(zip(names, batch[n_positional:], strict=True))
             answer_again = predict(wrapped, batch[:n_positional], kwargs, risk, tile)
-            sums = [leaf.sum() for leaf in leaves_of(answer_again[1]) if is_float(leaf)] if risk else []
+            # on other devices, eager calls look for no NaN either: they would wait
+            looked_at = [leaf for leaf in leaves_of(answer_again[1]) if is_float(leaf) and leaf.is_cpu] if risk else []
+            sums = [leaf.sum() for leaf in looked_at]
             return [*leaves_of(answer_again), *sums]
 
-        told, state = wrapped._workbench.told, generator_of(CPU).get_state()
+        told, states = wrapped._workbench.told, random_states(dict.fromkeys((CPU, *devices)))
         already_told = "nan" in told
         told.add("nan")  # suppresses the check for NaN, which is done outside the graph
         self._made += 1
         try:
             graph = Graph(call, tensors, [], args)
         finally:
-            _restore(state)
+            restore_random(states)
             if not already_told:
                 told.discard("nan")
         if not facts.hold() or clones.impure:
@@ -370,7 +393,7 @@ class _Comparison(Trial):
         calls, kind, args: see `Trial`.
         recorded: the graph.
         results: tensors of the graph's answer.
-        random: state of the random generator after the graph, None if it does not draw.
+        random: states of the random generators after the graph, none if it does not draw.
     """
 
     def __init__(
@@ -380,7 +403,7 @@ class _Comparison(Trial):
         args: tuple,
         recorded: _Recorded,
         results: Sequence[Tensor],
-        random: Tensor | None,
+        random: list[tuple[torch.Generator, Tensor]],
     ) -> None:
         super().__init__(calls, kind, args)
         self._recorded, self._results, self._random = recorded, results, random
@@ -388,40 +411,23 @@ class _Comparison(Trial):
     def end(self, answer: Any) -> None:
         recorded, calls = self._recorded, self._calls
         recorded.eager_seconds.append(time.perf_counter() - self._start)
-        equal = self._random is None or self._random.equal(generator_of(CPU).get_state())
+        drew_the_same = all(generator.get_state().equal(state) for generator, state in self._random)
         try:
-            equal = (
-                equal
-                and all(map(_same, self._results, leaves := leaves_of(answer)))
-                and len(leaves) == recorded.n_leaves
-            )
+            leaves = leaves_of(answer) if drew_the_same else []
         except RefusedError:
-            equal = False
-        if equal:
-            if recorded.runs == N_COMPARED_RUNS and not _is_faster(recorded):
-                calls.skip(self._kind, "a graph is slower")
-            return
-        calls.stop("an eager call gave other numbers")
-        if recorded.runs > N_COMPARED_RUNS:
-            calls.tell_difference(recorded.runs)
+            leaves = []
+        recorded.verdicts.append(Verdict(self._results, leaves, recorded.runs))
+        calls.judged(recorded)
+        if not calls.off and recorded.runs == N_COMPARED_RUNS and not _is_faster(recorded):
+            calls.skip(self._kind, "a graph is slower")
 
 
 def _is_faster(recorded: _Recorded) -> bool:
     return min(recorded.seconds) < min(recorded.eager_seconds)
 
 
-def _same(result: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same dtype, strides and bits."""
-    return result.dtype is other.dtype and result.stride() == other.stride() and same(result, other)
-
-
 def _is_nan(total: Tensor) -> bool:
     return math.isnan(abs(total) if total.is_complex() else total)
-
-
-def _restore(state: Tensor | None) -> None:
-    if state is not None:
-        generator_of(CPU).set_state(state)
 
 
 __all__ = ["RecordedCalls", "Taken", "Trial"]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from ...engine.effects.private_random import has_generator
 from ...engine.plan import RankOne
 from ...introspect.objects import is_atom
 from ...introspect.pure_functions import Global, ImpureError, globals_of_pure
@@ -108,10 +109,16 @@ class Facts:
         self.buffers = list(wrapped.buffers())
         tensors = [*self.parameters, *self.frozen, *self.buffers]
         if any(
-            type(t.data) is not Tensor or t.layout is not torch.strided or not t.is_cpu or not t.is_contiguous()
+            type(t.data) is not Tensor
+            or t.layout is not torch.strided
+            or t.device != tensors[0].device
+            or not t.is_contiguous()
             for t in tensors
         ):
-            raise UntraceableError("a tensor is not on the CPU, or has another layout")
+            raise UntraceableError("a tensor is on another device than others, or has another layout")
+        self.device = tensors[0].device if tensors else None  # None if the model has no tensors
+        if self.device is not None and not has_generator(self.device):
+            raise UntraceableError(f"random draws cannot be repeated on the device {self.device}")
         self._tensor_forms = _TensorForms(tensors)
 
     def hold(self) -> bool:
@@ -132,11 +139,12 @@ class Facts:
 
 
 class _TensorForms:
-    """Snapshot of the dtypes and shapes of contiguous tensors."""
+    """Snapshot of the devices, dtypes and shapes of contiguous tensors."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._dtypes, self._shapes = list(map(_DTYPE, tensors)), list(map(_SHAPE, tensors))
+        self._devices = list(map(_DEVICE, tensors))
         # by inference mode: torch's own guard, which takes a quarter of the time, if this version of torch has it
         self._guards: dict[bool, Any] = {}
 
@@ -149,6 +157,7 @@ class _TensorForms:
         if not (
             all(map(operator.is_, map(_DTYPE, self._tensors), self._dtypes))
             and list(map(_SHAPE, self._tensors)) == self._shapes
+            and list(map(_DEVICE, self._tensors)) == self._devices
             and all(map(Tensor.is_contiguous, self._tensors))
         ):
             return False
@@ -169,7 +178,7 @@ _IGNORED_NAMES = """_non_persistent_buffers_set _backward_hooks _backward_pre_ho
     _forward_hooks_always_called _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
     _load_state_dict_post_hooks"""
 _IGNORED = frozenset(_IGNORED_NAMES.split())
-_DTYPE, _SHAPE, _CODE = map(operator.attrgetter, ("dtype", "shape", "__code__"))
+_DTYPE, _SHAPE, _DEVICE, _CODE = map(operator.attrgetter, ("dtype", "shape", "device", "__code__"))
 _SETTINGS = operator.attrgetter(
     "output", "state", "strategy", "purity", "chunk", "rows", "says_distributions", "methods"
 )

@@ -93,6 +93,17 @@ def generators_of(device: torch.device) -> dict[str, torch.Generator]:
     return {place.type: generator_of(place) for place in (CPU, device) if has_generator(place)}
 
 
+def random_states(devices: Iterable[torch.device]) -> list[tuple[torch.Generator, Tensor]]:
+    """Return the generators that this thread's draws on devices come from, with their states."""
+    return [(generator, generator.get_state()) for generator in map(generator_of, devices)]
+
+
+def restore_random(states: Iterable[tuple[torch.Generator, Tensor]]) -> None:
+    """Restore the states that `random_states` returned."""
+    for generator, state in states:
+        generator.set_state(state)
+
+
 def _shared(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return torch.default_generator
@@ -290,4 +301,13 @@ def _kernel_that_borrows(op: Any) -> Kernel:
     return kernel
 
 
-__all__ = ["CPU", "generator_of", "generators_of", "has_generator", "own_random", "private_stream"]
+__all__ = [
+    "CPU",
+    "generator_of",
+    "generators_of",
+    "has_generator",
+    "own_random",
+    "private_stream",
+    "random_states",
+    "restore_random",
+]
