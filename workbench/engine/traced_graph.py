@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .effects.private_random import CPU, generators_of, has_generator
 from .torchscript import RefusedError, script
 
 _aten: Any = torch.ops.aten
@@ -45,9 +46,14 @@ _VIEWS = frozenset(
 # return views that their schemas do not declare
 _UNDECLARED_VIEWS = (_aten._unsafe_view.default, _aten._reshape_alias.default)
 # write into arguments that their schemas do not declare as written
-_UNDECLARED_WRITES = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
+_UNDECLARED_WRITES = {
+    norm.default: ("running_mean", "running_var")
+    for norm in (_aten.native_batch_norm, _aten.cudnn_batch_norm, _aten.miopen_batch_norm)
+}
 # depend on dtypes only, not on values
 _DTYPE_OPS = {_aten.promote_types.default, _aten.result_type.Tensor, _aten.result_type.Scalar, _aten.can_cast.default}
+
+MAX_CONSTANT = 2**16  # elements of a constant that a graph holds instead of computing it in each run
 
 
 class Graph:
@@ -146,7 +152,13 @@ class _Recorder(TorchDispatchMode):
         for i, tensor in enumerate(batch):
             self._note(self._graph.placeholder(f"batch_{i}"), tensor)
         self._first = next(iter(self._graph.nodes))
-        self._random = torch.default_generator.get_state()
+        devices = {tensor.device for tensor in (*known, *batch)} | {CPU}
+        self._generators = [
+            generator
+            for device in sorted(filter(has_generator, devices), key=str)
+            for generator in generators_of(device).values()
+        ]
+        self._random = self._random_states()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -177,8 +189,11 @@ class _Recorder(TorchDispatchMode):
             return type(value)(map(self._with_nodes, value))
         return self._node(value) if isinstance(value, Tensor) else value
 
+    def _random_states(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
     def _check_draws(self) -> None:
-        if not torch.equal(torch.default_generator.get_state(), self._random):
+        if not all(map(torch.equal, self._random_states(), self._random)):
             self._refusal = self._refusal or "random draws start anew within a step"
 
     def __torch_dispatch__(
@@ -190,7 +205,7 @@ class _Recorder(TorchDispatchMode):
             self._check_draws()
         result = function(*args, **kwargs)
         if draws:
-            self._random = torch.default_generator.get_state()
+            self._random = self._random_states()
         if not isinstance(function, _OpOverload):
             self._refusal = self._refusal or f"{function} is no operation of torch"
         if self._refusal or function in _DTYPE_OPS:
@@ -335,16 +350,38 @@ def _is_copy(node: fx.Node) -> bool:
 
 
 def _lift_constants(graph: fx.Graph) -> list[Tensor]:
-    """Turn scalar constants into inputs, since TorchScript cannot write some of them, such as NaN."""
+    """Turn what depends on no input into inputs: TorchScript cannot write some constants, such as NaN, and a copy to a device would wait for it.
+
+    Scalars always; other tensors if they are small, since they take memory as long as the graph exists.
+    """
     constants = []
     batch = next(node for node in graph.nodes if node.op == "placeholder" and node.name.startswith("batch_"))
+    known: dict[fx.Node, Tensor] = {}
     for node in list(graph.nodes):
-        if node.target is _aten.scalar_tensor.default:
-            constants.append(_aten.scalar_tensor.default(*node.args, **node.kwargs))
-            with graph.inserting_before(batch):
-                node.replace_all_uses_with(graph.placeholder(f"constant_{len(constants)}"))
-            graph.erase_node(node)
+        if (
+            not isinstance(node.target, _OpOverload)
+            or not known.keys() >= {*node.all_input_nodes}
+            or not _is_repeatable(node)
+        ):
+            continue
+        value = node.target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+        if isinstance(value, Tensor) and value.numel() <= MAX_CONSTANT:
+            known[node] = value
+    for node in [*known]:
+        if all(user in known for user in node.users):
+            continue
+        constants.append(known[node])
+        with graph.inserting_before(batch):
+            node.replace_all_uses_with(
+                graph.placeholder(f"constant_{len(constants)}"), delete_user_cb=lambda user: user not in known
+            )
+    _drop_unused(graph)
     return constants
+
+
+def _is_repeatable(node: fx.Node) -> bool:
+    """Return whether an operation gives the same numbers each time, in memory of its own or that of its input."""
+    return not _draws(node) and not _written(node) and "empty" not in str(node.target)
 
 
 def _lift_views(graph: fx.Graph) -> Callable[..., list[Tensor]] | None:

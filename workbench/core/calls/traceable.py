@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from ...engine.effects.private_random import CPU, has_generator
 from ...engine.plan import RankOne
 from ...introspect.objects import is_atom
 from ...introspect.pure_functions import Global, ImpureError, globals_of_pure
@@ -107,11 +108,13 @@ class Facts:
         self.frozen = [p for p in wrapped.parameters() if not p.requires_grad]
         self.buffers = list(wrapped.buffers())
         tensors = [*self.parameters, *self.frozen, *self.buffers]
-        if any(
-            type(t.data) is not Tensor or t.layout is not torch.strided or not t.is_cpu or not t.is_contiguous()
-            for t in tensors
-        ):
-            raise UntraceableError("a tensor is not on the CPU, or has another layout")
+        if any(type(t.data) is not Tensor or t.layout is not torch.strided or not t.is_contiguous() for t in tensors):
+            raise UntraceableError("a tensor has another layout")
+        devices = {t.device for t in tensors} or {CPU}
+        self.device = devices.pop()
+        # the draws of a graph are those of an eager step only where the state of the generator can be read and set
+        if devices or not (has_generator(self.device) if training else self.device == CPU):
+            raise UntraceableError(f"tensors on {', '.join(map(str, [self.device, *devices]))}")
         self._tensor_forms = _TensorForms(tensors)
 
     def hold(self) -> bool:
@@ -132,11 +135,12 @@ class Facts:
 
 
 class _TensorForms:
-    """Snapshot of the dtypes and shapes of contiguous tensors."""
+    """Snapshot of the dtypes, devices and shapes of contiguous tensors."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._dtypes, self._shapes = list(map(_DTYPE, tensors)), list(map(_SHAPE, tensors))
+        self._devices = list(map(_DEVICE, tensors))
         # by inference mode: torch's own guard, which takes a quarter of the time, if this version of torch has it
         self._guards: dict[bool, Any] = {}
 
@@ -149,6 +153,7 @@ class _TensorForms:
         if not (
             all(map(operator.is_, map(_DTYPE, self._tensors), self._dtypes))
             and list(map(_SHAPE, self._tensors)) == self._shapes
+            and list(map(_DEVICE, self._tensors)) == self._devices
             and all(map(Tensor.is_contiguous, self._tensors))
         ):
             return False
@@ -169,7 +174,7 @@ _IGNORED_NAMES = """_non_persistent_buffers_set _backward_hooks _backward_pre_ho
     _forward_hooks_always_called _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
     _load_state_dict_post_hooks"""
 _IGNORED = frozenset(_IGNORED_NAMES.split())
-_DTYPE, _SHAPE, _CODE = map(operator.attrgetter, ("dtype", "shape", "__code__"))
+_DTYPE, _SHAPE, _DEVICE, _CODE = map(operator.attrgetter, ("dtype", "shape", "device", "__code__"))
 _SETTINGS = operator.attrgetter(
     "output", "state", "strategy", "purity", "chunk", "rows", "says_distributions", "methods"
 )
@@ -201,7 +206,7 @@ def torch_now() -> tuple[Any, ...]:
     """Return the modes and settings of torch in this thread that affect what a call computes."""
     return (
         torch.is_grad_enabled(),
-        torch.is_autocast_enabled("cpu"),
+        torch._C._is_any_autocast_enabled(),
         torch.is_anomaly_enabled(),
         torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack(),
         torch_module._has_any_global_hook(),
