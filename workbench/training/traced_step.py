@@ -87,7 +87,9 @@ class TracedStep:
         self._recorded: dict[Any, _Recorded | None] = {}  # by signature; None: slower than eager steps
         self._n_recorded = 0
         self._last_time = 0.0  # time of the last call of `take`
-        self._comparisons: list[tuple[Sent, int]] = []  # results of comparisons on their way from a GPU, with the number of the run
+        self._comparisons: list[
+            tuple[Sent, int]
+        ] = []  # results of comparisons on their way from a GPU, with the number of the run
 
     def take(self, batch: Batch, remaining: int) -> Step | None:
         """Return the loss and gradients of a batch, or None if the step must run eagerly.
@@ -301,9 +303,10 @@ def _form(tensor: Tensor | None) -> Any:
 def _close(traced: Sequence[Tensor | None], eager: Sequence[Tensor | None], again: Sequence[Tensor | None]) -> Tensor:
     """Return whether the tensors of a graph are those of an eager step up to rounding [], on their device.
 
-    On a GPU even two eager steps may differ, where sums of atomic additions are rounded in the order in which threads finish. A graph may differ
-    by half of the digits relative to the largest number of each tensor, and by several times as much as two eager steps do: gradients that are
-    mathematically zero, such as those of a bias before batch norm, consist of rounding errors. A step that computes something else is further off.
+    On a GPU even two eager steps may differ, where sums of atomic additions are rounded in the order in which threads finish. A graph may
+    differ by half of the digits relative to the largest number of each tensor, and by several times as much as two eager steps do: gradients
+    that are mathematically zero, such as those of a bias before batch norm, consist of rounding errors. Steps that compute something else are
+    further off.
     """
     close = []
     for a, b, c in zip(traced, eager, again, strict=True):
