@@ -17,6 +17,9 @@ from helpers.threads import in_threads
 from torch import nn
 
 from workbench import compose, fit, load, save, sculpt, vote
+from workbench.training import traced_step
+from workbench.training.backward import Backward
+from workbench.training.traced_step import TracedStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -122,6 +125,94 @@ def test_a_training_waits_once_an_epoch(options: dict[str, Any]) -> None:
     with quiet():
         waits(1600)  # what is found out once
     assert waits(1600) == waits(3200)
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
+    """What replays the steps of each training, from the fourth step on, even where this is slower."""
+    made: list[TracedStep] = []
+    init = TracedStep.__init__
+
+    def noted(self: TracedStep, *args: Any) -> None:
+        init(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(TracedStep, "__init__", noted)
+    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
+    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
+    monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
+    return made
+
+
+REPLAYED = [
+    "plain",
+    "vote",
+    "vote last layer",
+    "vote in chunks",
+    "sculpt",
+    "sample",
+    "sample, weights",
+    "neo",
+    "vote of sculpt, with neo",
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", REPLAYED)
+def test_replayed_steps_are_the_eager_ones(name: str, model: str, early: list[TracedStep]) -> None:
+    """In double precision, where atomic additions round to sixteen digits."""
+    make, shape = MODELS[model]
+    x = torch.randn(96, *shape, generator=torch.Generator().manual_seed(0))
+    y = torch.stack([x.flatten(1).sum(1), x.flatten(1).amax(1), x.flatten(1).prod(1)], 1)
+    states, losses = [], []
+    for strategy in (None, "eager"):
+        torch.manual_seed(0)
+        wrapped = WRAPPERS[name](make())
+        options: dict[str, Any] = {"epochs": 8, "batch_size": 16, "validation": 0, "dtype": torch.float64}
+        with quiet():
+            history = fit(wrapped, (x, y), device=DEVICE, strategy=strategy, progress=False, **options)
+        states.append(wrapped.state_dict())
+        losses.append(history.frame.loss.tolist())
+    assert early[0].off == ""
+    assert early[0].replays > 30
+    assert losses[0] == pytest.approx(losses[1], rel=1e-8)
+    for key, value in states[0].items():
+        if isinstance(value, torch.Tensor) and not key.startswith("settings@"):
+            torch.testing.assert_close(
+                value, states[1][key], rtol=1e-6, atol=1e-8, msg=lambda text, key=key: key + text
+            )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", REPLAYED)
+def test_replayed_steps_do_not_wait(name: str, model: str, early: list[TracedStep]) -> None:
+    """Those compared with eager steps, at run numbers that are powers of two, do not either, apart from the first four."""
+    with quiet():
+        wrapped, x, y = trained(WRAPPERS[name], model)
+    wrapped.to(DEVICE).train()
+    x, y = x.to(DEVICE), y.to(DEVICE)
+    criterion = criterion_of(wrapped)
+    if wrapped.methods == ("neo",):
+        criterion = torch.nn.functional.mse_loss
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, fused=True)
+    backward = Backward(wrapped, criterion)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        backward(x, y)
+        optimizer.step()
+
+    with quiet():
+        for _ in range(12):
+            step()
+        torch.cuda.synchronize()
+        assert early[-1].off == ""
+        replays = early[-1].replays
+        assert replays > 5
+        with no_wait():
+            for _ in range(8):
+                step()
+    assert early[-1].replays == replays + 8
 
 
 def test_rows_are_not_dealt_in_a_graph() -> None:
@@ -285,11 +376,11 @@ def asked_often(wrapped: Any, x: torch.Tensor, n: int = 60) -> list[torch.Tensor
 
 
 @pytest.fixture
-def early(monkeypatch: pytest.MonkeyPatch) -> None:
+def recorded_early(monkeypatch: pytest.MonkeyPatch) -> None:
     record_early(monkeypatch)
 
 
-@pytest.mark.usefixtures("early")
+@pytest.mark.usefixtures("recorded_early")
 @pytest.mark.parametrize("n", [5, 16])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
@@ -315,7 +406,7 @@ def test_recorded_calls_answer_as_a_loop_over_copies(model: str, n: int, frozen:
     torch.testing.assert_close(risk, answers.std(0, correction=0), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("early")
+@pytest.mark.usefixtures("recorded_early")
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_recorded_calls_answer_as_eager_ones_without_waiting(name: str, model: str) -> None:
@@ -337,7 +428,7 @@ def test_recorded_calls_answer_as_eager_ones_without_waiting(name: str, model: s
         assert calls_of(wrapped).replays > 20, calls_of(wrapped).off
 
 
-@pytest.mark.usefixtures("early")
+@pytest.mark.usefixtures("recorded_early")
 def test_what_no_recorded_call_answers() -> None:
     """Inputs elsewhere, autocast, captures, gradients, and a model that has moved."""
     wrapped = vote.Wrapper(5)(MODELS["mlp"][0]().to(DEVICE)).eval()
@@ -372,7 +463,7 @@ def test_what_no_recorded_call_answers() -> None:
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("early")
+@pytest.mark.usefixtures("recorded_early")
 def test_a_recorded_call_keeps_no_activations() -> None:
     model = nn.Sequential(nn.Linear(4, 4096), nn.Tanh(), nn.Linear(4096, 1)).to(DEVICE)
     wrapped = vote.Wrapper(4)(model).eval()
@@ -384,7 +475,7 @@ def test_a_recorded_call_keeps_no_activations() -> None:
     assert torch.cuda.memory_allocated() - before < 2**20
 
 
-@pytest.mark.usefixtures("early")
+@pytest.mark.usefixtures("recorded_early")
 def test_recorded_calls_in_another_stream_and_in_threads() -> None:
     wrapped = vote.Wrapper(5)(MODELS["mlp"][0]().to(DEVICE)).eval()
     inputs = list(torch.randn(8, 12, 4, device=DEVICE))

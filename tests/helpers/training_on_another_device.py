@@ -16,13 +16,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from helpers import pretend_device
 from helpers.device_models import MODELS, WRAPPERS, leaves, mlp, quiet, relu_mlp
 from helpers.other_device import DEVICE, answers, close, home, in_order, is_classes, rows, states_close
+from helpers.traced_models import TRACED, TRACED_STEPS
 from helpers.training_models import interrupt_after
 from workbench import Progress, calibrate, compose, fit, laplace, load, neo, save, sculpt, vote
 from workbench.engine.effects import private_random as private
 from workbench.engine.effects.private_random import own_random
+from workbench.engine.traced_graph import Graph
 from workbench.errors import WorkbenchWarning
 from workbench.methods.densities import DENSITIES
 from workbench.training import checkpoint as checkpoint_module
+from workbench.training import traced_step
+from workbench.training.traced_step import TracedStep
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +106,64 @@ def test_steps_of_voters_of_folds_do_not_wait() -> None:
         return len(pretend_device.WAITS)
 
     assert waits(480) == waits(240)  # with fewer rows, learning rates are tried in fewer steps
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
+    """What replays the steps of each training, from the fourth step on, even where this is slower."""
+    made: list[TracedStep] = []
+    init = TracedStep.__init__
+
+    def noted(self: TracedStep, *args: Any) -> None:
+        init(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(TracedStep, "__init__", noted)
+    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
+    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
+    monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "folds"),
+    [
+        *((name, None) for name in [*TRACED, *TRACED_STEPS]),
+        *((name, 3) for name in ("mlp, many", "batch norm, loop", "vote x sculpt x neo")),
+    ],
+)
+def test_replayed_steps_are_the_eager_ones_and_do_not_wait(
+    name: str, folds: int | None, early: list[TracedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, wrapper = {**TRACED, **TRACED_STEPS}[name]
+    waits: list[str] = []
+    run = Graph.run
+
+    def noted(self: Graph, *rows: torch.Tensor) -> list[torch.Tensor]:
+        before = len(pretend_device.WAITS)
+        results = run(self, *rows)
+        waits.extend(pretend_device.WAITS[before:])
+        return results
+
+    monkeypatch.setattr(Graph, "run", noted)
+    x = torch.randn(100, 3, generator=torch.Generator().manual_seed(1))
+    states = []
+    for strategy in (None, "eager"):
+        torch.manual_seed(0)
+        wrapped = wrapper(build())
+        with quiet():
+            fit(
+                wrapped,
+                (x, torch.sin(2 * x.sum(1, keepdim=True))),
+                **{"epochs": 3, "batch_size": 16, "progress": False, "device": DEVICE, "strategy": strategy},
+                folds=folds,
+            )
+        states.append(wrapped.state_dict())
+    assert early[0].off == ""
+    assert early[0].replays > 8
+    assert not waits
+    for key, value in states[0].items():
+        assert not isinstance(value, torch.Tensor) or torch.equal(value.cpu(), states[1][key].cpu()), key
 
 
 def test_fit_from_rows_that_are_there() -> None:

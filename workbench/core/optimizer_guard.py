@@ -46,6 +46,9 @@ class _History:
         self.stage = (-1, 0)  # number of wrapped objects and of parameter groups when counting of steps began
         self.steps = self.next = 0
         self.warned = False
+        self.differing: weakref.WeakSet[nn.Module] = (
+            weakref.WeakSet()
+        )  # wrapped objects whose voters have been found to differ
         # versions of risk heads at the first inspection; steps that train them change these
         self.versions: dict[int, int] = {}
         # sums of gradients at the last inspection, to detect gradients left over from an earlier training
@@ -112,7 +115,7 @@ def _inspect(optimizer: Optimizer, history: _History) -> None:
         if wrapped is None:
             continue
         _report_decay(optimizer, wrapped)
-        _report_alike(wrapped, trained)
+        _report_alike(wrapped, trained, history)
         _report_heads(wrapped, trained, history)
         _report_sizes(optimizer, wrapped, trained)
         parameters = dict(nn.Module.named_parameters(wrapped))
@@ -221,21 +224,25 @@ def _report_sizes(optimizer: Optimizer, wrapped: Any, trained: Mapping[int, Tens
 
 
 @torch.no_grad()
-def _report_alike(wrapped: Any, trained: Mapping[int, Tensor]) -> None:
-    """Warn once if voters with equal weights have equal gradients, so that they stay equal."""
+def _report_alike(wrapped: Any, trained: Mapping[int, Tensor], history: _History) -> None:
+    """Warn once if voters with equal weights have equal gradients, so that they stay equal.
+
+    On a GPU, where each look waits for it, those that have differed are not looked at again.
+    """
     axis = members_axis(wrapped._workbench.methods)
-    if not axis or "alike" in wrapped._workbench.told:
+    if not axis or "alike" in wrapped._workbench.told or wrapped in history.differing:
         return
     names = stacked_names(wrapped._workbench.rules.values(), axis)
     present = dict(nn.Module.named_parameters(wrapped))  # a layer may have been replaced
     stacks = [present[n] for n in names if n in present and id(present[n]) in trained and present[n].requires_grad]
     gradients = [p.grad for p in stacks if p.grad is not None and p.grad.layout is torch.strided]
-    if (
-        gradients
-        and all(map(rows_equal, stacks))
-        and all(map(_same_for_all, gradients))
-        and any(g.any() for g in gradients)
-    ):
+    if not gradients:
+        return
+    if not all(map(rows_equal, stacks)):
+        if not stacks[0].is_cpu:
+            history.differing.add(wrapped)
+        return
+    if all(map(_same_for_all, gradients)) and any(g.any() for g in gradients):
         tell(
             wrapped,
             "alike",

@@ -53,6 +53,8 @@ _UNDECLARED_WRITES = dict.fromkeys(
 # depend on dtypes only, not on values
 _DTYPE_OPS = {_aten.promote_types.default, _aten.result_type.Tensor, _aten.result_type.Scalar, _aten.can_cast.default}
 
+MAX_CONSTANT = 2**16  # elements of a constant that a graph holds instead of computing it in each run
+
 
 class Graph:
     """Recorded graph of a function of tensors, whose results are bitwise equal to the function's.
@@ -347,16 +349,38 @@ def _is_copy(node: fx.Node) -> bool:
 
 
 def _lift_constants(graph: fx.Graph) -> list[Tensor]:
-    """Turn scalar constants into inputs, since TorchScript cannot write some of them, such as NaN."""
+    """Turn what depends on no input into inputs: TorchScript cannot write some constants, such as NaN, and a copy to a device would wait for it.
+
+    Scalars always; other tensors if they are small, since they take memory as long as the graph exists.
+    """
     constants = []
     batch = next(node for node in graph.nodes if node.op == "placeholder" and node.name.startswith("batch_"))
+    known: dict[fx.Node, Tensor] = {}
     for node in list(graph.nodes):
-        if node.target is _aten.scalar_tensor.default:
-            constants.append(_aten.scalar_tensor.default(*node.args, **node.kwargs))
-            with graph.inserting_before(batch):
-                node.replace_all_uses_with(graph.placeholder(f"constant_{len(constants)}"))
-            graph.erase_node(node)
+        if (
+            not isinstance(node.target, _OpOverload)
+            or not known.keys() >= {*node.all_input_nodes}
+            or not _is_repeatable(node)
+        ):
+            continue
+        value = node.target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+        if isinstance(value, Tensor) and value.numel() <= MAX_CONSTANT:
+            known[node] = value
+    for node in [*known]:
+        if all(user in known for user in node.users):
+            continue
+        constants.append(known[node])
+        with graph.inserting_before(batch):
+            node.replace_all_uses_with(
+                graph.placeholder(f"constant_{len(constants)}"), delete_user_cb=lambda user: user not in known
+            )
+    _drop_unused(graph)
     return constants
+
+
+def _is_repeatable(node: fx.Node) -> bool:
+    """Return whether an operation gives the same numbers each time, in memory of its own or that of its input."""
+    return not _draws(node) and not _written(node) and "empty" not in str(node.target)
 
 
 def _lift_views(graph: fx.Graph) -> Callable[..., list[Tensor]] | None:

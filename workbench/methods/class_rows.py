@@ -81,7 +81,10 @@ def last_layer(wrapped: Any, site: str, density: Density, features: Tensor, logi
 
 
 def class_numbers(target: Any, logits: Tensor | None) -> Tensor | None:
-    """Return the target if it holds class numbers [rows] for these class scores, with the predicted class in place of -100; otherwise None."""
+    """Return the target if it may hold class numbers [rows] for these class scores, with the predicted class in place of -100; otherwise None.
+
+    Whether they are in the range of the scores is tested for all batches at once, see `in_range`.
+    """
     if (
         logits is None
         or not isinstance(target, Tensor)
@@ -90,9 +93,15 @@ def class_numbers(target: Any, logits: Tensor | None) -> Tensor | None:
     ):
         return None
     target = target.to(logits.device)
-    target = torch.where(target == IGNORED, logits.argmax(1), target)
-    in_range = not len(target) or (int(target.min()) >= 0 and int(target.max()) < logits.shape[1])
-    return target if in_range else None
+    return torch.where(target == IGNORED, logits.argmax(1), target)
+
+
+def in_range(numbers: Tensor | None, logits: Tensor | None) -> Tensor | None:
+    """Return class numbers [rows] if all of them have a score, otherwise None."""
+    if numbers is None or logits is None or not len(numbers):
+        return numbers
+    lowest, highest = torch.stack(numbers.aminmax()).tolist()  # one wait for a GPU
+    return numbers if lowest >= 0 and highest < logits.shape[1] else None
 
 
 def shape_of_values(target: Any) -> list[int] | None:
@@ -109,4 +118,12 @@ def concatenate_if_all(parts: list[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if len(present) == len(parts) else None
 
 
-__all__ = ["TrainingRows", "class_numbers", "class_scores", "concatenate_if_all", "last_layer", "shape_of_values"]
+__all__ = [
+    "TrainingRows",
+    "class_numbers",
+    "class_scores",
+    "concatenate_if_all",
+    "in_range",
+    "last_layer",
+    "shape_of_values",
+]

@@ -25,7 +25,15 @@ from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
 from ..engine.tree import is_float, tensors, tree_map
 from ..errors import NotFittedError
-from .class_rows import TrainingRows, class_numbers, class_scores, concatenate_if_all, last_layer, shape_of_values
+from .class_rows import (
+    TrainingRows,
+    class_numbers,
+    class_scores,
+    concatenate_if_all,
+    in_range,
+    last_layer,
+    shape_of_values,
+)
 from .densities import DENSITIES, Density, DensityName
 from .densities.padding import kept_steps
 from .densities.positions import Positions
@@ -319,10 +327,11 @@ class Neo(Method):
                 break
         if not collected:
             raise ValueError("fit got no inputs; give the training inputs as a tensor or a loader")
+        all_scores = concatenate_if_all(scores)
         return TrainingRows(
             [torch.cat(parts) for parts in zip(*collected, strict=True)],
-            concatenate_if_all(scores),
-            concatenate_if_all(labels),
+            all_scores,
+            in_range(concatenate_if_all(labels), all_scores),
             value_shape,
             outliers,
         )

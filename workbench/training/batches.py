@@ -23,6 +23,8 @@ from workbench.core.batches.rows import (
 )
 from workbench.engine.tree import tree_map
 
+MEMORY_SHARE = 1 / 8  # of the free memory of a device, which rows may take
+
 
 class Batches:
     """The rows in batches, on a device and in a dtype; each iteration passes over all rows once.
@@ -44,6 +46,7 @@ class Batches:
         generator: torch.Generator | None = None,
     ) -> None:
         self.source, self.size, self.device, self.dtype, self.generator = source, size, device, dtype, generator
+        self._rows: TensorRows | None = None  # the rows where batches are taken from them
 
     def __len__(self) -> int:
         if isinstance(self.source, DataLoader):
@@ -64,13 +67,16 @@ class Batches:
         n = len(cast(Sized, self.source))
         order = torch.arange(n) if self.generator is None else torch.randperm(n, generator=self.generator)
         if isinstance(self.source, TensorRows):
-            order = order.to(self.source.device)
+            if self._rows is None:
+                fits = _fit(self.source, self.device, self.dtype)
+                self._rows = self.source.to(self.device, self.dtype) if fits else self.source
+            order = _sent(order, self._rows.device)
         # no batch of one row: batch norm can't compute its variance, and it can't be divided among voters
         chunks = list(order[: len(self) * self.size].split(self.size))
         chunks[-1] = torch.cat([chunks[-1], order[len(self) * self.size :]])
-        if isinstance(self.source, TensorRows):
+        if self._rows is not None:
             for numbers in chunks:
-                rows = self.source.take(numbers)
+                rows = self._rows.take(numbers)
                 yield self._batch(numbers, rows.x, rows.y)
             return
         loader = rows_loader(self.source, batch_sampler=cast(Any, [numbers.tolist() for numbers in chunks]))
@@ -83,15 +89,27 @@ class Batches:
                 leaf = torch.tensor(numbers_of(leaf))
             if not isinstance(leaf, Tensor):
                 return mapped(leaf, placed) if is_graph(leaf) else leaf
-            dtype = self.dtype if leaf.is_floating_point() else leaf.dtype
-            # copies from unpinned memory are blocking
-            pinned = self.device.type == "cuda" and leaf.device.type == "cpu"
-            leaf = leaf.to(dtype).pin_memory() if pinned else leaf
-            return leaf.to(self.device, dtype, non_blocking=pinned)
+            return _sent(leaf.to(self.dtype) if leaf.is_floating_point() else leaf, self.device)
 
         # the default collate_fn turns a tuple of positional arguments into a list
         x = tuple(x) if isinstance(x, list) else x
         return Batch(numbers, tree_map(placed, x), with_class_numbers(tree_map(placed, y)))
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, without waiting for a GPU: copies from unpinned memory would."""
+    pinned = device.type == "cuda" and tensor.is_cpu
+    return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=pinned)
+
+
+def _fit(rows: TensorRows, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether rows are elsewhere and few enough to be moved to a device: copying each batch takes longer than a step of a small model."""
+    leaves = [*rows.inputs, *rows.targets]
+    free_memory = getattr(torch.get_device_module(device), "mem_get_info", None)
+    if free_memory is None or all(leaf.device == device for leaf in leaves):
+        return False
+    size = sum(leaf.numel() * (dtype.itemsize if leaf.is_floating_point() else leaf.itemsize) for leaf in leaves)
+    return all(leaf.layout is torch.strided for leaf in leaves) and size <= MEMORY_SHARE * free_memory(device)[0]
 
 
 class Pairs:

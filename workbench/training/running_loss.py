@@ -11,9 +11,13 @@ from torch import Tensor
 
 from workbench.core.batches.rows import Batch
 from workbench.core.outputs.meanings import IGNORED
+from workbench.engine.tree import tensors
 from workbench.training.default_losses import LossByMeaning, labelled_share
 
 Sent = tuple[Tensor, torch.cuda.Event | None]
+Added = tuple[Tensor, str, Batch]  # loss, place, rows
+GROUP = 16  # losses that are copied from a GPU at a time, since each copy takes Python about as long as the backward pass of a layer
+GROUP_BYTES = 2**26  # rows that may be kept, for the error message, until their losses are read
 
 
 WITHOUT_CLASS = (
@@ -27,8 +31,8 @@ class RunningLoss:
 
     Class numbers of -100 do not count; with class weights, the others count by their weight.
 
-    Reading a number from a GPU waits until all queued work is done. So each loss is copied asynchronously, and read after the next batch
-    has been started: the GPU is never idle, and a loss that is not finite is detected one batch later.
+    Reading a number from a GPU waits until all queued work is done. So losses are copied asynchronously, in groups, and read after the next
+    group has been started: the GPU is never idle, and a loss that is not finite is detected some batches later.
 
     Args:
         refusal: refusal(loss, place, batch) -> error message for a loss that is not finite.
@@ -37,9 +41,12 @@ class RunningLoss:
 
     def __init__(self, refusal: Callable[[float, str, Batch], str], criterion: Any = None) -> None:
         self.refusal = refusal
-        self.mean_weight = criterion.mean_weight if isinstance(criterion, LossByMeaning) else labelled_share
+        weighted = isinstance(criterion, LossByMeaning) and criterion.class_weight is not None
+        self.mean_weight: Callable[[Any, Tensor], Tensor] = criterion.mean_weight if weighted else labelled_share
         self.total, self.weight, self.rows = 0.0, 0.0, 0
-        self._sent: list[tuple[Sent, str, Batch]] = []
+        self._group: list[Added] = []
+        self._group_bytes = 0
+        self._sent: list[tuple[Sent, list[Added]]] = []
 
     def add(self, loss: Tensor, place: str, batch: Batch) -> float | Tensor:
         """Add the loss of a batch.
@@ -53,17 +60,33 @@ class RunningLoss:
             The loss, as a number if it has been read.
 
         Raises:
-            FloatingPointError: this loss, or the previous one, is not finite.
+            FloatingPointError: this loss, or an earlier one, is not finite.
         """
         loss = loss.detach()
-        wide = loss.to(torch.promote_types(loss.dtype, torch.float32))
-        sent = send(torch.stack([wide, self.mean_weight(batch.y, wide)]))
-        self._sent.append((sent, place, batch))
-        if sent[1] is None:
+        self._group.append((loss.to(torch.promote_types(loss.dtype, torch.float32)), place, batch))
+        if not loss.is_cpu:
+            self._group_bytes += sum(leaf.nbytes for leaf in tensors((batch.x, batch.y, batch.source)))
+            if len(self._group) < GROUP and self._group_bytes < GROUP_BYTES:
+                return loss
+        if not self._send_group():
             return self._wait_for_first()
         if len(self._sent) > 1:
             self._wait_for_first()
         return loss
+
+    def _send_group(self) -> bool:
+        """Start copying the losses of a group and their weights; return whether they come later."""
+        group, self._group, self._group_bytes = self._group, [], 0
+        losses, targets = [loss for loss, _, _ in group], [batch.y for _, _, batch in group]
+        forms = {(target.shape, target.dtype) if isinstance(target, Tensor) else None for target in targets}
+        if len(group) > 1 and len(forms) == 1 and None not in forms and self.mean_weight is labelled_share:
+            stacked = torch.stack(losses)  # all at once, in a few operations
+            shares = labelled_share(targets[0] if targets[0].is_floating_point() else torch.cat(targets), stacked)
+            sent = send(torch.cat([stacked, shares]))
+        else:
+            sent = send(torch.stack([*losses, *map(self.mean_weight, targets, losses)]))
+        self._sent.append((sent, group))
+        return sent[1] is not None
 
     def weight_of(self, batch: Batch, device: torch.device) -> Tensor:
         """Return the weight [] of a batch in the mean: the number of its rows that count."""
@@ -71,21 +94,24 @@ class RunningLoss:
 
     def mean(self) -> float:
         """Return the mean over all rows; NaN if there were none, 0 if none has a class."""
+        if self._group:
+            self._send_group()
         while self._sent:
             self._wait_for_first()
         return self.total / (self.weight or 1.0) if self.rows else math.nan
 
     def _wait_for_first(self) -> float:
-        (loss, copied), place, batch = self._sent.pop(0)
+        (copy, copied), group = self._sent.pop(0)
         if copied is not None:
             copied.synchronize()
-        value, weight = loss.tolist()
-        if not math.isfinite(value):
-            raise FloatingPointError(self.refusal(value, place, batch))
-        rows = len(batch)
-        self.total += value * (rows * weight)
-        self.weight += rows * weight
-        self.rows += rows
+        numbers = copy.tolist()
+        for (_, place, batch), value, weight in zip(group, numbers, numbers[len(group) :], strict=False):
+            if not math.isfinite(value):
+                raise FloatingPointError(self.refusal(value, place, batch))
+            rows = len(batch)
+            self.total += value * (rows * weight)
+            self.weight += rows * weight
+            self.rows += rows
         return value
 
 

@@ -50,8 +50,6 @@ class StepFacts(Facts):
         _check_distributions(wrapped)
         auxiliary = {"criterion": criterion} if isinstance(criterion, nn.Module) else {}
         super().__init__(wrapped, True, auxiliary)
-        if self.device is not None and self.device.type != "cpu":
-            raise UntraceableError("the model is not on the CPU")
         self._torch = torch_now()
         if any(map(_has_hooks, self.parameters)):
             raise UntraceableError("a parameter has hooks")

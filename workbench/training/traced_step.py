@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 import warnings
@@ -16,10 +17,11 @@ from torch import Tensor
 from workbench.core.batches.rows import Batch
 from workbench.core.ownership import engine_of
 from workbench.core.wrapped import Wrapped
-from workbench.engine.effects.private_random import CPU, generator_of
+from workbench.engine.effects.private_random import generators_of
 from workbench.engine.traced_graph import Graph, same, share_memory
 from workbench.errors import WorkbenchWarning
 from workbench.introspect.source_lines import user_stacklevel
+from workbench.training.running_loss import Sent, send
 from workbench.training.traceable import StepFacts, UntraceableError
 
 log = logging.getLogger("workbench")
@@ -30,6 +32,7 @@ TRIALS = 4  # steps that are run both ways, to compare numbers and times
 LONG_STEP = 0.05  # seconds per step above which Python's overhead is a small part, so that recording needs more remaining steps:
 MIN_LONG_STEPS = 800  # recording and trying a graph takes about eight long steps
 MAX_GRAPHS = 3  # graphs recorded at most, if the model keeps changing
+RUN_TO_RUN = 8.0  # differences allowed between a graph and an eager step, relative to those between two eager steps
 
 
 @dataclass
@@ -66,7 +69,8 @@ class TracedStep:
     """Replays the steps of one training from a graph, where that is correct and faster; `take` returns None if a step must run eagerly.
 
     A graph is recorded only for models of known layers (`StepFacts`), and used as long as none of these facts has changed. Its first runs, and
-    then every run whose number is a power of two, are compared bitwise with an eager step, including buffers and random draws.
+    then every run whose number is a power of two, are compared with an eager step, including buffers and random draws: bitwise on the CPU, and
+    within rounding on a GPU (see `_close`). Apart from its first runs, no step waits for a GPU: later comparisons are read when they are done.
 
     Args:
         wrapped: the model.
@@ -83,6 +87,9 @@ class TracedStep:
         self._recorded: dict[Any, _Recorded | None] = {}  # by signature; None: slower than eager steps
         self._n_recorded = 0
         self._last_time = 0.0  # time of the last call of `take`
+        self._comparisons: list[
+            tuple[Sent, int]
+        ] = []  # results of comparisons on their way from a GPU, with the number of the run
 
     def take(self, batch: Batch, remaining: int) -> Step | None:
         """Return the loss and gradients of a batch, or None if the step must run eagerly.
@@ -91,6 +98,8 @@ class TracedStep:
             batch: the rows.
             remaining: number of steps left in this training, including this one.
         """
+        if self._comparisons:
+            self._read_comparisons()
         if self.off:
             return None
         now, last_time, self._last_time = time.perf_counter(), self._last_time, time.perf_counter()
@@ -133,6 +142,8 @@ class TracedStep:
             raise UntraceableError("the model keeps changing")
         self._n_recorded += 1
         facts = StepFacts(self.wrapped, self.criterion) if self._facts is None else self._facts
+        if {batch.x.device, batch.y.device} != {facts.device}:
+            raise UntraceableError("the rows are on another device than the model")
         engine = engine_of(self.wrapped)
         if engine.clones.impure:
             raise UntraceableError("forward changes attributes")
@@ -162,8 +173,9 @@ class TracedStep:
         recorded.runs += 1
         graph, runs = recorded.graph, recorded.runs
         must_compare = runs <= TRIALS or runs & (runs - 1) == 0
+        is_trial = runs <= TRIALS
         state = _State(facts) if must_compare or graph.writes or graph.draws else None
-        start = time.perf_counter()
+        start = _now(facts.device) if is_trial else 0.0
         try:
             loss, *gradients = graph.run(batch.x, batch.y)
         except Exception as error:  # if the batch is at fault, the eager step raises the proper error
@@ -178,25 +190,46 @@ class TracedStep:
         if not must_compare or state is None:
             self.replays += 1
             return step
-        recorded.seconds.append(time.perf_counter() - start)
+        if is_trial:
+            recorded.seconds.append(_now(facts.device) - start)
         shares_memory = share_memory(
             [loss, *gradients], [*facts.parameters, *facts.frozen, *facts.buffers, batch.x, batch.y]
         )
-        state_after = _State(facts)
+        traced = _Outcome(step, _State(facts))
         state.restore()
-        start = time.perf_counter()
-        eager = self._eager_step(batch, facts)
-        recorded.eager_seconds.append(time.perf_counter() - start)
-        if shares_memory or not (
-            step.loss.equal(eager.loss)
-            and _equal(step.gradients, eager.gradients)
-            and state_after.equals(_State(facts))
-        ):
+        start = _now(facts.device) if is_trial else 0.0
+        eager_step = self._eager_step(batch, facts)
+        if is_trial:
+            recorded.eager_seconds.append(_now(facts.device) - start)
+        eager = _Outcome(eager_step, _State(facts))
+        if shares_memory or not traced.matches(eager):
             self._report_difference(runs)
-        elif runs == TRIALS and not _faster(recorded):
+        elif facts.device.type == "cpu":
+            if not traced.equals(eager):
+                self._report_difference(runs)
+        else:
+            state.restore()
+            again = _Outcome(self._eager_step(batch, facts), _State(facts))
+            eager.state.restore()
+            self._comparisons.append((send(_close(traced.tensors, eager.tensors, again.tensors)), runs))
+            if is_trial:
+                self._read_comparisons(wait=True)
+        if runs == TRIALS and not self.off and not _faster(recorded):
             self._recorded[signature] = None
         self.replays += 1
-        return eager
+        return eager_step
+
+    def _read_comparisons(self, wait: bool = False) -> None:
+        """Stop if a graph differed from an eager step, as far as results of comparisons have arrived from the GPU."""
+        while self._comparisons:
+            (equal, arrived), runs = self._comparisons[0]
+            if arrived is not None and not arrived.query():
+                if not wait:
+                    return
+                arrived.synchronize()
+            del self._comparisons[0]
+            if not equal.item():
+                self._report_difference(runs)
 
     def _eager_step(self, batch: Batch, facts: StepFacts) -> Step:
         loss = self.loss(batch)
@@ -207,6 +240,7 @@ class TracedStep:
         return step
 
     def _report_difference(self, runs: int) -> None:
+        self._comparisons.clear()
         self._stop("an eager step gave other numbers")
         if runs > TRIALS:
             warnings.warn(
@@ -221,27 +255,75 @@ def _faster(recorded: _Recorded) -> bool:
     return min(recorded.seconds) < min(recorded.eager_seconds)
 
 
+def _now(device: torch.device) -> float:
+    """Return the time when all work of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 class _State:
-    """What a step changes besides gradients: buffers, and the state of the random generator."""
+    """What a step changes besides gradients: buffers, and the states of the random generators."""
 
     def __init__(self, facts: StepFacts) -> None:
         self._buffers = facts.buffers
-        self._values = [buffer.clone() for buffer in facts.buffers]
-        self._generator = generator_of(CPU)
-        self._random = self._generator.get_state()
+        self.values = [buffer.clone() for buffer in facts.buffers]
+        self._generators = list(generators_of(facts.device).values())
+        self.random = [generator.get_state() for generator in self._generators]
 
     def restore(self) -> None:
-        self._generator.set_state(self._random)
+        for generator, state in zip(self._generators, self.random, strict=True):
+            generator.set_state(state)
         with torch.no_grad():
-            for buffer, value in zip(self._buffers, self._values, strict=True):
+            for buffer, value in zip(self._buffers, self.values, strict=True):
                 buffer.copy_(value)
 
-    def equals(self, other: _State) -> bool:
-        return self._random.equal(other._random) and _equal(self._values, other._values)
+
+class _Outcome:
+    """Everything that a step has computed or changed."""
+
+    def __init__(self, step: Step, state: _State) -> None:
+        self.state = state
+        self.tensors = [step.loss, *step.gradients, *state.values]
+
+    def matches(self, other: _Outcome) -> bool:
+        """Return whether everything is equal that can be compared without waiting for a GPU."""
+        return all(map(torch.equal, self.state.random, other.state.random)) and all(
+            map(operator.eq, map(_form, self.tensors), map(_form, other.tensors))
+        )
+
+    def equals(self, other: _Outcome) -> bool:
+        return all(map(same, self.tensors, other.tensors))
 
 
-def _equal(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
-    return all(map(same, tensors, others))
+def _form(tensor: Tensor | None) -> Any:
+    return None if tensor is None else (tensor.shape, tensor.dtype)
+
+
+def _close(traced: Sequence[Tensor | None], eager: Sequence[Tensor | None], again: Sequence[Tensor | None]) -> Tensor:
+    """Return whether the tensors of a graph are those of an eager step up to rounding [], on their device.
+
+    On a GPU even two eager steps may differ, where sums of atomic additions are rounded in the order in which threads finish. A graph may
+    differ by half of the digits relative to the largest number of each tensor, and by several times as much as two eager steps do: gradients
+    that are mathematically zero, such as those of a bias before batch norm, consist of rounding errors. Steps that compute something else are
+    further off.
+    """
+    close = []
+    for a, b, c in zip(traced, eager, again, strict=True):
+        if a is None or b is None or c is None or not b.numel():
+            continue
+        if not (b.is_floating_point() or b.is_complex()):
+            close.append((a == b).all())
+            continue
+        allowed = torch.finfo(b.dtype).eps ** 0.5 * _largest(b) + RUN_TO_RUN * _largest(b - c)
+        close.append((((a - b).abs() <= allowed) | (a == b) | (a.isnan() & b.isnan())).all())
+    return torch.stack(close).all()
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    """Return the largest finite absolute value []."""
+    size = tensor.abs()
+    return size.where(size.isfinite(), 0.0).max()
 
 
 def _signature(batch: Batch) -> Any:
@@ -249,11 +331,9 @@ def _signature(batch: Batch) -> Any:
     if type(batch.x) is not Tensor or type(batch.y) is not Tensor:
         return None
     tensors = batch.x, batch.y
-    if any(
-        not t.is_cpu or t.layout is not torch.strided or t.requires_grad or t.is_conj() or t.is_neg() for t in tensors
-    ):
+    if any(t.layout is not torch.strided or t.requires_grad or t.is_conj() or t.is_neg() for t in tensors):
         return None
-    return (batch.x is batch.y, *((t.shape, t.stride(), t.dtype) for t in tensors))
+    return (batch.x is batch.y, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
 
 
 __all__ = ["Step", "TracedStep"]

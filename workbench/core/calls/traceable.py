@@ -116,7 +116,7 @@ class Facts:
             for t in tensors
         ):
             raise UntraceableError("a tensor is on another device than others, or has another layout")
-        self.device = tensors[0].device if tensors else None  # None if the model has no tensors
+        self.device: Any = tensors[0].device if tensors else None  # None if the model has no tensors
         if self.device is not None and not has_generator(self.device):
             raise UntraceableError(f"random draws cannot be repeated on the device {self.device}")
         self._tensor_forms = _TensorForms(tensors)
@@ -210,7 +210,7 @@ def torch_now() -> tuple[Any, ...]:
     """Return the modes and settings of torch in this thread that affect what a call computes."""
     return (
         torch.is_grad_enabled(),
-        torch.is_autocast_enabled("cpu"),
+        torch._C._is_any_autocast_enabled(),
         torch.is_anomaly_enabled(),
         torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack(),
         torch_module._has_any_global_hook(),
