@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from ..core.calls.predict import plan_of
 from ..core.method import Call
 from ..core.ownership import engine_of
+from ..engine.effects.random import RandomSources
 from ..engine.plan import Bank, Intervention, Plan, Shared
 from ..engine.run import Branched
-from ..engine.tree import is_float, tensors
+from ..engine.tree import flatten, is_float, tensors
 from .models import Tree, assert_structure, buffers, build, close, inputs, parameters, seeded
 from .zoo import Case, leaves
 
@@ -154,10 +155,11 @@ class Reference:
     def run(self, plan: Plan, training: bool = False) -> list[Branch]:
         """Run all branches of a plan, with its interventions on tensors, inputs and activations."""
         branches: list[Branch] = []
-        starts: dict[tuple[int, ...], Tensor] = {}
+        sources = RandomSources(flatten(inputs(self.case, self.dtype))[0], [])
+        starts: dict[tuple[int, ...], list[Any]] = {}
         for place in plan.indices:
             stream = tuple(place[axis.name] for axis in plan.axes if axis.randomness == "different")
-            torch.set_rng_state(starts.setdefault(stream, torch.get_rng_state()))
+            sources.restore_torch(starts.setdefault(stream, sources.torch()))
             branches.append(self.branch(place, plan.interventions, training))
         return branches
 
