@@ -424,7 +424,7 @@ def test_recorded_calls_answer_as_eager_ones_without_waiting(name: str, model: s
             answers = [leaves(part(x + i, return_risk=True)) for i in range(9)]
         results.append([*answers, torch.rand(4, device=DEVICE), torch.rand(4)])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    if name in ("vote", "vote last layer", "sculpt", "sample", "neo", "vote of sculpt, with neo"):
+    if name in ("vote", "vote last layer", "sculpt", "sample"):
         assert calls_of(wrapped).replays > 20, calls_of(wrapped).off
 
 

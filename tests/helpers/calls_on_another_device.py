@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from helpers import pretend_device
 from helpers.conformance_table import is_due
 from helpers.device_models import MODELS, WRAPPERS, criterion_of, leaves, mlp, quiet, trained
-from helpers.other_device import DEVICE, answers, close, in_order, states_close
+from helpers.other_device import DEVICE, answers, by_formula, close, in_order, states_close
 from helpers.recorded_calls import calls_of, record_early
 from workbench import compose, neo, sample, sculpt, vote
 from workbench.engine.executors.rescue import DropoutByFormula
@@ -151,7 +151,7 @@ def test_signatures_do_not_wait(name: str) -> None:
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_each_strategy(name: str, model: str, strategy: str) -> None:
     here, x, _ = learned(name, model)
-    here = copy.deepcopy(here).eval()
+    here = by_formula(copy.deepcopy(here)).eval()
     here._workbench.strategy = strategy
     there = copy.deepcopy(here).to(DEVICE)
     close(answers(here, x), answers(there, x.to(DEVICE)), atol=1e-6)

@@ -44,18 +44,23 @@ def states_close(here: nn.Module, there: nn.Module) -> None:
 
 
 def in_order(wrapped: Any) -> Any:
-    """Turn off the model's own dropout, and draw noise by a formula and in an order that are the same on all devices."""
-    still(wrapped)
+    """Turn off the model's own dropout, and draw noise in an order that is the same on all devices."""
+    still(by_formula(wrapped))
+    if "sample" in wrapped.methods:
+        wrapped._workbench.strategy = "loop"
+    return wrapped
+
+
+def by_formula(wrapped: Any) -> Any:
+    """Let sample draw on the CPU what it draws on a GPU."""
     for method in wrapped._workbench.methods:
-        if method.name == "sample":
-            wrapped._workbench.strategy = "loop"
-            if isinstance(method.noise, sample.Bernoulli):
-                method.noise = _Formula(method.noise.p)
+        if method.name == "sample" and isinstance(method.noise, sample.Bernoulli):
+            method.noise = _Formula(method.noise.p)
     return wrapped
 
 
 class _Formula(sample.Bernoulli):
-    """Dropout as on a GPU."""
+    """Dropout by the formula that is used on a GPU."""
 
     def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:
         if raw is not None:
