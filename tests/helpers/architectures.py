@@ -147,7 +147,7 @@ def built(name: str) -> Any:
     class_name, settings = SPECS[name]
     cls: Any = getattr(transformers, class_name)
     settings = copy.deepcopy(settings)
-    # transformers before 5.24 has no default parts, and takes the type out of the dict of a part
+    # transformers 5.17 has no default parts, and takes the type out of the dict of a part
     parts = {key: dict(value) for key, value in settings.items() if isinstance(value, dict) and "model_type" in value}
     arguments = {"num_labels": 3, **tiny(cls.config_class(**parts))}
     for key, value in settings.items():
