@@ -29,6 +29,8 @@ from helpers.reference_from_state import (
 )
 from torch import Tensor, nn
 
+from workbench.engine.run import Engine
+
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning:torch")]
 BREAKS = {  # wrapper, in training mode: a call with risk that is no single graph
     ("sample_sculpt", False),  # both heads must draw the same numbers, which a graph cannot do
@@ -338,6 +340,21 @@ def test_models_that_are_no_single_graph(name: str, cls: type[Net]) -> None:
         assert_answer(seeded(compiled, given, return_risk=True), answer)
         assert torch.equal(given, 2 * x if cls is Writing else x)
         assert getattr(wrapped, "calls", number + 1) == number + 1, "as if called once"
+
+
+def test_branches_outside_the_graph_are_not_compiled_frame_by_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks = []
+    eager = Engine.eager
+
+    def record(*args: Any) -> Any:
+        callbacks.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+        return eager(*args)
+
+    monkeypatch.setattr(Engine, "eager", record)
+    compiled = torch.compile(wrap("sample_weights", seeded(Breaking)).eval(), backend="eager")
+    for _ in range(2):
+        compiled(data()[0], return_risk=True)
+    assert callbacks == [None, None], "Dynamo would compile the engine itself"
 
 
 # ---- C++ -------------------------------------------------------------------------------------------------------------

@@ -146,8 +146,11 @@ def built(name: str) -> Any:
     """Return the model of a row, built once."""
     class_name, settings = SPECS[name]
     cls: Any = getattr(transformers, class_name)
-    arguments = {"num_labels": 3, **tiny(cls.config_class())}
-    for key, value in copy.deepcopy(settings).items():
+    settings = copy.deepcopy(settings)
+    # transformers 5.17 has no default parts, and takes the type out of the dict of a part
+    parts = {key: dict(value) for key, value in settings.items() if isinstance(value, dict) and "model_type" in value}
+    arguments = {"num_labels": 3, **tiny(cls.config_class(**parts))}
+    for key, value in settings.items():
         merged = isinstance(value, dict) and key in arguments
         arguments[key] = {**arguments[key], **value} if merged else value
     experts = arguments.pop("experts_implementation", None)

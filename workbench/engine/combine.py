@@ -75,7 +75,8 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
         )
     if plan.dealt:
         axes = tuple(axis for axis in axes if axis.name != plan.dealt)
-    orders: dict[int, Tensor] = {}  # permutation that restores the order of dealt rows, by the id of the rows
+    kinds = (plan.rows, *plan.parts)
+    orders: dict[int, Tensor] = {}  # permutation that restores the order of dealt rows, by their position in `kinds`
     sizes = [axis.size for axis in axes]
     own_first = [axis.name for axis in plan.axes if axis.own_first]
     models = [k for k, index in enumerate(plan.indices) if not any(index[name] for name in own_first)]
@@ -91,10 +92,10 @@ def combine(plan: Plan, results: Sequence[Result]) -> Branched:
         elif not plan.dealt:
             columns.append(_stack(items, sizes, results[0].output, i))
         else:
-            rows = _rows_answered(items, plan)
-            if id(rows) not in orders:
-                orders[id(rows)] = torch.argsort(concatenate(rows))
-            columns.append(_gather(items, plan, sizes, orders[id(rows)]))
+            kind = _kind_answered(items, plan, kinds)
+            if kind not in orders:
+                orders[kind] = torch.argsort(concatenate(kinds[kind]))
+            columns.append(_gather(items, plan, sizes, orders[kind]))
     return Branched(tuple(axis.name for axis in axes), columns, rebuild)
 
 
@@ -146,17 +147,19 @@ def _stack(items: tuple[Tensor, ...], sizes: list[int], output: Any, i: int) -> 
     return stacked if len(sizes) == 1 else stacked.reshape((*sizes, *items[0].shape))
 
 
-def _rows_answered(items: tuple[Tensor, ...], plan: Plan) -> Sequence[Tensor] | Tensor:
-    """Return the dealt rows, or items of another kind (see `Plan.parts`), that the branches answer one by one."""
+def _kind_answered(items: tuple[Tensor, ...], plan: Plan, kinds: tuple[Sequence[Tensor] | Tensor, ...]) -> int:
+    """Return which kind (the dealt rows, or items of another kind, see `Plan.parts`) the branches answer one by one."""
     candidates = [
-        rows
-        for rows in (plan.rows, *plan.parts)
+        kind
+        for kind, rows in enumerate(kinds)
         if all(
             item.dim() and len(item) == len(rows[index[plan.dealt]])
             for index, item in zip(plan.indices, items, strict=True)
         )
     ]
-    if not candidates or any(not torch.equal(concatenate(rows), concatenate(candidates[0])) for rows in candidates[1:]):
+    if not candidates or any(
+        not torch.equal(concatenate(kinds[kind]), concatenate(kinds[candidates[0]])) for kind in candidates[1:]
+    ):
         raise NotDealableError  # none fits, or several different ones do
     return candidates[0]
 

@@ -29,7 +29,7 @@ from .request import Request
 from .results import Result, Running, StackedResults
 from .selections import RowTracker, Tracked, refuse_other_rows, selected
 from .state import BranchedState, unseal
-from .surroundings import interruption, is_exporting
+from .surroundings import interruption, is_compiling_frames, is_exporting
 from .tree import flatten, names, tensors, versions
 
 PURITIES = ("once", "warn", "raise", "allow")
@@ -79,9 +79,10 @@ class Engine:
             The outputs with the axes of the plan in front, and the result of each branch, which holds its taps.
         """
         request = Request(plan, args, kwargs, self.clones, self.effects)
-        if not torch.compiler.is_dynamo_compiling():
+        compiling = torch.compiler.is_dynamo_compiling()
+        if not compiling and not is_compiling_frames():
             return self.eager(request, strategy)
-        if True not in self.selects.values() and self.traced.possible(request):
+        if compiling and True not in self.selects.values() and self.traced.possible(request):
             results = list(self.traced.run(request))
             if results:
                 branched = combine(plan, results)

@@ -241,7 +241,7 @@ class Sites(TorchFunctionMode):
         # tensors computed without any parameter: whether from an input, or else from constants
         self._raw = TensorFacts((tensor, True) for tensor in inputs or ())
         self._traces = inputs is not None
-        self._follows = self.follows_constants and bool(inputs)
+        self._follows = self.follows_constants and inputs is not None and len(inputs) > 0
         self._parameters = parameters
         self._of_parameters: set[int | None] | None = None
         # storages that data were written into, with a tensor that keeps each alive

@@ -21,12 +21,22 @@ _LOCAL = threading.local()
 _BLOCK = contextlib._GeneratorContextManager
 _BLOCK_EDGES = (_BLOCK.__enter__.__code__, _BLOCK.__exit__.__code__)
 _MODE_EDGES = (torch.inference_mode.__enter__.__code__, torch.inference_mode.__exit__.__code__)
+# torch before 2.7 has one flag for both, which it sets during torch.export only
+_EXPORTING = "_is_exporting_flag" if hasattr(torch.compiler, "_is_exporting_flag") else "_is_compiling_flag"
 T = TypeVar("T")
 
 
 def is_exporting() -> bool:
-    """Return whether torch.export is tracing. In torch 2.11, `torch.compiler.is_exporting` is also true inside torch.compile."""
-    return torch.compiler._is_exporting_flag
+    """Return whether torch.export is tracing.
+
+    In torch 2.11, `torch.compiler.is_exporting` is also true inside torch.compile.
+    """
+    return getattr(torch.compiler, _EXPORTING)
+
+
+def is_compiling_frames() -> bool:
+    """Return whether Dynamo, which has given up this frame, would compile the frames that it calls, one by one."""
+    return callable(torch._C._dynamo.eval_frame.get_eval_frame_callback())
 
 
 def _open_blocks() -> list[Reverted]:
