@@ -247,6 +247,35 @@ def test_a_recorded_mean_is_that_of_plain_copies() -> None:
     close([copies.mean(0), copies.std(0, correction=0)], found, atol=1e-6)
 
 
+class WritesIntoInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.add_(1))
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("build", [mlp, WritesIntoInput])
+def test_calls_in_inference_mode_do_not_wait(build: Any) -> None:
+    """Neither those that are compared nor recorded ones. A write into an input happens in each call, whose copies are compared."""
+    wrapped = vote.Wrapper(3)(build()).to(DEVICE).eval()
+    start, x, writes = torch.randn(6, 4), torch.empty(6, 4, device=DEVICE), build is WritesIntoInput
+    with torch.inference_mode(), quiet():
+        wrapped(x.clone(), return_risk=True), wrapped(x.clone(), return_risk=True)
+        for i in range(12):
+            given = x.copy_(start, non_blocking=True).clone()
+            if i > 1:
+                pretend_device.WAITS.clear()
+            y = wrapped(given, return_risk=True)[0]
+            assert i <= 1 or writes or pretend_device.WAITS == []
+        assert torch.equal(given.cpu(), start + 1 if writes else start)
+        expected = torch.stack([voter.cpu()(start.clone()) for voter in wrapped.voters()]).mean(0)
+    torch.testing.assert_close(y.cpu(), expected)
+    assert (calls_of(wrapped).replays == 0) is writes
+
+
 @pytest.mark.usefixtures("early")
 def test_recorded_noise_continues_that_of_the_device() -> None:
     wrapped = sample.Wrapper(3)(mlp()).to(DEVICE).eval()

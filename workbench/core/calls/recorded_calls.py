@@ -382,8 +382,11 @@ class _First(Trial):
         return versions([*self._args, *self._calls.buffers()])
 
     def _inference_tensors(self) -> list[Tensor]:
-        """Return the tensors created in inference mode, for which torch does not count writes."""
-        return [leaf for leaf in (*self._args, *self._calls.buffers()) if leaf.is_inference()]
+        """Return the tensors created in inference mode, for which torch does not count writes.
+
+        Only those on the CPU: comparing others would wait, and writes into them by torch's operations are seen while a graph is recorded.
+        """
+        return [leaf for leaf in (*self._args, *self._calls.buffers()) if leaf.is_inference() and leaf.is_cpu]
 
 
 class _Comparison(Trial):
