@@ -419,7 +419,12 @@ class _Comparison(Trial):
             leaves = leaves_of(answer) if drew_the_same else []
         except RefusedError:
             leaves = []
-        recorded.verdicts.append(Verdict(self._results, leaves, recorded.runs))
+        try:
+            verdict = Verdict(self._results, leaves, recorded.runs)
+        except Exception as error:  # such as too little memory; the eager answer is there
+            calls.skip(self._kind, f"{type(error).__name__}: {error}")
+            return
+        recorded.verdicts.append(verdict)
         calls.judged(recorded)
         if not calls.off and recorded.runs == N_COMPARED_RUNS and not _is_faster(recorded):
             calls.skip(self._kind, "a graph is slower")
