@@ -409,6 +409,18 @@ def test_a_recorded_model_goes_away() -> None:
     assert gone() is None
 
 
+def test_a_comparison_that_finds_no_memory_ends_the_graph_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_memory(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(recorded_calls, "Verdict", without_memory)
+    wrapped, x = wrapped_as(mlp), batches()[0]
+    with torch.no_grad():
+        for _ in range(CALLS):
+            assert_same(wrapped(x, return_risk=True), as_ever(wrapped, x, return_risk=True))
+    assert calls_of(wrapped).replays == 0
+
+
 # ---- when a graph is made
 def _made_after(wrapped: Any, shape: tuple[int, ...]) -> int:
     """How many calls of a form are taken before a graph is made for it."""

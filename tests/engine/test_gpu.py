@@ -356,16 +356,6 @@ def test_composed_risks_stay_on_the_device() -> None:
 
 
 # ---- recorded calls
-@contextmanager
-def captured_first(function: Any) -> Iterator[tuple[torch.cuda.CUDAGraph, Any]]:
-    """A CUDA graph of a function, and its answer there."""
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        answer = function()
-    yield graph, answer
-
-
 def asked_often(wrapped: Any, x: torch.Tensor, n: int = 60) -> list[torch.Tensor]:
     """The last answer of calls that have been recorded meanwhile."""
     with torch.no_grad(), quiet():
@@ -424,7 +414,8 @@ def test_recorded_calls_answer_as_eager_ones_without_waiting(name: str, model: s
             answers = [leaves(part(x + i, return_risk=True)) for i in range(9)]
         results.append([*answers, torch.rand(4, device=DEVICE), torch.rand(4)])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    if name in ("vote", "vote last layer", "sculpt", "sample"):
+    # with neo, signatures of a CNN are recorded nowhere
+    if name in ("vote", "vote last layer", "sculpt", "sample") or (model, name) == ("mlp", "neo"):
         assert calls_of(wrapped).replays > 20, calls_of(wrapped).off
 
 
@@ -446,12 +437,12 @@ def test_what_no_recorded_call_answers() -> None:
         assert not torch.equal(y.float(), eager[0])
     wrapped(x.to(DEVICE), return_risk=True)[0].sum().backward()
     assert all(p.grad is not None for p in wrapped.parameters())
-    given = x.to(DEVICE)
-    with torch.no_grad(), captured_first(lambda: leaves(wrapped(given, return_risk=True))) as (graph, answer):
-        assert calls.replays == n
-        given += 1
-        graph.replay()
-        torch.testing.assert_close(answer, asked_often(copy.deepcopy(wrapped), given, 1), rtol=1e-4, atol=1e-5)
+    given, graph = x.to(DEVICE), torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        answer = leaves(wrapped(given, return_risk=True))
+    given += 1
+    graph.replay()
+    torch.testing.assert_close(answer, asked_often(copy.deepcopy(wrapped), given, 1), rtol=1e-4, atol=1e-5)
     assert calls.replays == n
     asked_often(wrapped, x.to(DEVICE), 1)
     assert calls.replays == n + 1
@@ -461,6 +452,10 @@ def test_what_no_recorded_call_answers() -> None:
     found = asked_often(wrapped.to(DEVICE), x.to(DEVICE))
     assert calls_of(wrapped).replays
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+    for p in wrapped.parameters():  # the same objects elsewhere
+        p.data = p.data.cpu()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="same device"):
+        wrapped(x.to(DEVICE), return_risk=True)
 
 
 @pytest.mark.usefixtures("recorded_early")

@@ -21,6 +21,7 @@ from helpers.device_models import MODELS, WRAPPERS, criterion_of, leaves, mlp, q
 from helpers.other_device import DEVICE, answers, by_formula, close, in_order, states_close
 from helpers.recorded_calls import calls_of, record_early
 from workbench import compose, neo, sample, sculpt, vote
+from workbench.core.calls.verdicts import Verdict
 from workbench.engine.executors.rescue import DropoutByFormula
 from workbench.methods.densities import DENSITIES
 
@@ -257,6 +258,88 @@ def test_a_recorded_mean_is_that_of_plain_copies() -> None:
         copies = torch.stack([voter.cpu()(x.cpu() + 1) for voter in wrapped.voters()])
     assert calls_of(wrapped).replays
     close([copies.mean(0), copies.std(0, correction=0)], found, atol=1e-6)
+
+
+class HalfThere(nn.Module):
+    """Multiplies by a single number, which may be on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp().to(DEVICE)
+        self.register_buffer("factor", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.factor
+
+
+@pytest.mark.usefixtures("early")
+def test_a_model_on_two_devices_is_not_recorded() -> None:
+    wrapped, x = vote.Wrapper(3)(HalfThere()).eval(), torch.randn(6, 4).to(DEVICE)
+    asked_often(wrapped, x)
+    assert calls_of(wrapped).replays == 0
+    assert "another device" in calls_of(wrapped).off
+
+
+INF, NAN = torch.inf, torch.nan
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([1.0, NAN, INF, -INF], [1.0, NAN, INF, -INF], True),
+        ([1.0, 1e-6], [1.0, 0.0], True),
+        ([1.0, 1e-2], [1.0, 0.0], False),
+        ([1e-6, 1e-8], [1e-6, 0.0], False),
+        ([1.0, NAN], [1.0, 1.0], False),
+        ([1.0, INF], [1.0, 1e30], False),
+        ([1.0, INF], [1.0, -INF], False),
+        ([0.0, 0.0], [0.0, 0.0], True),
+        ([], [], True),
+        ([1, 2], [1, 2], True),
+        ([1000, 2], [1000, 3], False),
+        ([True], [False], False),
+        ([1.0], [1], False),
+        ([1.0 + 1j], [1.0 + 1.1j], False),
+        ([1.0], [1.0, 1.0], False),
+    ],
+)
+def test_verdicts(one: list[Any], other: list[Any], same: bool) -> None:
+    pair = [torch.tensor(values).to(DEVICE) for values in (one, other)]
+    pretend_device.WAITS.clear()
+    verdict = Verdict(pair[:1], pair[1:], run=1)
+    assert verdict.is_known()
+    assert verdict.is_same() is same
+    assert not Verdict(pair[:1], [], run=1).is_same()
+    assert pretend_device.WAITS == []
+
+
+class WritesIntoInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.add_(1))
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("build", [mlp, WritesIntoInput])
+def test_calls_in_inference_mode_do_not_wait(build: Any) -> None:
+    """Neither those that are compared nor recorded ones. A write into an input happens in each call, whose copies are compared."""
+    wrapped = vote.Wrapper(3)(build()).to(DEVICE).eval()
+    start, x, writes = torch.randn(6, 4), torch.empty(6, 4, device=DEVICE), build is WritesIntoInput
+    with torch.inference_mode(), quiet():
+        wrapped(x.clone(), return_risk=True), wrapped(x.clone(), return_risk=True)
+        for i in range(12):
+            given = x.copy_(start, non_blocking=True).clone()
+            if i > 1:
+                pretend_device.WAITS.clear()
+            y = wrapped(given, return_risk=True)[0]
+            assert i <= 1 or writes or pretend_device.WAITS == []
+        assert torch.equal(given.cpu(), start + 1 if writes else start)
+        expected = torch.stack([voter.cpu()(start.clone()) for voter in wrapped.voters()]).mean(0)
+    torch.testing.assert_close(y.cpu(), expected)
+    assert (calls_of(wrapped).replays == 0) is writes
 
 
 @pytest.mark.usefixtures("early")

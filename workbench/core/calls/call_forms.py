@@ -70,10 +70,10 @@ def form_of(args: tuple) -> Any:
         form += (tensor.shape, tensor.stride(), tensor.dtype)
     if len(args) > 1:
         form += ([id(tensor) for tensor in args].index(id(tensor)) for tensor in args)
-    return None if device is None or (not args[0].is_cpu and is_captured(device)) else tuple(form)
+    return None if device is None or (not args[0].is_cpu and _is_captured(device)) else tuple(form)
 
 
-def is_captured(device: torch.device) -> bool:
+def _is_captured(device: torch.device) -> bool:
     """Return whether a graph of the device, such as a CUDA graph, is being captured from its current stream."""
     ask = getattr(getattr(torch, device.type, None), "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
@@ -110,4 +110,4 @@ def rebuilding(answer: Any) -> Callable[[Sequence[Tensor]], Any]:
     return rebuild
 
 
-__all__ = ["form_of", "in_special_mode", "is_captured", "leaves_of", "rebuilding", "torch_settings"]
+__all__ = ["form_of", "in_special_mode", "leaves_of", "rebuilding", "torch_settings"]

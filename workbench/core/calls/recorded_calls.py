@@ -382,8 +382,11 @@ class _First(Trial):
         return versions([*self._args, *self._calls.buffers()])
 
     def _inference_tensors(self) -> list[Tensor]:
-        """Return the tensors created in inference mode, for which torch does not count writes."""
-        return [leaf for leaf in (*self._args, *self._calls.buffers()) if leaf.is_inference()]
+        """Return the tensors created in inference mode, for which torch does not count writes.
+
+        Only those on the CPU: comparing others would wait, and writes into them by torch's operations are seen while a graph is recorded.
+        """
+        return [leaf for leaf in (*self._args, *self._calls.buffers()) if leaf.is_inference() and leaf.is_cpu]
 
 
 class _Comparison(Trial):
@@ -416,7 +419,12 @@ class _Comparison(Trial):
             leaves = leaves_of(answer) if drew_the_same else []
         except RefusedError:
             leaves = []
-        recorded.verdicts.append(Verdict(self._results, leaves, recorded.runs))
+        try:
+            verdict = Verdict(self._results, leaves, recorded.runs)
+        except Exception as error:  # such as too little memory; the eager answer is there
+            calls.skip(self._kind, f"{type(error).__name__}: {error}")
+            return
+        recorded.verdicts.append(verdict)
         calls.judged(recorded)
         if not calls.off and recorded.runs == N_COMPARED_RUNS and not _is_faster(recorded):
             calls.skip(self._kind, "a graph is slower")
