@@ -20,6 +20,7 @@ from helpers.traced_models import TRACED, TRACED_STEPS
 from helpers.training_models import interrupt_after
 from workbench import Progress, calibrate, compose, fit, laplace, load, neo, save, sculpt, vote
 from workbench.core.batches.rows import Batch, TensorRows
+from workbench.distributions import LogitNormal
 from workbench.engine.effects import private_random as private
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.traced_graph import Graph
@@ -165,6 +166,37 @@ def test_replayed_steps_are_the_eager_ones_and_do_not_wait(
     assert early[0].off == ""
     assert early[0].replays > 8
     assert not waits
+    for key, value in states[0].items():
+        assert not isinstance(value, torch.Tensor) or torch.equal(value.cpu(), states[1][key].cpu()), key
+
+
+CLASSES: dict[str, Any] = {
+    "vote": vote.Wrapper(3, output="logits"),
+    "sculpt": sculpt.Wrapper(LogitNormal, n_layers=1),
+    "sculpt, logits": sculpt.Wrapper(LogitNormal, n_layers=1, output="logits"),
+    "sculpt, draws": sculpt.Wrapper(LogitNormal(n_samples=3), n_layers=1),
+    "sculpt, pairs": sculpt.Wrapper(LogitNormal(pairwise=True), n_layers=1),
+    "vote of sculpt": compose(vote.Wrapper(5, share=1, output="logits"), sculpt.Wrapper(LogitNormal, n_layers=1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored"),  # rows of class -100, which need output=
+    [*((name, False) for name in CLASSES), *((name, True) for name in ("vote", "sculpt, logits", "vote of sculpt"))],
+)
+def test_replayed_steps_of_classes_are_the_eager_ones(name: str, ignored: bool, early: list[TracedStep]) -> None:
+    x, y = rows(100, classes=True)
+    if ignored:
+        y[40:50] = -100
+    states = []
+    for strategy in (None, "eager"):
+        torch.manual_seed(0)
+        wrapped = CLASSES[name](mlp())
+        with quiet():
+            fit(wrapped, (x, y), epochs=3, batch_size=16, device=DEVICE, progress=False, strategy=strategy)
+        states.append(wrapped.state_dict())
+    assert early[0].off == ""
+    assert early[0].replays > 8
     for key, value in states[0].items():
         assert not isinstance(value, torch.Tensor) or torch.equal(value.cpu(), states[1][key].cpu()), key
 
