@@ -17,6 +17,7 @@ from helpers.threads import in_threads
 from torch import nn
 
 from workbench import compose, fit, load, save, sculpt, vote
+from workbench.distributions import LogitNormal
 from workbench.training import traced_step
 from workbench.training.backward import Backward
 from workbench.training.traced_step import TracedStep
@@ -176,6 +177,29 @@ def test_replayed_steps_are_the_eager_ones(name: str, model: str, early: list[Tr
     assert early[0].off == ""
     assert early[0].replays > 30
     assert losses[0] == pytest.approx(losses[1], rel=1e-8)
+    for key, value in states[0].items():
+        if isinstance(value, torch.Tensor) and not key.startswith("settings@"):
+            torch.testing.assert_close(
+                value, states[1][key], rtol=1e-6, atol=1e-8, msg=lambda text, key=key: key + text
+            )
+
+
+@pytest.mark.parametrize("n_voters", [1, 5])
+def test_replayed_steps_of_noisy_classes_are_the_eager_ones(n_voters: int, early: list[TracedStep]) -> None:
+    x, y = torch.randn(96, 4, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 3
+    states = []
+    for strategy in (None, "eager"):
+        torch.manual_seed(0)
+        wrapper: Any = sculpt.Wrapper(LogitNormal, n_layers=1, output="logits")
+        if n_voters > 1:
+            wrapper = compose(vote.Wrapper(n_voters, share=1, output="logits"), sculpt.Wrapper(LogitNormal, n_layers=1))
+        wrapped = wrapper(MODELS["mlp"][0]())
+        options: dict[str, Any] = {"epochs": 8, "batch_size": 16, "validation": 0, "dtype": torch.float64}
+        with quiet():
+            fit(wrapped, (x, y), device=DEVICE, strategy=strategy, progress=False, **options)
+        states.append(wrapped.state_dict())
+    assert early[0].off == ""
+    assert early[0].replays > 30
     for key, value in states[0].items():
         if isinstance(value, torch.Tensor) and not key.startswith("settings@"):
             torch.testing.assert_close(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.engine.traced_graph import Graph, RefusedError, share_memory
 
@@ -125,6 +127,30 @@ def _filled(x: Tensor) -> list[Tensor]:
 def test_numbers_that_differ_from_run_to_run_may_not(function: Callable[[Tensor], list[Tensor]]) -> None:
     with pytest.raises(RefusedError, match="gives numbers to Python"):
         Graph(function, [], [], (X,))
+
+
+@torch.no_grad()
+def test_constants_are_not_computed_again() -> None:
+    """On a GPU each operation takes time, and a copy of numbers from the CPU would wait for it."""
+    found: list[str] = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    def function(x: Tensor) -> list[Tensor]:
+        order = torch.arange(5, 0, -1) - 1
+        scale = torch.full((1,), torch.nan).isnan().float()
+        return [x.index_select(0, order) * scale + order[:, None], order]
+
+    graph = Graph(function, [], [], (X,))
+    with Noted():
+        results = graph.run(2 * X)
+    assert all(map(torch.equal, results, function(2 * X)))
+    assert not any(word in name for name in found for word in ("arange", "full", "nan"))
+    results[1].zero_()
+    assert all(map(torch.equal, graph.run(X), function(X)))
 
 
 @torch.no_grad()

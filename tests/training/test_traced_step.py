@@ -404,6 +404,48 @@ def test_short_trainings_make_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_taken(traced_step.MIN_LONG_STEPS)
 
 
+def test_no_graph_under_autocast_of_any_device(made: list[TracedStep]) -> None:
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        _train(mlp, vote.Wrapper(3))
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert not made[0].replays
+    assert "another mode" in made[0].off
+
+
+def test_rows_on_another_device_than_the_model(made: list[TracedStep]) -> None:
+    wrapped = vote.Wrapper(3)(mlp()).train()
+    steps = TracedStep(wrapped, F.mse_loss, lambda batch: wrapped.loss(F.mse_loss, batch.x, batch.y))
+    rows = Batch(None, *(part.to("meta") for part in _rows(16)))
+    assert all(steps.take(rows, 1000) is None for _ in range(4))
+    assert "another device" in steps.off
+
+
+GRADIENT = torch.tensor([3.0, -1e-3, 0.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("traced", "again", "close"),
+    [
+        (GRADIENT, GRADIENT, True),
+        (GRADIENT * (1 + 1e-6), GRADIENT, True),  # rounding, where two eager steps happen to be equal
+        (GRADIENT * 1.01, GRADIENT, False),
+        (GRADIENT + torch.tensor([0, 0, 0.01, 0]), GRADIENT, False),
+        (GRADIENT * 1.01, GRADIENT * 1.005, True),  # no worse than an eager step
+        (GRADIENT + torch.nan, GRADIENT, False),
+        (GRADIENT.clone().index_fill_(0, torch.tensor(1), torch.inf), GRADIENT, False),
+    ],
+)
+def test_what_is_close_on_a_gpu(traced: Tensor, again: Tensor, close: bool) -> None:
+    count = torch.tensor(4)
+    assert bool(traced_step._close([traced, None, count], [GRADIENT, None, count], [again, None, count])) is close
+    assert not traced_step._close([traced, count], [GRADIENT, count + 1], [again, count + 1])
+    strange = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    assert traced_step._close([strange], [strange], [strange])
+    assert not traced_step._close([strange], [-strange], [strange])
+
+
 def test_without_what_torch_keeps_for_itself(made: list[TracedStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchScript's reader of graphs is gone: the same graph is run by Python."""
     monkeypatch.delattr(torch._C, "parse_ir")

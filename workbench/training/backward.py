@@ -19,8 +19,9 @@ PER_STEP = 4  # remaining steps assumed per step so far, since the length of a c
 class Backward:
     """Replacement of `wrapped.loss(criterion, x, y).backward()` in custom training loops that replays a graph, as `fit` does.
 
-    Loss, gradients, buffers and random draws are bitwise those of that line. A graph is recorded after some tens of calls; whatever could
-    differ from call to call runs eagerly. Anything may happen between two calls: optimizer, schedule, clipping.
+    Loss, gradients, buffers and random draws are those of that line: on the CPU to the last bit, on a GPU up to rounding. A graph is recorded
+    after some tens of calls; whatever could differ from call to call runs eagerly. Anything may happen between two calls: optimizer, schedule,
+    clipping.
 
     Args:
         wrapped: the model, in training mode.

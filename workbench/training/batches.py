@@ -66,22 +66,27 @@ class Batches:
             return
         n = len(cast(Sized, self.source))
         order = torch.arange(n) if self.generator is None else torch.randperm(n, generator=self.generator)
-        if isinstance(self.source, TensorRows):
-            if self._rows is None:
-                fits = _fit(self.source, self.device, self.dtype)
-                self._rows = self.source.to(self.device, self.dtype) if fits else self.source
-            order = _sent(order, self._rows.device)
+        source = self._within_reach(self.source) if isinstance(self.source, TensorRows) else self.source
+        if isinstance(source, TensorRows):
+            order = _sent(order, source.device)
         # no batch of one row: batch norm can't compute its variance, and it can't be divided among voters
         chunks = list(order[: len(self) * self.size].split(self.size))
         chunks[-1] = torch.cat([chunks[-1], order[len(self) * self.size :]])
-        if self._rows is not None:
+        if isinstance(source, TensorRows):
             for numbers in chunks:
-                rows = self._rows.take(numbers)
+                rows = source.take(numbers)
                 yield self._batch(numbers, rows.x, rows.y)
             return
-        loader = rows_loader(self.source, batch_sampler=cast(Any, [numbers.tolist() for numbers in chunks]))
+        loader = rows_loader(source, batch_sampler=cast(Any, [numbers.tolist() for numbers in chunks]))
         for numbers, pair in zip(chunks, loader, strict=True):
             yield self._batch(numbers, *pair)
+
+    def _within_reach(self, source: TensorRows) -> TensorRows:
+        """Return the rows, moved once to the device if they fit."""
+        if self._rows is None:
+            fits = _fit(source, self.device, self.dtype)
+            self._rows = source.to(self.device, self.dtype) if fits else source
+        return self._rows
 
     def _batch(self, numbers: Tensor | None, x: Any, y: Any) -> Batch:
         def placed(leaf: Any) -> Any:

@@ -100,8 +100,9 @@ def fit(
 ) -> History:
     """Train a wrapped model with the loss of its methods, and leave it with its best weights, in eval mode.
 
-    The same seed, data and settings give bitwise equal weights on one machine (on CUDA as far as the model's own operations are
-    deterministic), and the global random state is not touched. Ctrl-C ends the training early and leaves a usable model.
+    The same seed, data and settings give bitwise equal weights on one machine (on CUDA up to rounding; to the last bit with strategy="eager" and
+    as far as the model's own operations are deterministic), and the global random state is not touched. Ctrl-C ends the training early and
+    leaves a usable model.
 
     Args:
         wrapped: a model wrapped by one of the wrappers; `compose()(model)` is the plain baseline.
@@ -157,8 +158,8 @@ def fit(
             or of the current torch.distributed process group. Every process is given the same model, rows and settings, and takes its share of
             each batch (batch_size counts all of them); gradients are averaged, and the result is the same in every process. With device="auto"
             each process has its own GPU. Only the first process calls the callback and shows the bar. With None, long trainings of small models
-            on the CPU replay their steps from a graph of all branches, wherever this is certain to give bitwise equal numbers; "eager" never
-            records such a graph.
+            replay their steps from a graph of all branches, wherever this is certain to give equal numbers: on the CPU to the last bit, on CUDA
+            up to rounding; "eager" never records such a graph.
         augment: augment(x, y, generator) -> (x, y), or a sequence of such functions applied in order: changes the rows of each training batch,
             in original units, so that an image and its map are transformed together; see `workbench.training.RandomFlip` and `RandomCrop`. All
             draws are determined by the seed, both those of the generator (on the CPU) and those of torch. Validation rows, and the rows from

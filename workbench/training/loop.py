@@ -8,7 +8,7 @@ import operator
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -262,8 +262,7 @@ class Loop:
         # the same draws in every epoch, so that the losses of two epochs differ only because of the weights
         with own_random(self.seed, batches.device):
             for batch in batches:
-                weight = losses.weight_of(batch, batches.device)
-                with nullcontext() if self.watch is None else self.watch.recording(weight):
+                with self._watching(losses, batch):
                     loss = self._mean(self._loss(batch))
                 if epoch:
                     losses.add(loss, f"the validation of epoch {epoch}", batch)
@@ -277,6 +276,11 @@ class Loop:
                 f"validation: no row has a class, all class numbers are {IGNORED} or of weight 0; give rows with classes, or validation=0"
             )
         return mean
+
+    def _watching(self, losses: RunningLoss, batch: Batch) -> AbstractContextManager[None]:
+        if self.watch is None:
+            return nullcontext()
+        return self.watch.recording(losses.weight_of(batch, self.train.device))
 
     def _not_finite(self, value: float, place: str, batch: Batch) -> str:
         """Return the error message for a loss that is not finite."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
 from workbench.core.calls.traceable import Facts, UntraceableError, check_contents, is_plain, torch_now
 from workbench.core.outputs.options import form_of
 from workbench.core.wrapped import Wrapped
+from workbench.distributions.logits import LogitNormal
 from workbench.distributions.values import Cauchy, Laplace, Normal
 from workbench.methods.sculpt import Sculpt
 from workbench.training.default_losses import LossByMeaning, cross_entropy_of_probs
@@ -32,6 +34,7 @@ _LOSSES = (
     nn.PoissonNLLLoss,
 )
 _FAMILIES = (Normal, Laplace, Cauchy)  # distributions whose likelihood does not validate the targets
+_CLASS_FAMILIES = (Normal, LogitNormal)  # those of class numbers, which are validated on the CPU only
 
 
 class StepFacts(Facts):
@@ -47,9 +50,9 @@ class StepFacts(Facts):
 
     def __init__(self, wrapped: Wrapped, criterion: Any) -> None:
         _check_criterion(criterion)
-        _check_distributions(wrapped)
         auxiliary = {"criterion": criterion} if isinstance(criterion, nn.Module) else {}
         super().__init__(wrapped, True, auxiliary)
+        _check_distributions(wrapped, self.device)
         self._torch = torch_now()
         if any(map(_has_hooks, self.parameters)):
             raise UntraceableError("a parameter has hooks")
@@ -72,13 +75,16 @@ def _has_hooks(parameter: nn.Parameter) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def _check_distributions(wrapped: Wrapped) -> None:
+def _check_distributions(wrapped: Wrapped, device: torch.device) -> None:
     record = wrapped._workbench
     for method in record.methods:
-        if type(method) is Sculpt and not (
-            type(method.distribution) in _FAMILIES and form_of(record.output) in (None, "values")
-        ):
-            raise UntraceableError(f"the distribution {type(method.distribution).__name__}")
+        if type(method) is not Sculpt:
+            continue
+        family, form = type(method.distribution), form_of(record.output)
+        of_values = family in _FAMILIES and form == "values"
+        of_classes = family in _CLASS_FAMILIES and form in ("values", "logits") and device.type != "cpu"
+        if not (of_values or of_classes):
+            raise UntraceableError(f"the distribution {family.__name__}")
 
 
 def _check_criterion(criterion: Any) -> None:

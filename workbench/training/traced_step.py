@@ -195,6 +195,33 @@ class TracedStep:
         shares_memory = share_memory(
             [loss, *gradients], [*facts.parameters, *facts.frozen, *facts.buffers, batch.x, batch.y]
         )
+        try:
+            eager = self._compare(step, shares_memory, state, recorded, batch, facts)
+        except torch.OutOfMemoryError:  # an eager step alone may fit
+            for parameter in facts.parameters:
+                parameter.grad = None
+            state.restore()
+            self._stop("there is too little memory to compare a graph with an eager step")
+            return None
+        if runs == TRIALS and not self.off and not _faster(recorded):
+            self._recorded[signature] = None
+        self.replays += 1
+        return eager
+
+    def _compare(
+        self, step: Step, shares_memory: bool, state: _State, recorded: _Recorded, batch: Batch, facts: StepFacts
+    ) -> Step:
+        """Run the eager step as well, stop if it differs, and return it.
+
+        Args:
+            step: what the graph has computed.
+            shares_memory: whether its results share memory with each other or with something else.
+            state: state before the step.
+            recorded: the graph.
+            batch, facts: rows and facts of the step.
+        """
+        runs = recorded.runs
+        is_trial = runs <= TRIALS
         traced = _Outcome(step, _State(facts))
         state.restore()
         start = _now(facts.device) if is_trial else 0.0
@@ -214,9 +241,6 @@ class TracedStep:
             self._comparisons.append((send(_close(traced.tensors, eager.tensors, again.tensors)), runs))
             if is_trial:
                 self._read_comparisons(wait=True)
-        if runs == TRIALS and not self.off and not _faster(recorded):
-            self._recorded[signature] = None
-        self.replays += 1
         return eager_step
 
     def _read_comparisons(self, wait: bool = False) -> None:
