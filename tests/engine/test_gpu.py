@@ -110,7 +110,9 @@ def test_warm_calls_and_steps_do_not_wait(name: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"folds": 2}], ids=["", "folds"])
-def test_a_training_waits_once_an_epoch(options: dict[str, Any]) -> None:
+def test_a_training_waits_in_no_step(options: dict[str, Any]) -> None:
+    """Comparisons of replayed steps wait, in the first steps; their number depends on which kind of step is faster."""
+
     def waits(rows: int) -> int:
         x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
         wrapped = compose(vote.Wrapper(4), sculpt.Wrapper(n_layers=1))(MODELS["mlp"][0]().to(DEVICE))
@@ -125,7 +127,8 @@ def test_a_training_waits_once_an_epoch(options: dict[str, Any]) -> None:
 
     with quiet():
         waits(1600)  # what is found out once
-    assert waits(1600) == waits(3200)
+    steps = 3 * (6400 - 1600) // 16
+    assert waits(6400) - waits(1600) < steps / 4
 
 
 @pytest.fixture
