@@ -132,7 +132,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
 @pytest.mark.parametrize(
     ("name", "folds"),
     [
-        *((name, None) for name in [*TRACED, *TRACED_STEPS]),
+        *((name, None) for name in [*TRACED, *TRACED_STEPS] if "," not in name),
         *((name, 3) for name in ("mlp, many", "batch norm, loop", "vote x sculpt x neo")),
     ],
 )
@@ -159,7 +159,13 @@ def test_replayed_steps_are_the_eager_ones_and_do_not_wait(
             fit(
                 wrapped,
                 (x, torch.sin(2 * x.sum(1, keepdim=True))),
-                **{"epochs": 3, "batch_size": 16, "progress": False, "device": DEVICE, "strategy": strategy},
+                **{
+                    "epochs": 6 if name in ("swag", "snapshot") else 3,
+                    "batch_size": 16,
+                    "progress": False,
+                    "device": DEVICE,
+                },
+                strategy=strategy,
                 folds=folds,
             )
         states.append(wrapped.state_dict())

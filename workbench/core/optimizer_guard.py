@@ -46,9 +46,8 @@ class _History:
         self.stage = (-1, 0)  # number of wrapped objects and of parameter groups when counting of steps began
         self.steps = self.next = 0
         self.warned = False
-        self.differing: weakref.WeakSet[nn.Module] = (
-            weakref.WeakSet()
-        )  # wrapped objects whose voters have been found to differ
+        # wrapped objects whose voters have been found to differ
+        self.differing: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         # versions of risk heads at the first inspection; steps that train them change these
         self.versions: dict[int, int] = {}
         # sums of gradients at the last inspection, to detect gradients left over from an earlier training

@@ -87,9 +87,8 @@ class TracedStep:
         self._recorded: dict[Any, _Recorded | None] = {}  # by signature; None: slower than eager steps
         self._n_recorded = 0
         self._last_time = 0.0  # time of the last call of `take`
-        self._comparisons: list[
-            tuple[Sent, int]
-        ] = []  # results of comparisons on their way from a GPU, with the number of the run
+        # results of comparisons on their way from a GPU, with the number of the run
+        self._comparisons: list[tuple[Sent, int]] = []
 
     def take(self, batch: Batch, remaining: int) -> Step | None:
         """Return the loss and gradients of a batch, or None if the step must run eagerly.
