@@ -17,11 +17,12 @@ from torch.nn import functional as F
 
 from helpers import pretend_device
 from helpers.conformance_table import is_due
-from helpers.device_models import MODELS, WRAPPERS, criterion_of, leaves, mlp, quiet, trained
+from helpers.device_models import MODELS, WRAPPERS, cnn, criterion_of, leaves, mlp, quiet, trained
 from helpers.other_device import DEVICE, answers, by_formula, close, in_order, states_close
 from helpers.recorded_calls import calls_of, record_early
 from workbench import compose, neo, sample, sculpt, vote
 from workbench.core.calls.verdicts import Verdict
+from workbench.engine import ladder
 from workbench.engine.executors.rescue import DropoutByFormula
 from workbench.methods.densities import DENSITIES
 
@@ -157,6 +158,28 @@ def test_each_strategy(name: str, model: str, strategy: str) -> None:
     there = copy.deepcopy(here).to(DEVICE)
     close(answers(here, x), answers(there, x.to(DEVICE)), atol=1e-6)
     states_close(here, there)
+
+
+@pytest.mark.parametrize(("tf32", "name"), [(False, "_EXACT_CONVOLUTIONS"), (True, "_LOW_CONVOLUTIONS")])
+def test_large_convolutions_run_one_by_one(tf32: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(12, 2, 6, 6)
+    for limit, rung in ((12 * 36 * 72, "vmap"), (12 * 36 * 72 - 1, "loop")):  # rows, pixels, weights of the kernels
+        monkeypatch.setattr(ladder, name, limit)
+        wrapped = vote.Wrapper(3)(cnn()).to(DEVICE).eval()
+        with torch.backends.cudnn.flags(allow_tf32=tf32), torch.no_grad():
+            y = wrapped(x.to(DEVICE))
+            answers = torch.stack([voter.cpu()(x) for voter in wrapped.voters()])
+        assert f": {rung}, 3 passes" in str(wrapped.explain())
+        close(answers.mean(0), y, atol=1e-6)
+
+
+def test_attention_of_voters_is_one_fused_call() -> None:
+    wrapped = vote.Wrapper(3)(MODELS["transformer"][0]()).to(DEVICE).train()
+    x, y = torch.randn(6, 5, 4).to(DEVICE), torch.randn(6, 3).to(DEVICE)
+    wrapped.loss(F.mse_loss, x, y)
+    wrapped.eval()(x)
+    said = str(wrapped.explain())
+    assert said.count("rescue") == 2, said
 
 
 def test_dropout_under_two_vmaps_of_which_the_inner_one_draws_the_same_for_all() -> None:

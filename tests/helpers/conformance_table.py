@@ -303,7 +303,7 @@ REFUSED_BY = {  # check -> case -> part of the message; not refused if the obsta
 }
 # check -> parts of the messages of refusals on a GPU only, where recurrent layers gather their weights in one piece of memory
 REFUSED_ON_GPU = {
-    "vmap": ("fused attention asks", "Cannot access data pointer"),
+    "vmap": ("no rule for fused attention", "Cannot access data pointer"),
     "replay": ("reaches into a tensor's memory",),
 }
 # wrappers left out of a check do not differ from these in what it covers; replay needs branches that share a trunk

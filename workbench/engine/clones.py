@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import prod
 from typing import Any
 
 import torch
@@ -393,13 +394,14 @@ def _size(tree: Tree) -> tuple[int, int]:
 
 
 def _kernels(tree: Tree) -> dict[str, int]:
-    """Return the numbers of weights of convolutions by slot."""
-    layers = {path: module for path, module in tree.items() if isinstance(module, nn.modules.conv._ConvNd)}
-    weights = {f"{path}.weight".removeprefix("."): layer._parameters.get("weight") for path, layer in layers.items()}
+    """Return the number of weights of each convolution by slot."""
     return {
-        slot: weight.numel()
-        for slot, weight in weights.items()
-        if isinstance(weight, torch.Tensor) and not torch.nn.parameter.is_lazy(weight)
+        f"{path}.weight".removeprefix("."): layer.out_channels
+        * layer.in_channels
+        // layer.groups
+        * prod(layer.kernel_size)
+        for path, layer in tree.items()
+        if isinstance(layer, nn.modules.conv._ConvNd)
     }
 
 

@@ -53,9 +53,9 @@ RUNGS: dict[str, Rung] = {
 STRATEGIES = ("auto", *RUNGS, "tune")
 _SMALL_PASS = 2**23  # multiplications per pass below which Python's overhead takes longer than the computation
 _CACHED = 2**17  # activations of a layer, of all branches that run at once, up to which a CPU keeps them in its cache
-_SMALL_CONVOLUTIONS = (
-    2**35
-)  # multiplications on a GPU up to which grouped convolutions, in fewer launches, are faster than separate ones
+# multiplications of a branch up to which convolutions on a GPU run for all branches at once: in full precision, and on tensor cores, where the
+# limit lies between a ResNet-50 at 8 images of 224 pixels and at 64 (H100, bfloat16)
+_EXACT_CONVOLUTIONS, _LOW_CONVOLUTIONS = 2**35, 2**44
 _LIGHT = 2**17  # weights of a model above which three models wait for memory, at once or one after another
 LITTLE = "each of the branches is little work"
 HEADS = "each model's heads share its trunk, which is computed once"
@@ -181,7 +181,7 @@ class Ladder:
             if is_small and (models := _n_models(plan)) < 4:
                 is_small = models == 3 and is_tabular and n_weights <= _LIGHT and _takes_three_at_once(request)
             if device != "cpu":
-                is_small = autocast or not self._convolves_slowly(plan, leaves)
+                is_small = not self._convolves_slowly(plan, leaves, autocast)
             # noise is drawn at once, whatever the number of rows
             elif is_tabular and is_small and not request.training and not plan.interventions and plan.chunk is None:
                 parts = 1 + plan.size * rows * self.clones.width // _CACHED
@@ -200,19 +200,18 @@ class Ladder:
             parts if is_small else 1,
         )
 
-    def _convolves_slowly(self, plan: Plan, leaves: list[Tensor]) -> bool:
-        """Return whether grouped convolutions on a GPU, one group for each branch, are slower than separate ones: large ones in full precision.
-
-        Measured on an H100 with ResNets and five voters: 0.6 to 0.9 of the time of separate ones with tf32 or bfloat16, 1.6 to 2.2 without.
-        """
+    def _convolves_slowly(self, plan: Plan, leaves: list[Tensor], autocast: bool) -> bool:
+        """Return whether grouped convolutions on a GPU, one group for each branch, are slower than separate ones, which large ones are."""
         kernels = self.clones.kernels
         size = sum(size for slot, size in kernels.items() if isinstance(plan.rules.get(slot), Stacked))
         images = [leaf for leaf in leaves if leaf.dim() > 2] if size else []
-        # at most so many multiplications, since later layers have fewer positions
-        if max((size * len(image) * image.shape[2:].numel() for image in images), default=0) <= _SMALL_CONVOLUTIONS:
+        if not images:
             return False
+        # at most so many multiplications, since later layers have fewer positions
+        multiplications = size * max(len(image) * image.shape[2:].numel() for image in images)
         dtype = images[0].dtype
-        return dtype is torch.float64 or (dtype is torch.float32 and not torch.backends.cudnn.allow_tf32)
+        exact = dtype is torch.float64 or (dtype is torch.float32 and not torch.backends.cudnn.allow_tf32)
+        return multiplications > (_EXACT_CONVOLUTIONS if exact and not autocast else _LOW_CONVOLUTIONS)
 
     def _store(self, kind: CallKind, decision: RungDecision) -> None:
         """Store a decision and log its refusals once.
@@ -278,7 +277,7 @@ class Ladder:
                 ), f"{reason}, also with chunk={plan.chunk}"
             return rungs, reason
         if kind.device != "cpu" and kind.rows:
-            return ("loop",), "in full precision, separate convolutions of this size are faster than grouped ones"
+            return ("loop",), "separate convolutions of this size are faster than grouped ones"
         if kind.device != "cpu":
             return rungs, "one launch for all branches"
         if not kind.rows:

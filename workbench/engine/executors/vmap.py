@@ -377,15 +377,17 @@ class _FirstPass(TorchFunctionMode):
     ) -> Any:
         if function in _AUTOGRAD and is_batched(args[0]) and _requires_grad(args[0]):
             raise RuntimeError("the model asks whether a tensor requires gradients, which vmap hides")
-        if getattr(function, "__name__", "") in _ATTENTION and torch.is_grad_enabled():
-            leaves = filter(is_batched, flatten((args, kwargs))[0])
-            if any(not leaf.is_cpu and _requires_grad(leaf) for leaf in leaves):
-                raise RuntimeError(
-                    "on a GPU, fused attention asks whether a tensor requires gradients, which vmap hides"
-                )
+        if getattr(function, "__name__", "") in _ATTENTION and any(map(_is_on_gpu, flatten((args, kwargs))[0])):
+            # it is also slower than a loop over branches where attention is large
+            raise RuntimeError("on a GPU, vmap has no rule for fused attention that keeps what gradients need")
         out = function(*args, **(kwargs or {}))
         self._outputs.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
         return out
+
+
+def _is_on_gpu(value: Any) -> bool:
+    """Return whether a value is a batched tensor that is not on the CPU."""
+    return is_batched(value) and not value.is_cpu
 
 
 def _requires_grad(tensor: Tensor) -> bool:
