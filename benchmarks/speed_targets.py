@@ -35,7 +35,36 @@ SERVED = (
     "the guard that checks whether the model has changed, and the graph's interpreter, take as long as the matrix products of such small "
     "models; at 64 rows, these products are most of the work of both"
 )
+LAUNCHED = (
+    "every operation is launched by itself, and a prediction with its risk has two to three times as many as a plain pass. cuDNN's recurrent "
+    "layers have no batched rule and run voter by voter, each with weights that must be gathered first; predictions of torch's encoder layers "
+    "are not recorded as a graph, and do not use their fused kernel"
+)
+STEPPED = (
+    "a step of an own loop launches what vmap makes of its operations, with that of the optimizer two to three times as many as a plain step; "
+    "`fit` replays a graph instead, see [throughput](#throughput)"
+)
+EARLIER = (
+    "measured with grouped convolutions and vmap's own rule for attention; since then, large convolutions run voter by voter, and attention of "
+    "all voters is one call in predictions too, which has not been measured"
+)
+TRUNKED = (
+    "the heads, their spread and the trunk's buffers need launches of their own, and under autocast each operation of the trunk passed through "
+    "Python once more; since then, buffers and autocast take fewer steps, which has not been measured"
+)
 REASONS: dict[str, str] = {  # case -> why its target is missed
+    **{f"GPU, launch-bound models, vote, all layers, n = {n}: forward": LAUNCHED for n in (5, 16)},
+    **{f"GPU, launch-bound models, vote, all layers, n = {n}: training step": STEPPED for n in (5, 16)},
+    **{
+        f"GPU, ResNet-50, ViT-B and GPT-2, bfloat16, {case}: {phase}": EARLIER
+        for case in ("vote, all layers", "vote")
+        for phase in ("forward", "training step")
+    },
+    **{
+        f"GPU, {case}vote, last layer, n = 16: {phase}": TRUNKED
+        for case in ("", "ResNet-50, ViT-B and GPT-2, bfloat16, ")
+        for phase in ("forward", "training step")
+    },
     "vote, all layers, n = 5, frozen": SERVED,
     "vote, all layers, n = 16, frozen": SERVED,
     "overhead, tiny MLP, batch 1, neo, frozen: with risk": "the density needs additional operations, and the guard checks more tensors",

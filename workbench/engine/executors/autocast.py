@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..branch import is_batched
 from ..sites import transparent
-from ..tree import flatten, tree_map
+from ..tree import tree_map
 
 # by name, since one operation has several functions; operations that vmap does not decompose, such as matmul, are left to autocast
 _LOW = frozenset(["linear", "addmm", "addbmm", "baddbmm", "scaled_dot_product_attention", "prelu"]) | frozenset(
@@ -38,6 +38,9 @@ class AutocastUnderVmap(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        # autocast sees what the branches share, such as a trunk, as it does without vmap
+        if not any(map(is_batched, args)) and not any(map(is_batched, kwargs.values())):
+            return function(*args, **kwargs)
         name = getattr(function, "__name__", "")
         if name == "multi_head_attention_forward":
             with self:
@@ -48,7 +51,7 @@ class AutocastUnderVmap(TorchFunctionMode):
         if name in _LOW or (name in _FLOAT32 and self._device == "cpu"):
             args, kwargs = _cast((args, kwargs), self._low_precision if name in _LOW else torch.float32)
             return function(*args, **kwargs)
-        if name not in _NORMS or not any(map(is_batched, flatten((args, kwargs))[0])):
+        if name not in _NORMS:
             return function(*args, **kwargs)
         # as in their kernels: inputs and outputs in low precision, sums in float32
         dtype = args[0].dtype
