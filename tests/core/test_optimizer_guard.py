@@ -126,6 +126,38 @@ def test_a_scheduler_and_an_optimizer_that_is_wrapped_itself_do_not_hide_it() ->
 # ---- reported --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("n_steps", [0, 3])
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_optimizer_made_before_parameters_were_replaced_is_refused(n_steps: int, whole: bool) -> None:
+    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(mlp())
+    model: Any = nn.Sequential(nn.Linear(3, 3), wrapped) if whole else wrapped
+    x, y = data()
+    opt = adam(model.parameters())
+
+    def step() -> None:
+        opt.zero_grad()
+        wrapped.loss(None, model[0](x) if whole else x, y).backward()
+        opt.step()
+
+    for _ in range(n_steps):
+        step()
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(OptimizerMismatchError, match=r"assign=True\) has replaced .*Adam\(wrapped\.parameters\(\)\)"):
+        step()
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    opt = adam(model.parameters())
+    step()
+    assert not all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_an_optimizer_keeps_training_what_was_loaded_in_place() -> None:
+    wrapped = vote.Wrapper(2)(mlp())
+    opt = adam(wrapped.parameters())
+    wrapped.load_state_dict(copy.deepcopy(wrapped.state_dict()))
+    steps(wrapped, opt)
+
+
 def test_an_optimizer_that_misses_the_risk_head_is_reported_once_by_name() -> None:
     model = mlp()
     opt = sgd(model.parameters())

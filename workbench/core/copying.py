@@ -14,6 +14,7 @@ from ..engine.clone import attributes, places
 from .additions import MARK
 from .applied_functions import apply_to_voters
 from .calls.frozen import Freezable, refuse_change
+from .optimizer_guard import note_assignment
 from .ownership import Record, table_of
 from .quantized import is_quantized, left_alone
 from .runtime import plain_clone, portable, restore
@@ -98,6 +99,9 @@ class Persistent(Freezable):
                 self, runtime.table, lambda: plain_clone(self)[0], state_dict, prefix, runtime.strict, *args[2:]
             )
             runtime.loading.prepare()
+            local_metadata = args[0] if args else {}
+            if local_metadata.get("assign_to_params_buffers"):
+                note_assignment(self)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __copy__(self) -> Any:

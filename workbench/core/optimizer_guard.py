@@ -1,7 +1,7 @@
 """Detection of training mistakes at optimizer steps.
 
-Checked are optimizers made before wrapping or of a part of the model, voters that stay equal, risk heads that are in no loss, weight decay of
-stacked biases, and optimizers whose steps depend on whole tensors.
+Checked are optimizers made before wrapping, before parameters were replaced, or of a part of the model, voters that stay equal, risk heads that
+are in no loss, weight decay of stacked biases, and optimizers whose steps depend on whole tensors.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _wrapped: dict[int, weakref.ref[nn.Module]] = {}  # id -> living wrapped objects
 _histories: dict[int, _History] = {}  # id -> living optimizers that have stepped
 _stepped: dict[int, weakref.ref[Tensor]] = {}  # id -> parameters held by an optimizer that has stepped
 _reached: dict[int, weakref.ref[Tensor]] = {}  # id -> risk heads that had a gradient at some inspection
+# wrapped objects -> parameters that load_state_dict(assign=True) has replaced, with their names
+_assigned: weakref.WeakKeyDictionary[nn.Module, list[tuple[str, weakref.ref[Any]]]] = weakref.WeakKeyDictionary()
 MIN_STEPS = 8  # steps without a gradient before a warning about risk heads, which may enter the loss late
 # class names of optimizers whose steps are not elementwise
 _BY_TENSOR = re.compile("adafactor|shampoo|muon|novograd|prodigy|dadapt|^(lamb|lars|soap|came|sm3|adamp|sgdp)$")
@@ -79,6 +81,14 @@ def watch(wrapped: nn.Module) -> None:
         _wrapped[key] = weakref.ref(wrapped, lambda _: _wrapped.pop(key, None))
 
 
+def note_assignment(wrapped: nn.Module) -> None:
+    """Remember the parameters of a wrapped object that `load_state_dict(assign=True)` is about to replace."""
+    global _changes
+    _changes += 1
+    earlier = [(name, ref) for name, ref in _assigned.get(wrapped, ()) if ref() is not None]
+    _assigned[wrapped] = [*earlier, *((name, weakref.ref(p)) for name, p in nn.Module.named_parameters(wrapped))]
+
+
 def _before_step(optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
     refuse_step(optimizer)
     history = _histories.get(id(optimizer))
@@ -122,13 +132,14 @@ def _inspect(optimizer: Optimizer, history: _History) -> None:
         if not missed:
             continue
         stale = _stale(wrapped, trained, missed)
+        assigned = [name for name, ref in _assigned.get(wrapped, ()) if name in missed and id(ref()) in trained]
         trains_some = not history.warned and any(id(p) in trained for p in parameters.values())
-        if not (stale or trains_some):
+        if not (stale or assigned or trains_some):
             continue
         elsewhere = _held_by_any_optimizer()
         missed = {name: p for name, p in missed.items() if id(p) not in elsewhere and _is_fresh(p, history)}
         if missed:
-            _report(optimizer, wrapped, list(missed), stale, history)
+            _report(optimizer, wrapped, list(missed), stale, assigned, history)
     for key, parameter in trained.items():
         _stepped[key] = weakref.ref(parameter, lambda _, key=key: _stepped.pop(key, None))  # type: ignore[misc]
 
@@ -169,8 +180,16 @@ def _is_fresh(parameter: Tensor, history: _History) -> bool:
     return previous_sum is not None and previous_sum != current_sum
 
 
-def _report(optimizer: Optimizer, wrapped: Any, missed: list[str], stale: list[str], history: _History) -> None:
+def _report(
+    optimizer: Optimizer, wrapped: Any, missed: list[str], stale: list[str], assigned: list[str], history: _History
+) -> None:
     name, model = type(optimizer).__name__, wrapped._workbench_name()
+    if assigned:
+        history.next = 0  # refuse the next step as well
+        raise OptimizerMismatchError(
+            f"load_state_dict(assign=True) has replaced {_some(assigned)} of {model} after this {name} was made, which would go on to train the "
+            f"old ones: create it after loading, {name}(wrapped.parameters()), or load without assign=True"
+        )
     if stale:
         history.next = 0  # refuse the next step as well
         raise OptimizerMismatchError(
