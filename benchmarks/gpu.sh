@@ -16,9 +16,9 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 readonly ROOT=$PWD HOME_OF_RUNS=${BUILD:-$PWD/build/gpu}
 readonly ORDER=(first second third rest) # the most telling first
-declare -rA CALLS=([first]="tests throughput speed" [second]="large compiled peers conformance" [third]="quality notebooks"
-    [rest]="wrapping human others")
-declare -rA SECONDS_OF=([tests]=190 [throughput]=140 [speed]=210 [large]=110 [compiled]=280 [peers]=40 [conformance]=110 [quality]=390
+declare -rA CALLS=([first]="tests conformance throughput speed" [second]="large compiled peers wrapping" [third]="quality notebooks"
+    [rest]="human others")
+declare -rA SECONDS_OF=([tests]=80 [conformance]=120 [throughput]=140 [speed]=210 [large]=110 [compiled]=280 [peers]=40 [quality]=390
     [notebooks]=150 [wrapping]=100 [human]=150 [others]=300)
 readonly FILES=8 MIB=16 # what comes back from a machine at most: so many files, each of so many MiB
 # pytorch's images for GPUs hold pandas, scikit-learn, scipy, matplotlib, pillow and the like; what they lack is small
@@ -57,7 +57,7 @@ while [[ ${1:-} == --* ]]; do
     shift
 done
 PYTHON=${PYTHON:-python3}
-JOBS=${JOBS:-$((smoke ? 0 : 6))}
+JOBS=${JOBS:-$((smoke ? 0 : $(nproc) * 3 / 4))}
 
 # ---- before the machine is there
 pack_load() {

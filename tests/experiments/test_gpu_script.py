@@ -23,8 +23,8 @@ from workbench.experiments.worker import load_file
 
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 PARTS = [
-    *("tests", "throughput", "speed", "large", "compiled", "peers", "conformance", "quality", "notebooks"),
-    *("wrapping", "human", "others"),
+    *("tests", "conformance", "throughput", "speed", "large", "compiled", "peers", "wrapping", "quality", "notebooks"),
+    *("human", "others"),
 ]
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 
@@ -99,12 +99,10 @@ def test_a_part_or_a_call_runs_alone_and_goes_on_after_a_failure(tmp_path: Path,
     assert ended.returncode == 1
     lines = ended.stdout.splitlines()[-5:]
     assert [line.partition(",")[0] for line in lines] == [
-        *("large: ok", "compiled: ok", "peers: ok", "conformance: failed (3)", "tests: failed (3)")
+        *("large: ok", "compiled: ok", "peers: ok", "wrapping: ok", "tests: failed (3)")
     ]
     told = [line for line in causes(tmp_path / "found", lines).splitlines() if line.startswith(("----", "asked"))]
-    assert [line.partition(" -q")[0] for line in told] == [
-        *("---- run/conformance/conformance.txt", "asked: -m pytest", "---- run/tests/tests.txt", "asked: -m pytest")
-    ]
+    assert [line.partition(" -q")[0] for line in told] == [*("---- run/tests/tests.txt", "asked: -m pytest")]
 
 
 def test_what_a_newer_torch_announces_is_no_failure(tmp_path: Path, python: str) -> None:

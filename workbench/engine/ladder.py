@@ -169,10 +169,8 @@ class Ladder:
         autocast = (device == "cpu" or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
         parts = 1
         if torch.compiler.is_compiling():
-            rows, is_small = (
-                3,
-                device != "cpu",
-            )  # torch.export would turn a comparison into a constraint on the number of rows
+            # torch.export would turn a comparison into a constraint on the number of rows
+            rows, is_small = 3, device != "cpu"
         else:
             n_weights = self.clones.n_weights
             rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
