@@ -352,19 +352,28 @@ def _draw_ratios(usual: pd.DataFrame, path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.4), layout="constrained", facecolor="white")
     some = usual[(usual["batch"] == 64) & (usual["n"].isin((1, 5, 16)))]
+    device = some["on"].iloc[0]
     for ax, phase in zip(figure.subplots(1, 2, sharey=True), ("forward", "step"), strict=True):
         of = some[some["phase"] == phase]
         pairs = [(w, n) for w in WRAPPERS for n in sorted(of.loc[of["wrapper"] == w, "n"].unique())]
         for k, model in enumerate(MODELS):
             rows = of[of["model"] == model]
             places = [pairs.index((w, n)) + 0.1 * (k - 3) for w, n in zip(rows["wrapper"], rows["n"], strict=True)]
-            ax.scatter(places, rows["plain"], marker=MARKS[k], color=PALETTE[k], s=26, linewidths=0, label=model)
+            ax.scatter(
+                places,
+                rows["plain"],
+                marker=MARKS[k],
+                color=PALETTE[k],
+                s=26,
+                linewidths=0,
+                label=_legend_entry(model, rows),
+            )
         for place, (wrapper, n) in enumerate(pairs):
             like = {"wrapper": wrapper, "n": n, "batch": 64, "phase": phase, "dtype": "float32", "how": "auto"}
             limits = {
                 t.limit
                 for t in TARGETS
-                if t.column == "plain" and any(t.holds({**like, "model": m, "on": "cpu"}) for m in MODELS)
+                if t.column == "plain" and any(t.holds({**like, "model": m, "on": device}) for m in MODELS)
             }
             for limit in limits:
                 ax.hlines(limit, place - 0.42, place + 0.42, colors="#444444", linewidth=1.4)
@@ -392,9 +401,8 @@ def _draw_loops(usual: pd.DataFrame, path: Path) -> None:
             for k, model in enumerate(MODELS):
                 rows = of[(of["model"] == model) & (of["batch"] == batch) & (of["phase"] == phase)].sort_values("n")
                 spread = [rows["loop"] - rows["loop_low"], rows["loop_high"] - rows["loop"]]
-                ax.errorbar(
-                    rows["n"], rows["loop"], spread, marker=MARKS[k], color=PALETTE[k], ms=4, lw=1.2, label=model
-                )
+                look = {"marker": MARKS[k], "color": PALETTE[k], "ms": 4, "lw": 1.2}
+                ax.errorbar(rows["n"], rows["loop"], spread, label=_legend_entry(model, rows), **look)
             ax.axhline(1, color="#444444", linestyle=(0, (4, 2)), linewidth=1)
             ax.set_xscale("log", base=4)
             ax.set_yscale("log")
@@ -411,6 +419,11 @@ def _draw_loops(usual: pd.DataFrame, path: Path) -> None:
         line[0].set_yticks([2.0**k for k in range(-6, 7) if low < 2.0**k < high])
     _finish(figure)
     figure.savefig(path, dpi=80, metadata={"Software": None})
+
+
+def _legend_entry(model: str, rows: pd.DataFrame) -> str | None:
+    """Return the label of a model, None if it has no rows and is no part of the legend."""
+    return model if len(rows) else None
 
 
 def _finish(figure: Figure) -> None:
