@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -141,13 +143,19 @@ def _refuse_shape(name: str, registered: Sequence[int], new: Sequence[int]) -> N
 
 
 def commit(targets: list[Tensor], values: list[Tensor]) -> None:
-    """Write all buffers in one operation, so that an interrupt leaves none half updated."""
+    """Write all buffers, so that an interrupt leaves none half updated: one operation for each dtype, as GPUs copy many tensors at once."""
     if not targets:
         return
     with torch.no_grad():
         plain = all(type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta for tensor in (*targets, *values))
         if plain and not values_unavailable():
-            torch._foreach_copy_(targets, values)
+            groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+            for target, value in zip(targets, values, strict=True):
+                group = groups.setdefault((target.device, target.dtype, value.dtype), ([], []))
+                group[0].append(target)
+                group[1].append(value)
+            # without a line of Python in between, at which an interrupt could be raised
+            deque(map(torch._foreach_copy_, *zip(*groups.values(), strict=True)), maxlen=0)
             return
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)
