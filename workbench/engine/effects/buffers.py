@@ -37,10 +37,8 @@ def _home(plan: Plan, slot: str, index: Index) -> tuple[str, int | None]:
 def _add_stacked(merger: BufferMerger, plan: Plan, results: StackedResults) -> None:
     """Add the buffers of all branches of one pass, where possible without separating them: each operation on a buffer counts."""
     for slot, value in results.shared.items():
-        homes = (
-            dict.fromkeys(_home(plan, slot, index) for index in plan.indices) if slot in plan.rules else [(slot, None)]
-        )
-        for home in homes:
+        indices = plan.indices if slot in plan.rules else plan.indices[:1]
+        for home in dict.fromkeys(_home(plan, slot, index) for index in indices):
             merger.add(*home, value)
     names, depth = [axis.name for axis in plan.axes], len(plan.axes)
     for slot, branches in results.buffers.items():
