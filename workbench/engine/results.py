@@ -74,6 +74,7 @@ class StackedResults(Sequence[Result]):
         rebuild: function from equally many leaves to an output of the model's structure.
         buffers, taps: tensors [*sizes, ...], see `Result`.
         inputs: containers of the pass, see `Result`.
+        shared: buffers that were computed once for all branches, without their axes, by slot.
     """
 
     def __init__(
@@ -84,9 +85,10 @@ class StackedResults(Sequence[Result]):
         buffers: dict[str, Tensor],
         taps: dict[str, Tensor],
         inputs: Containers | None = None,
+        shared: dict[str, Tensor] | None = None,
     ) -> None:
         self.sizes, self.leaves, self.rebuild, self.buffers, self.taps = sizes, leaves, rebuild, buffers, taps
-        self.inputs = inputs
+        self.inputs, self.shared = inputs, shared or {}
 
     def __len__(self) -> int:
         return math.prod(self.sizes)
@@ -106,7 +108,7 @@ class StackedResults(Sequence[Result]):
         index = tuple(positions)
         return Result(
             self.rebuild([leaf[index] if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]),
-            {slot: tensor[index] for slot, tensor in self.buffers.items()},
+            {**self.shared, **{slot: tensor[index] for slot, tensor in self.buffers.items()}},
             {name: tensor[index] for name, tensor in self.taps.items()},
         )
 
@@ -116,23 +118,37 @@ class StackedResults(Sequence[Result]):
         Raises:
             RuntimeError: if a part that is no tensor differs, or if different buffers were written.
         """
-        if self.buffers.keys() != other.buffers.keys():
+        buffers, others = self._expanded_buffers(), other._expanded_buffers()
+        if buffers.keys() != others.keys():
             raise RuntimeError("some branches write into buffers that others do not")
         return StackedResults(
             (self.sizes[0] + other.sizes[0], *self.sizes[1:]),
             [_joined(first, second) for first, second in zip(self.leaves, other.leaves, strict=True)],
             self.rebuild,
-            {slot: torch.cat([tensor, other.buffers[slot]]) for slot, tensor in self.buffers.items()},
+            {slot: _concatenated(tensor, others[slot], len(self.sizes)) for slot, tensor in buffers.items()},
             {name: torch.cat([tensor, other.taps[name]]) for name, tensor in self.taps.items()},
             self.inputs,
         )
+
+    def _expanded_buffers(self) -> dict[str, Tensor]:
+        """Return all buffers as tensors [*sizes, ...]."""
+        shared = {slot: value.expand((*self.sizes, *value.shape)) for slot, value in self.shared.items()}
+        return {**shared, **self.buffers}
+
+
+def _concatenated(first: Tensor, second: Tensor, depth: int) -> Tensor:
+    """Concatenate buffers along the outermost of `depth` axes; along the others, those computed once stay expanded."""
+    pair = [first, second]
+    for i in range(1, depth):
+        if first.stride(i) == 0 == second.stride(i):
+            pair = [tensor.narrow(i, 0, 1) for tensor in pair]
+    return torch.cat(pair).expand(-1, *first.shape[1:])
 
 
 def _joined(first: Any, second: Any) -> Any:
     if isinstance(first, Tensor):
         return torch.cat([first, second])
     # equal objects are not enough: an object may hold tensors of its branch
-
     if first is second or (type(first) is type(second) and type(first) in _ATOMS and first == second):
         return first
     raise RuntimeError(f"the output has a {type(first).__name__} that is not the same object in all branches")

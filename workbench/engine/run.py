@@ -17,7 +17,7 @@ from .clones import Build, Clones, branch_key
 from .combine import Branched, combine
 from .dependence import DependenceTracker, has_reentrant_checkpoint, reached
 from .effects.branch_values import duplicate
-from .effects.buffers import BufferMerger, commit
+from .effects.buffers import commit, merged_buffers
 from .effects.containers import Containers
 from .effects.inputs import InputEffects, are_plain, are_tensors, is_object, own_inputs, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
@@ -87,7 +87,7 @@ class Engine:
             if results:
                 branched = combine(plan, results)
                 if plan.keep_state:
-                    commit(*_merged_buffers(plan, results))
+                    commit(*merged_buffers(plan, results))
                 return branched, results
         from .executors import graph_break
 
@@ -281,7 +281,7 @@ class Engine:
     def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched) -> None:
         """Write the merged buffers, attributes and objects of the branches."""
         at_once = RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once
-        targets, values = _merged_buffers(plan, results)
+        targets, values = merged_buffers(plan, results)
         written = versions(targets)
         try:
             commit(targets, values)
@@ -413,18 +413,6 @@ def _of_other_heads(plan: Plan, index: Index) -> dict[str, Tensor]:
     return {
         name: plan.bank.get(name) for first, own in heads for name in first.registered() if name not in own.registered()
     }
-
-
-def _merged_buffers(plan: Plan, results: Sequence[Result]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the buffers that the branches have written into, and their merged values."""
-    if not (results.buffers if isinstance(results, StackedResults) else any(result.buffers for result in results)):
-        return [], []
-    merger = BufferMerger()
-    for index, result in zip(plan.indices, results, strict=True):
-        for slot, value in result.buffers.items():
-            name, row = plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
-            merger.add(name, row, value.detach())
-    return merger.merge(plan.bank)
 
 
 __all__ = [

@@ -2,15 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections import defaultdict
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import WorkbenchWarning
-from ..plan import Bank
+from ..plan import Bank, Index, Plan, Stacked
+from ..results import Result, StackedResults
 from .random import values_unavailable
+
+
+def merged_buffers(plan: Plan, results: Sequence[Result]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the buffers that the branches have written into, whole or rows of stacked ones, and their merged values."""
+    merger = BufferMerger()
+    if isinstance(results, StackedResults):
+        _add_stacked(merger, plan, results)
+    else:
+        for index, result in zip(plan.indices, results, strict=True):
+            for slot, value in result.buffers.items():
+                merger.add(*_home(plan, slot, index), value)
+    return merger.merge(plan.bank)
+
+
+def _home(plan: Plan, slot: str, index: Index) -> tuple[str, int | None]:
+    """Return where the buffer of a branch is stored; see `Rule.home`."""
+    return plan.rules[slot].home(index) if slot in plan.rules else (slot, None)
+
+
+def _add_stacked(merger: BufferMerger, plan: Plan, results: StackedResults) -> None:
+    """Add the buffers of all branches of one pass, where possible without separating them: each operation on a buffer counts."""
+    for slot, value in results.shared.items():
+        indices = plan.indices if slot in plan.rules else plan.indices[:1]
+        for home in dict.fromkeys(_home(plan, slot, index) for index in indices):
+            merger.add(*home, value)
+    names, depth = [axis.name for axis in plan.axes], len(plan.axes)
+    for slot, branches in results.buffers.items():
+        rule = plan.rules.get(slot)
+        separate = [] if rule is None else [name for name in names if name in rule.axes()]
+        repeats = [i for i, name in enumerate(names) if name not in separate and _is_repeated(branches, i)]
+        if len(repeats) + len(separate) == depth:  # no two values are merged
+            values = functools.reduce(lambda tensor, i: tensor.select(i, 0), reversed(repeats), branches)
+            if isinstance(rule, Stacked) and separate and len(values) == len(plan.bank.get(rule.name)):
+                merger.add_rows(rule.name, values)
+                continue
+            indices = [index for index in plan.indices if not any(index[names[i]] for i in repeats)]
+            homes = [_home(plan, slot, index) for index in indices]
+            if len(set(homes)) == len(homes):
+                for home, index in zip(homes, indices, strict=True):
+                    merger.add(*home, values[tuple(index[name] for name in separate)])
+                continue
+        if not separate:
+            merger.add_branches(*_home(plan, slot, plan.indices[0]), branches.flatten(0, depth - 1))
+            continue
+        for index in plan.indices:
+            merger.add(*_home(plan, slot, index), branches[tuple(index[name] for name in names)])
+
+
+def _is_repeated(branches: Tensor, axis: int) -> bool:
+    return branches.shape[axis] == 1 or branches.stride(axis) == 0
 
 
 class BufferMerger:
@@ -22,33 +76,48 @@ class BufferMerger:
     """
 
     def __init__(self) -> None:
-        self._new: dict[tuple[str, int | None], list[Tensor]] = defaultdict(list)
+        self._new: dict[tuple[str, int | None], list[Tensor] | Tensor] = {}
+        self._rows: dict[str, Tensor] = {}
 
     def add(self, name: str, row: int | None, value: Tensor) -> None:
         """Add a branch's value of a registered tensor, or of one row of it."""
-        self._new[name, row].append(value)
+        values = self._new.setdefault((name, row), [])
+        assert isinstance(values, list)  # the branches of a buffer come one by one, or all at once
+        values.append(value)
+
+    def add_branches(self, name: str, row: int | None, values: Tensor) -> None:
+        """Add all branches' values [branches, ...] of a registered tensor, or of one row of it."""
+        self._new[name, row] = values
+
+    def add_rows(self, name: str, rows: Tensor) -> None:
+        """Add the values [n, ...] of all rows of a stacked tensor."""
+        self._rows[name] = rows
 
     def merge(self, bank: Bank) -> tuple[list[Tensor], list[Tensor]]:
         """Return the buffers (rows of stacked ones) and their merged values."""
         targets, merged = [], []
         with torch.no_grad():
-            for (name, row), values in self._new.items():
-                target = bank.get(name) if row is None else bank.get(name)[row]
-                new = self._merged(name, target, values)
-                if new.shape != target.shape:
-                    raise RuntimeError(
-                        f"buffer {name!r} changed its shape in forward from {tuple(target.shape)} to {tuple(new.shape)}; "
-                        "register it with its final shape before wrapping"
-                    )
+            for name, rows in self._rows.items():
+                target = bank.get(name)
+                _refuse_shape(name, target.shape[1:], rows.shape[1:])
                 targets.append(target)
-                merged.append(new)
+                merged.append(rows.detach())
+            unbound: dict[str, tuple[Tensor, ...]] = {}
+            for (name, row), values in self._new.items():
+                if row is not None and name not in unbound:
+                    unbound[name] = bank.get(name).unbind(0)
+                target = bank.get(name) if row is None else unbound[name][row]
+                new = self._merged(name, target, values)
+                _refuse_shape(name, target.shape, new.shape)
+                targets.append(target)
+                merged.append(new.detach())
         return targets, merged
 
-    def _merged(self, name: str, target: Tensor, values: list[Tensor]) -> Tensor:
-        if len(values) == 1 or all(value is values[0] for value in values):
+    def _merged(self, name: str, target: Tensor, values: list[Tensor] | Tensor) -> Tensor:
+        if len(values) == 1 or (isinstance(values, list) and all(value is values[0] for value in values)):
             return values[0]
         if target.is_floating_point() or target.is_complex():
-            stacked = torch.stack(values)
+            stacked = torch.stack(values) if isinstance(values, list) else values.contiguous()
             # equal values are kept exactly, since their sum could round or overflow; elementwise, since a test would synchronize a GPU
             return torch.where((stacked == stacked[0]).all(0), stacked[0], stacked.mean(0))
         # compared only where this neither synchronizes a device nor is recorded in a graph
@@ -62,14 +131,29 @@ class BufferMerger:
         return values[0]
 
 
+def _refuse_shape(name: str, registered: Sequence[int], new: Sequence[int]) -> None:
+    """Raise RuntimeError if a buffer, or one row of it, has another shape than the registered one."""
+    if registered != new:
+        raise RuntimeError(
+            f"buffer {name!r} changed its shape in forward from {tuple(registered)} to {tuple(new)}; "
+            "register it with its final shape before wrapping"
+        )
+
+
 def commit(targets: list[Tensor], values: list[Tensor]) -> None:
-    """Write all buffers in one operation, so that an interrupt leaves none half updated."""
+    """Write all buffers, so that an interrupt leaves none half updated: one operation for each dtype, as GPUs copy many tensors at once."""
     if not targets:
         return
     with torch.no_grad():
         plain = all(type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta for tensor in (*targets, *values))
         if plain and not values_unavailable():
-            torch._foreach_copy_(targets, values)
+            groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+            for target, value in zip(targets, values, strict=True):
+                group = groups.setdefault((target.device, target.dtype, value.dtype), ([], []))
+                group[0].append(target)
+                group[1].append(value)
+            # without a line of Python in between, at which an interrupt could be raised
+            deque(map(torch._foreach_copy_, *zip(*groups.values(), strict=True)), maxlen=0)
             return
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)

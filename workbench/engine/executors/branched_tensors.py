@@ -103,7 +103,9 @@ def _branched_buffers(
                 buffers[slot] = tensor.clone(memory_format=torch.contiguous_format), names
             else:
                 tensor = plan.bank.get(slot)
-                buffers[slot] = tensor.expand((*sizes, *tensor.shape)).clone(), tuple(axis.name for axis in axes)
+                if axes:
+                    tensor = tensor.expand((*sizes, *tensor.shape))
+                buffers[slot] = tensor.clone(), tuple(axis.name for axis in axes)
     return buffers
 
 

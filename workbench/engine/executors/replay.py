@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...introspect.objects import tensors_and_generators
 from ..branch import refuse_recomputing, run_branch
+from ..effects.buffers import commit
 from ..effects.containers import holds_mutable
 from ..effects.random import RandomSources, were_drawn
 from ..request import Request
@@ -193,9 +194,8 @@ def run(request: Request) -> list[Result]:
             if tape.random and streams.differ:
                 raise NotReplayableError("the trunk draws random numbers, and each branch is to have its own")
             tape.check()
-            with torch.no_grad():
-                for slot, value in shared.items():
-                    value.copy_(tape.values[slot])  # the values at the end of the trunk
+            # the values at the end of the trunk
+            commit([*shared.values()], [tape.values[slot] for slot in shared])
             replaying = Replaying(tape, shared)
             results.append(run_branch(clone, plan, values, index, args, kwargs, replaying, bool(states)))
             tape.check()

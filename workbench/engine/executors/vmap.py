@@ -113,6 +113,7 @@ class _Pass:
             plan = replace(plan, axes=(plan.axes[0]._replace(size=count), *plan.axes[1:]))
         self.plan = plan
         self.inputs: Containers | None = None  # the containers among the inputs, as the model has filled them
+        self.shared: dict[str, Tensor] = {}  # the buffers that the pass has computed once for all branches
         single = len(plan.axes) < len(self.sizes)
         self.tensors = tensors_of_one(plan, self.clone) if single else branched_tensors(plan, self.clone, start, count)
         self.leaves, self.regroup = request.flat
@@ -180,7 +181,7 @@ class _Pass:
             outputs = [output[None] for output in outputs]
             buffers = {slot: buffer[None] for slot, buffer in buffers.items()}
         leaves, rebuild = shape.filled(outputs)
-        return StackedResults(self.sizes, leaves, rebuild, buffers, taps, self.inputs)
+        return StackedResults(self.sizes, leaves, rebuild, buffers, taps, self.inputs, self.shared)
 
     def _all_branches(self, values: list[Tensor], token: Tensor | None, shape: _OutputShape) -> PassOutput:
         """Run the branches on tensors without their branch axes; store the structure of the output in `shape`."""
@@ -212,7 +213,9 @@ class _Pass:
             raise RuntimeError("the model fills a list or dict among its inputs with tensors of its branch")
         if self.outputs is not None:
             clone.install(clone.values(plan, plan.fixed))  # so that installed tensors do not count as kept by the model
-        return shape.take(open_sealed(result.output) if plan.state else result.output), result.buffers, result.taps
+        self.shared = {slot: buffer for slot, buffer in result.buffers.items() if not is_batched(buffer)}
+        buffers = {slot: buffer for slot, buffer in result.buffers.items() if slot not in self.shared}
+        return shape.take(open_sealed(result.output) if plan.state else result.output), buffers, result.taps
 
 
 class _OutputShape:
