@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from workbench.engine.dependence import DependenceTracker
 from workbench.engine.effects.private_random import CPU, KEY, _kernel_that_borrows, generator_of, own_random
+from workbench.engine.traced_graph import _Recorder
 from workbench.errors import WorkbenchWarning
 
 # ---- single draws
@@ -202,6 +204,22 @@ def test_under_a_dispatch_mode_draws_are_private_as_well() -> None:
     assert counting.n > 0
     with own_random(3):
         assert torch.equal(found, F.dropout(torch.ones(50)))
+
+
+@pytest.mark.parametrize("mode", [DependenceTracker, _Recorder])
+def test_under_our_own_dispatch_modes_draws_are_private(mode: Callable[..., TorchDispatchMode]) -> None:
+    def draw() -> tuple[Tensor, Tensor, Tensor]:
+        with mode((), (X,)):
+            first = F.dropout(torch.ones(50)), torch.rand(3)
+        return *first, torch.rand(3)
+
+    before = state()
+    found = privately(draw, seed=3)
+    assert state() == before
+    with own_random(3):
+        expected = F.dropout(torch.ones(50)), torch.rand(3), torch.rand(3)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_tensors_without_values_draw_nothing() -> None:

@@ -10,6 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .effects.private_random import call_in_mode
+
 
 def reached(outputs: list[Tensor]) -> set[int]:
     """Return the ids of the leaf tensors that gradients from the outputs would reach."""
@@ -64,7 +66,7 @@ class DependenceTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        result = function(*args, **kwargs)
+        result = call_in_mode(function, args, kwargs)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         sources = frozenset[int]().union(*map(self.behind, inputs))
         if sources:

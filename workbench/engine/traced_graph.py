@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .effects.private_random import CPU, random_states
+from .effects.private_random import CPU, call_in_mode, random_states
 from .torchscript import RefusedError, script
 
 _aten: Any = torch.ops.aten
@@ -202,7 +202,7 @@ class _Recorder(TorchDispatchMode):
         draws = isinstance(function, _OpOverload) and torch.Tag.nondeterministic_seeded in function.tags
         if draws:
             self._check_draws()
-        result = function(*args, **kwargs)
+        result = call_in_mode(function, args, kwargs)
         if draws:
             self._random = random_states(self.devices)
         if not isinstance(function, _OpOverload):

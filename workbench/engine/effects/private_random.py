@@ -68,6 +68,20 @@ def private_stream(devices: Iterable[torch.device]) -> AbstractContextManager[No
     return own_random(seed, *sorted(set(devices), key=str))
 
 
+def call_in_mode(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Call an operation inside `__torch_dispatch__` of a dispatch mode, so that this thread's draws are private there too.
+
+    Before torch 2.13 the kernels that make them private are hidden there.
+    """
+    if _thread_generators() is None or not torch._C._dispatch_tls_is_dispatch_key_excluded(KEY):
+        return function(*args, **kwargs)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, False)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, True)
+
+
 def has_generator(device: torch.device) -> bool:
     """Return whether draws on the device use a generator whose state can be set: on the CPU and on GPUs other than Apple's."""
     return device.type == "cpu" or hasattr(getattr(torch, device.type, None), "default_generators")
@@ -303,6 +317,7 @@ def _kernel_that_borrows(op: Any) -> Kernel:
 
 __all__ = [
     "CPU",
+    "call_in_mode",
     "generator_of",
     "generators_of",
     "has_generator",
