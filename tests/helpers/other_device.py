@@ -55,11 +55,11 @@ def by_formula(wrapped: Any) -> Any:
     """Let sample draw on the CPU what it draws on a GPU."""
     for method in wrapped._workbench.methods:
         if method.name == "sample" and isinstance(method.noise, sample.Bernoulli):
-            method.noise = _Formula(method.noise.p)
+            method.noise = Formula(method.noise.p)
     return wrapped
 
 
-class _Formula(sample.Bernoulli):
+class Formula(sample.Bernoulli):
     """Dropout by the formula that is used on a GPU."""
 
     def apply(self, value: Tensor, raw: Tensor | None, generator: torch.Generator | None, additive: bool) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from helpers.calibration_models import answers_of, known, labelled, regression, scores
 from helpers.device_models import mlp, quiet
 from helpers.metric_cases import CASES, VOTERS_FIRST, VotersFirst
-from helpers.other_device import DEVICE, close, rows
+from helpers.other_device import DEVICE, Formula, close, rows
 from helpers.widget_cases import beams, pictures
 from workbench import (  # fmt: skip
     calibrate,
@@ -28,6 +28,7 @@ from workbench import (  # fmt: skip
     metrics,
     neo,
     plots,
+    sample,
     sculpt,
     selective,
     top_uncertain,
@@ -165,7 +166,8 @@ def test_diagnosis() -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["plain", "vote + sculpt", "sample", "neo"])
-def test_a_cell_of_a_grid(wrapper: str) -> None:
+def test_a_cell_of_a_grid(wrapper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample.Bernoulli, "apply", Formula.apply)
     options: dict[str, Any] = {
         "model": "mlp(width=5)",
         "wrapper": wrapper,

@@ -121,7 +121,8 @@ def test_evaluation_between_steps_changes_nothing() -> None:
 
 
 def test_short_loops_make_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_step, "MIN_STEPS", 200)
+    for name in ("MIN_STEPS", "MIN_LONG_STEPS"):  # a busy machine makes long steps
+        monkeypatch.setattr(traced_step, name, 200)
     assert _train(mlp, vote.Wrapper(3), True)[1] == 0
     monkeypatch.setattr(backward, "PER_STEP", 50)
     assert _train(mlp, vote.Wrapper(3), True)[1] > 20
