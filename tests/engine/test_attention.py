@@ -41,17 +41,20 @@ CASES: dict[str, tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[int |
 }
 
 
-def of_branch(tensors: tuple[Tensor | None, ...], dims: tuple[int | None, ...], i: int) -> list[Tensor | None]:
-    return [t if t is None or d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)]
+def of_branch(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dims: tuple[int | None, ...], i: int, **options: Any
+) -> Tensor:
+    """Return the attention of one branch."""
+    q, k, v = (t if d is None else t.select(d, i) for t, d in zip((q, k, v), dims[:3], strict=True))
+    mask = mask if mask is None or dims[3] is None else mask.select(dims[3], i)
+    return F.scaled_dot_product_attention(q, k, v, mask, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_under_vmap(name: str) -> None:
     tensors, dims, options = CASES[name]
     found = torch.vmap(lambda *parts: attention(*parts, **options), dims)(*tensors)
-    expected = torch.stack(
-        [F.scaled_dot_product_attention(*of_branch(tensors, dims, i), **options) for i in range(N)]  # type: ignore[arg-type]
-    )
+    expected = torch.stack([of_branch(*tensors, dims, i, **options) for i in range(N)])
     torch.testing.assert_close(found, expected)
     learned = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
     weight = torch.randn_like(expected)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from helpers.device_models import MODELS, WRAPPERS, criterion_of, leaves, quiet, still, trained
 from helpers.recorded_calls import calls_of, record_early
+from helpers.replayed_steps import replay_early
 from helpers.threads import in_threads
 from torch import nn
 
 from workbench import compose, fit, load, save, sculpt, vote
 from workbench.distributions import LogitNormal
-from workbench.training import traced_step
 from workbench.training.backward import Backward
 from workbench.training.traced_step import TracedStep
 
@@ -133,19 +133,7 @@ def test_a_training_waits_in_no_step(options: dict[str, Any]) -> None:
 
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
-    """What replays the steps of each training, from the fourth step on, even where this is slower."""
-    made: list[TracedStep] = []
-    init = TracedStep.__init__
-
-    def noted(self: TracedStep, *args: Any) -> None:
-        init(self, *args)
-        made.append(self)
-
-    monkeypatch.setattr(TracedStep, "__init__", noted)
-    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
-    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
-    monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
-    return made
+    return replay_early(monkeypatch)
 
 
 REPLAYED = [

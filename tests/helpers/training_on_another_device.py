@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from helpers import pretend_device
 from helpers.device_models import MODELS, WRAPPERS, leaves, mlp, quiet, relu_mlp
 from helpers.other_device import DEVICE, answers, close, home, in_order, is_classes, rows, states_close
+from helpers.replayed_steps import replay_early
 from helpers.traced_models import TRACED, TRACED_STEPS
 from helpers.training_models import interrupt_after
 from workbench import Progress, calibrate, compose, fit, laplace, load, neo, save, sculpt, vote
@@ -114,19 +115,7 @@ def test_steps_of_voters_of_folds_do_not_wait() -> None:
 
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
-    """What replays the steps of each training, from the fourth step on, even where this is slower."""
-    made: list[TracedStep] = []
-    init = TracedStep.__init__
-
-    def noted(self: TracedStep, *args: Any) -> None:
-        init(self, *args)
-        made.append(self)
-
-    monkeypatch.setattr(TracedStep, "__init__", noted)
-    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
-    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
-    monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
-    return made
+    return replay_early(monkeypatch)
 
 
 @pytest.mark.parametrize(

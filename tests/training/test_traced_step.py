@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import traced_models
+from helpers.replayed_steps import replay_early
 from helpers.traced_models import EAGER, TRACED, TRACED_STEPS, ListItem, ReadsGlobal, Residual, mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,19 +25,7 @@ from workbench.training.traced_step import TracedStep
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[TracedStep]:
-    """What takes the steps of each training, which make a graph early, and use it even where it is slower."""
-    steps: list[TracedStep] = []
-    init = TracedStep.__init__
-
-    def noted(self: TracedStep, *args: Any) -> None:
-        init(self, *args)
-        steps.append(self)
-
-    monkeypatch.setattr(TracedStep, "__init__", noted)
-    monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
-    monkeypatch.setattr(traced_step, "_faster", lambda recorded: True)
-    monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)
-    return steps
+    return replay_early(monkeypatch)
 
 
 def _rows(n: int = 100) -> tuple[Tensor, Tensor]:
