@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import workbench
 from workbench import neo
 from workbench.errors import NotFittedError
+from workbench.methods import row_risk
 from workbench.methods.densities import DENSITIES, Gaussian, pool
 
 GROUPS = torch.arange(300) % 3
@@ -213,7 +214,7 @@ def test_what_is_written_into_later_is_taken_as_it_was() -> None:
 
 
 def test_sorted_data_are_met_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neo, "MAX_ROWS", 100)
+    monkeypatch.setattr(row_risk, "MAX_ROWS", 100)
     rows = X[GROUPS.argsort()]
     usual = neo.Wrapper()(nn.Linear(5, 1)).eval()
     last = rows[-50:]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.additions import add_extra, extra
 from ..core.method import Method, evaluating
-from ..core.outputs.options import form_of, has_classes
+from ..core.outputs.options import form_of
 from ..core.ownership import table_of
 from ..core.prior import run_with_prior
 from ..core.settings import setting
@@ -25,21 +25,12 @@ from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
 from ..engine.tree import is_float, tensors, tree_map
 from ..errors import NotFittedError
-from .class_rows import (
-    TrainingRows,
-    class_numbers,
-    class_scores,
-    concatenate_if_all,
-    in_range,
-    last_layer,
-    shape_of_values,
-)
+from . import position_risk, row_risk
 from .densities import DENSITIES, Density, DensityName
 from .densities.padding import kept_steps
 from .densities.positions import Positions
 from .feature_tap import FeatureMap, FeatureTap
-from .made_outliers import concatenate_by_kind, make_outliers
-from .position_risk import MAX_IMAGES, Layout, has_positions, judge, layout_of, learn
+from .position_risk import MAX_IMAGES, Layout, has_positions, layout_of
 from .row_order import misplaced
 from .spread_batches import spread
 
@@ -48,8 +39,6 @@ if TYPE_CHECKING:
 
 Take = Callable[[str, FeatureMap], Tensor]
 MAX_SITES = 5  # layers whose inputs are used by default
-MAX_ROWS = 20_000  # training rows that a fit uses
-MAX_OUTLIERS = 10_000  # outliers that a fit makes of training rows
 # densities that run the same operations for all inputs, so that a call can be recorded
 _TRACEABLE = ("signature", "gaussian")
 
@@ -248,11 +237,9 @@ class Neo(Method):
 
     def measure(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Return the model's prediction, and the risk of every row or position."""
-        density = self.model(wrapped)
-        if isinstance(density, Positions):
-            return judge(self, wrapped, args, kwargs, self.wrapper.per == "image")
-        y, rows, features, _ = self.features(wrapped, args, kwargs)
-        return y, density(features, class_scores(wrapped, y, rows) if density.wants_logits else None)
+        if isinstance(self.model(wrapped), Positions):
+            return position_risk.judge(self, wrapped, args, kwargs, self.wrapper.per == "image")
+        return row_risk.judge(self, wrapped, args, kwargs)
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Learn the signature of the training inputs in closed form (a flow: by a short training)."""
@@ -261,7 +248,7 @@ class Neo(Method):
             inputs, inputs_of_rows = itertools.tee(inputs) if isinstance(inputs, Iterator) else (inputs, inputs)
             with torch.no_grad():
                 batches = ((args, kwargs) for args, kwargs, _ in self._batches(wrapped, inputs, MAX_IMAGES))
-                if learn(self, wrapped, batches):
+                if position_risk.learn(self, wrapped, batches):
                     return
             if self.wrapper.per is not None:
                 raise ValueError(
@@ -270,7 +257,7 @@ class Neo(Method):
                 )
             self._set_density(wrapped, False)
             inputs = inputs_of_rows
-        self._fit_rows(wrapped, inputs)
+        row_risk.learn(self, wrapped, self._batches(wrapped, inputs, row_risk.MAX_ROWS))
 
     def _batches(self, wrapped: Any, inputs: Any, max_rows: int) -> Iterator[tuple[tuple, dict[str, Any], Any]]:
         """Iterate over the model's positional and keyword inputs, on its device and in its units, and the targets."""
@@ -284,78 +271,6 @@ class Neo(Method):
             if (scaling := extra(wrapped, "scaling")) is not None:
                 args, kwargs = scaling.inputs(args, kwargs)
             yield args, kwargs, target
-
-    def _fit_rows(self, wrapped: Any, inputs: Any) -> None:
-        density, output = self.model(wrapped), wrapped._workbench.output
-        rows = self._training_rows(wrapped, inputs)
-        needs_classes = self.wrapper.classes or density.needs_logits
-        if needs_classes:
-            self._check_classes(density, rows, output)
-        is_classifier = needs_classes or (
-            self.wrapper.classes is None and (has_classes(output) or rows.labels is not None)
-        )
-        # a user-defined density may accept neither
-        options: dict[str, Any] = {}
-        if density.needs_head or density.uses_head:
-            head = last_layer(wrapped, self.sites[-1], density, rows.features[-1], rows.scores)
-            options |= {} if head is None else {"head": head}
-        if density.takes_outliers:
-            options["outliers"] = concatenate_by_kind(rows.outliers)
-        scores = rows.scores if is_classifier else None
-        with torch.enable_grad():
-            density.fit(rows.features, scores, rows.labels if density.uses_labels else None, **options)
-
-    @torch.no_grad()
-    def _training_rows(self, wrapped: Any, inputs: Any) -> TrainingRows:
-        density = self.model(wrapped)
-        collected: list[list[Tensor]] = []
-        scores: list[Tensor | None] = []
-        labels: list[Tensor | None] = []
-        outliers: list[tuple[list[Tensor], Tensor, str]] = []
-        value_shape: list[int] | None = None
-        n_rows = 0
-        for args, kwargs, target in self._batches(wrapped, inputs, MAX_ROWS):
-            y, n, features, _ = self.features(wrapped, args, kwargs)
-            collected.append(features)
-            scores.append(class_scores(wrapped, y, n) if self.wrapper.classes is not False else None)
-            labels.append(class_numbers(target, scores[-1]))
-            value_shape = value_shape or shape_of_values(target)
-            if density.takes_outliers and self.rows_first and sum(len(part[1]) for part in outliers) < MAX_OUTLIERS:
-                outliers += self._outliers(wrapped, args, kwargs, n, n_rows)
-            n_rows += n
-            if n_rows >= MAX_ROWS:
-                break
-        if not collected:
-            raise ValueError("fit got no inputs; give the training inputs as a tensor or a loader")
-        all_scores = concatenate_if_all(scores)
-        return TrainingRows(
-            [torch.cat(parts) for parts in zip(*collected, strict=True)],
-            all_scores,
-            in_range(concatenate_if_all(labels), all_scores),
-            value_shape,
-            outliers,
-        )
-
-    def _check_classes(self, density: Density, rows: TrainingRows, output: Any) -> None:
-        if rows.scores is None:
-            raise ValueError(
-                f"neo: density={type(density).__name__} is to use class scores, but the model has no output [rows, classes] with at least two "
-                "classes; choose another density, or classes=False"
-            )
-        if rows.value_shape and self.wrapper.classes is None and not has_classes(output):
-            raise ValueError(
-                f"neo: density={type(density).__name__} is to use class scores, but the targets are values of shape {rows.value_shape}, not "
-                'class numbers or probabilities; choose another density, or give output="logits" if the model is a classifier'
-            )
-
-    def _outliers(
-        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int, seed: int
-    ) -> Iterator[tuple[list[Tensor], Tensor, str]]:
-        """Make outliers of the rows of a batch; yields their features, class scores and kind."""
-        for kind, inputs in make_outliers((args, kwargs), rows, seed):
-            y, n, features, _ = self.features(wrapped, *inputs)
-            if (scores := class_scores(wrapped, y, n)) is not None:
-                yield features, scores, kind
 
     def features(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], take: Take | None = None
