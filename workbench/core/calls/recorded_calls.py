@@ -274,7 +274,8 @@ class RecordedCalls:
         clones = engine_of(wrapped).clones
         if clones.impure:
             raise UntraceableError("forward changes attributes")
-        if facts is not self._facts:
+        settings = torch_settings()
+        if facts is not self._facts or settings != self._torch_settings:
             self._kinds = {key: each for key, each in self._kinds.items() if each.recorded is None}
         tensors = [*facts.parameters, *facts.frozen, *facts.buffers]
         leaves = leaves_of(answer)
@@ -306,7 +307,7 @@ class RecordedCalls:
                 told.discard("nan")
         if not facts.hold() or clones.impure:
             raise UntraceableError("forward changes the model")
-        self._facts, self._torch_settings = facts, torch_settings()
+        self._facts, self._torch_settings = facts, settings
         marks = marks_for(wrapped, risk, answer[0] if risk else answer)
         kind.recorded = _Recorded(graph, len(leaves), rebuilding(answer), marks)
 
