@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...engine.effects.private_random import CPU, random_states, restore_random
 from ...engine.traced_graph import Graph, RefusedError, share_memory
-from ...engine.tree import is_float, versions
+from ...engine.tree import counting_writes, is_float, versions
 from ...errors import WorkbenchWarning
 from ..outputs.options import has_detections
 from ..ownership import engine_of, marks_of
@@ -295,12 +295,14 @@ class RecordedCalls:
             sums = [leaf.sum() for leaf in looked_at]
             return [*leaves_of(answer_again), *sums]
 
+        # loops take those of tensors created in inference mode, by an operation that cannot be recorded
+        counting = {id(tensor): counting_writes(tensor) for tensor in args}
         told, states = wrapped._workbench.told, random_states(dict.fromkeys((CPU, *devices)))
         already_told = "nan" in told
         told.add("nan")  # suppresses the check for NaN, which is done outside the graph
         self._made += 1
         try:
-            graph = Graph(call, tensors, [], args)
+            graph = Graph(call, tensors, [], [counting[id(tensor)] for tensor in args])
         finally:
             restore_random(states)
             if not already_told:
