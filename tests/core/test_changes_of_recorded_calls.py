@@ -11,7 +11,7 @@ import torch
 from helpers import traced_models
 from helpers.recorded_calls import CALLS, as_ever, assert_same, batches, calls_of, record_early, wrapped_as
 from helpers.traced_models import ReadsGlobal, Residual, mlp
-from torch import nn
+from torch import Tensor, nn
 
 from workbench import neo, vote
 
@@ -143,6 +143,33 @@ def test_what_torch_keeps_for_a_thread_counts() -> None:
             wrapped(x)
             assert calls_of(wrapped).replays == before + 1
         assert not wrapped(x).is_inference()
+
+
+class _Adds(nn.Module):
+    """A model that makes a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + torch.ones(1)
+
+
+def test_a_setting_of_torch_counts_for_all_kinds_of_calls() -> None:
+    """Also after calls of another kind were recorded under it."""
+    wrapped, x = wrapped_as(_Adds), batches()[0]
+    with torch.no_grad():
+        for _ in range(CALLS):
+            wrapped(x)
+        torch.set_default_dtype(torch.float64)
+        try:
+            for _ in range(CALLS):
+                assert wrapped(x[:2]).dtype is torch.float64
+            assert wrapped(x).dtype is torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert wrapped(x).dtype is torch.float32
 
 
 def test_hooks_for_all_modules_fire() -> None:

@@ -87,7 +87,8 @@ def test_recorded_calls_are_the_same(name: str, frozen: bool) -> None:
     assert f"{calls_of(wrapped).replays} calls were answered by a graph" in wrapped.explain()
 
 
-@pytest.mark.parametrize("name", [*sorted(EAGER.keys() - {"momentum none"}), "loop"])  # which differs in training only
+# those left out differ in training only
+@pytest.mark.parametrize("name", [*sorted(EAGER.keys() - {"momentum none", "LSTM"}), "loop"])
 def test_what_is_not_sure_to_repeat_is_left_alone(name: str) -> None:
     build, wrapper = (EAGER[name], vote.Wrapper(3)) if name in EAGER else (mlp, vote.Wrapper(3, strategy="loop"))
     wrapped = wrapped_as(build, wrapper)

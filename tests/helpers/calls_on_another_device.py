@@ -283,6 +283,45 @@ def test_a_recorded_mean_is_that_of_plain_copies() -> None:
     close([copies.mean(0), copies.std(0, correction=0)], found, atol=1e-6)
 
 
+class Steps(nn.Module):
+    """A layer for sequences on rows of four steps, and the mean of its outputs."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.entry, self.layer = nn.Linear(1, 8), layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(self.entry(x[..., None]))
+        return (h[0] if isinstance(h, tuple) else h).mean(1)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
+        lambda: nn.LSTM(8, 8, batch_first=True),
+        lambda: nn.GRU(8, 8, batch_first=True),
+    ],
+    ids=["encoder", "norms first", "LSTM", "GRU"],
+)
+@pytest.mark.parametrize("n", [2, 6])
+def test_recorded_sequences_are_those_of_plain_copies(build: Any, n: int) -> None:
+    wrapped = vote.Wrapper(n)(Steps(build())).to(DEVICE).eval()
+    x = torch.randn(6, 4).to(DEVICE)
+    asked_often(wrapped, x)
+    before = calls_of(wrapped).replays
+    given = x + 1
+    pretend_device.WAITS.clear()
+    found = asked_often(wrapped, given, 1)
+    assert pretend_device.WAITS == []
+    with torch.no_grad():
+        copies = torch.stack([voter.cpu()(x.cpu() + 1) for voter in wrapped.voters()])
+    assert calls_of(wrapped).replays == before + 1
+    close([copies.mean(0), copies.std(0, correction=0)], found, atol=1e-6)
+
+
 class HalfThere(nn.Module):
     """Multiplies by a single number, which may be on the CPU."""
 

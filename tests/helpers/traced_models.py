@@ -273,17 +273,17 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "columns": (_columns, compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))),
     "columns, loop": (_columns, compose(vote.Wrapper(3, strategy="loop"), sculpt.Wrapper(strategy="loop"))),
     "periodic": (_periodic, vote.Wrapper(3)),
+    "attention": (lambda: _AttendsItself(nn.MultiheadAttention(4, 2, batch_first=True)), vote.Wrapper(3)),
+    "encoder": (_encoder, vote.Wrapper(3)),
+    "encoder, loop": (lambda: _encoder(activation="gelu"), vote.Wrapper(3, strategy="loop")),
+    "encoder, norms first": (lambda: _encoder(norm_first=True, dropout=0.0), vote.Wrapper(4)),
+    "encoder, sculpt": (lambda: _encoder(dropout=0.0), compose(vote.Wrapper(2), sculpt.Wrapper(n_layers=1))),
 }
 # models whose predictions depend on tensor values, or run user functions
 TRACED_STEPS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "swag": (mlp, swag.Wrapper()),
     "snapshot": (lambda: mlp(nn.BatchNorm1d(8)), snapshot.Wrapper(3)),
     "laplace": (mlp, compose(vote.Wrapper(3), laplace.Wrapper())),
-    "attention": (lambda: _AttendsItself(nn.MultiheadAttention(4, 2, batch_first=True)), vote.Wrapper(3)),
-    "encoder": (_encoder, vote.Wrapper(3)),
-    "encoder, loop": (lambda: _encoder(activation="gelu"), vote.Wrapper(3, strategy="loop")),
-    "encoder, norms first": (lambda: _encoder(norm_first=True, dropout=0.0), vote.Wrapper(4)),
-    "encoder, sculpt": (lambda: _encoder(dropout=0.0), compose(vote.Wrapper(2), sculpt.Wrapper(n_layers=1))),
     "augment": (mlp, augment.Wrapper([augment.Transform(lambda x: x, None), augment.Transform(lambda x: -x, None)])),
 }
 EAGER: dict[str, Callable[[], nn.Module]] = {

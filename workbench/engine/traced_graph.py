@@ -189,6 +189,8 @@ class _Recorder(TorchDispatchMode):
             module = torch.get_device_module(value)
             if module.device_count() > 1:
                 self._refusal = self._refusal or f"the device {value} is whichever is the current one"
+        if isinstance(value, torch.UntypedStorage):
+            self._refusal = self._refusal or "a tensor is made from the memory of another one"
         return self._node(value) if isinstance(value, Tensor) else value
 
     def _check_draws(self) -> None:

@@ -17,13 +17,20 @@ from ...introspect.pure_functions import is_record
 from ...risk import Risk
 
 _FUNCTORCH: Any = torch._C._functorch
-# whether kinds of kernels are allowed: torch chooses among them before an operation is recorded
+# whether kinds of kernels are allowed, and their order: torch chooses among them before an operation is recorded
 _CHOICES = (
+    torch.backends.mha.get_fastpath_enabled,
+    torch._C._get_mkldnn_enabled,
     torch._C._get_cudnn_enabled,
     torch._C._get_flash_sdp_enabled,
     torch._C._get_mem_efficient_sdp_enabled,
     torch._C._get_cudnn_sdp_enabled,
     torch._C._get_math_sdp_enabled,
+    *(
+        getattr(torch._C, name)
+        for name in ("_get_sdp_priority_order", "_get_math_sdp_allow_fp16_bf16_reduction", "_get_fa3_sdp_enabled")
+        if hasattr(torch._C, name)  # not in all versions of torch
+    ),
 )
 
 

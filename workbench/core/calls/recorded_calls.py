@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...engine.effects.private_random import CPU, random_states, restore_random
 from ...engine.traced_graph import Graph, RefusedError, share_memory
-from ...engine.tree import is_float, versions
+from ...engine.tree import counting_writes, is_float, versions
 from ...errors import WorkbenchWarning
 from ..outputs.options import has_detections
 from ..ownership import engine_of, marks_of
@@ -38,7 +38,7 @@ SHORT_SECONDS = 0.001  # seconds up to which a call counts as short
 MAX_EARLY_GRAPHS = 4  # maximal number of graphs recorded after MIN_SHORT_CALLS calls: an object with many kinds of calls sees few calls of each
 MIN_FROZEN_CALLS = 1  # the same as MIN_CALLS inside a `frozen` block, where many calls are expected
 N_COMPARED_RUNS = 4  # number of first runs of a graph that are compared with eager calls, in values and times
-MAX_SECONDS = 0.005  # seconds beyond which Python's overhead is negligible and a recording would hold much memory
+MAX_SECONDS = 0.02  # seconds beyond which Python's overhead is a small part, and the first runs of a graph take long
 MAX_KINDS = 64  # maximal number of kinds of calls that are counted
 MAX_MISSES = 100  # consecutive calls with a changed model after which all graphs are dropped
 MAX_GRAPHS = 16  # maximal number of graphs per object
@@ -274,7 +274,8 @@ class RecordedCalls:
         clones = engine_of(wrapped).clones
         if clones.impure:
             raise UntraceableError("forward changes attributes")
-        if facts is not self._facts:
+        settings = torch_settings()
+        if facts is not self._facts or settings != self._torch_settings:
             self._kinds = {key: each for key, each in self._kinds.items() if each.recorded is None}
         tensors = [*facts.parameters, *facts.frozen, *facts.buffers]
         leaves = leaves_of(answer)
@@ -294,19 +295,21 @@ class RecordedCalls:
             sums = [leaf.sum() for leaf in looked_at]
             return [*leaves_of(answer_again), *sums]
 
+        # loops take those of tensors created in inference mode, by an operation that cannot be recorded
+        counting = {id(tensor): counting_writes(tensor) for tensor in args}
         told, states = wrapped._workbench.told, random_states(dict.fromkeys((CPU, *devices)))
         already_told = "nan" in told
         told.add("nan")  # suppresses the check for NaN, which is done outside the graph
         self._made += 1
         try:
-            graph = Graph(call, tensors, [], args)
+            graph = Graph(call, tensors, [], [counting[id(tensor)] for tensor in args])
         finally:
             restore_random(states)
             if not already_told:
                 told.discard("nan")
         if not facts.hold() or clones.impure:
             raise UntraceableError("forward changes the model")
-        self._facts, self._torch_settings = facts, torch_settings()
+        self._facts, self._torch_settings = facts, settings
         marks = marks_for(wrapped, risk, answer[0] if risk else answer)
         kind.recorded = _Recorded(graph, len(leaves), rebuilding(answer), marks)
 

@@ -32,16 +32,17 @@ _LAYERS = """Identity Flatten Unflatten Sequential ModuleList ModuleDict Linear 
     ConstantPad1d ConstantPad2d ConstantPad3d ReflectionPad1d ReflectionPad2d ReplicationPad1d ReplicationPad2d ZeroPad1d ZeroPad2d ZeroPad3d
     PixelShuffle PixelUnshuffle Upsample UpsamplingNearest2d UpsamplingBilinear2d Unfold Fold CosineSimilarity
     ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softsign Softmin Softmax Softmax2d LogSoftmax LogSigmoid
-    Hardtanh Hardsigmoid Hardswish Hardshrink Softshrink Tanhshrink Threshold GLU"""
-LAYERS = frozenset(getattr(nn, name) for name in _LAYERS.split() if hasattr(nn, name))
-# modules of which this holds in training mode only; their predictions also depend on, for example, whether tensors require gradients
-_TRAINED = frozenset(
-    (
-        *(nn.MultiheadAttention, NonDynamicallyQuantizableLinear),
-        *(nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer),
-    )
+    Hardtanh Hardsigmoid Hardswish Hardshrink Softshrink Tanhshrink Threshold GLU
+    MultiheadAttention Transformer TransformerEncoder TransformerEncoderLayer TransformerDecoder TransformerDecoderLayer
+    RNNCell LSTMCell GRUCell"""
+LAYERS = frozenset(
+    (*(getattr(nn, name) for name in _LAYERS.split() if hasattr(nn, name)), NonDynamicallyQuantizableLinear)
 )
-_ACTIVATIONS = (F.relu, F.gelu)  # functions that the modules in _TRAINED hold as attributes
+_WITH_ACTIVATION = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+_ACTIVATIONS = (F.relu, F.gelu)  # functions that the modules in _WITH_ACTIVATION hold as attributes
+_RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)  # known in predictions only
+# lists that recurrent layers hold: those that forward reads, and names for pickles
+_READ_LISTS, _LISTS = ("_flat_weights", "_flat_weight_refs", "_flat_weights_names"), ("_all_weights",)
 _MODULE = frozenset(nn.Module().__dict__) | {"_workbench", "_engine"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DUNDERS = frozenset(
@@ -79,7 +80,7 @@ class Facts:
         modules = dict(wrapped.named_modules())
         if any("_workbench" in module.__dict__ for path, module in modules.items() if path):
             raise UntraceableError("a layer is wrapped itself")
-        functions, read = _check_code(modules, LAYERS | _TRAINED if training else LAYERS)
+        functions, read = _check_code(modules, LAYERS if training else LAYERS.union(_RECURRENT))
         self._spaces, self._names, self._functions = zip(
             *((vars(cls), name, f) for cls, name, f, _ in functions), strict=True
         )
@@ -103,6 +104,12 @@ class Facts:
         self._dicts = [*(holder for holder, _ in entries), *(holder for holder, _, _ in read)]
         self._keys = [*(key for _, key in entries), *(key for _, key, _ in read)]
         self._items = [*(holder[key] for holder, key in entries), *(value for _, _, value in read)]
+        self._lists = [
+            (items, list(items))
+            for module in self._modules
+            if isinstance(module, _RECURRENT)
+            for items in map(module.__dict__.__getitem__, _READ_LISTS)
+        ]
         self._settings = _SETTINGS(record)
         self.parameters = [p for p in wrapped.parameters() if p.requires_grad]
         self.frozen = [p for p in wrapped.parameters() if not p.requires_grad]
@@ -131,6 +138,7 @@ class Facts:
             same
             and list(map(len, self._holders)) == self._sizes
             and all(map(operator.is_, map(type, self._modules), self._classes))
+            and all(len(now) == len(then) and all(map(operator.is_, now, then)) for now, then in self._lists)
             and all(map(operator.is_, _SETTINGS(self._record), self._settings))
             and self._tensor_forms.hold()
             and all(map(operator.is_, map(types.MappingProxyType.get, self._spaces, self._names), self._functions))
@@ -278,7 +286,13 @@ def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[st
             continue
         if (path, name) in taken_over:
             continue
-        if name == "activation" and type(module) in _TRAINED and any(value is function for function in _ACTIVATIONS):
+        if (
+            name == "activation"
+            and isinstance(module, _WITH_ACTIVATION)
+            and any(value is function for function in _ACTIVATIONS)
+        ):
+            continue
+        if type(value) is list and name in (*_READ_LISTS, *_LISTS) and isinstance(module, _RECURRENT):
             continue
         values = value if type(value) in (tuple, torch.Size) else (value,)
         if not all(map(is_atom, values)) or any(isinstance(item, type | types.ModuleType) for item in values):

@@ -84,7 +84,9 @@ def pool(
 
 def _grid(axes: tuple[int, ...], bins: tuple[int, ...], like: Tensor) -> Tensor:
     """Return weights [bins, steps] of the means over a grid; bins overlap if they do not divide the axes evenly."""
-    build = _cached_grid.__wrapped__ if values_unavailable() or torch.compiler.is_compiling() else _cached_grid
+    # a tensor from elsewhere cannot be part of a graph that a dispatch mode records
+    anew = values_unavailable() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    build = _cached_grid.__wrapped__ if anew else _cached_grid
     return build(axes, bins, like.dtype, like.device)
 
 
@@ -93,11 +95,12 @@ def _cached_grid(axes: tuple[int, ...], bins: tuple[int, ...], dtype: torch.dtyp
     with torch.inference_mode(False):
         weights = torch.ones(1, 1, dtype=dtype, device=device)
         for size, n in zip(axes, bins, strict=True):
-            line = torch.zeros(n, size, dtype=dtype, device=device)
+            lines = []
             for i in range(n):
                 first, last = i * size // n, -(-(i + 1) * size // n)
-                line[i, first:last] = 1 / (last - first)
-            weights = torch.kron(weights, line)
+                line = torch.full((1, last - first), 1 / (last - first), dtype=dtype, device=device)
+                lines.append(F.pad(line, (first, size - last)))
+            weights = torch.kron(weights, torch.cat(lines))
         return weights
 
 
