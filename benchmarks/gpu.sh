@@ -112,7 +112,7 @@ bench() { # NAME and its options; into the part's folder
     "$PYTHON" -m workbench bench "$@" "${how[@]}"
 }
 
-tests() { "$PYTHON" "${pytest[@]}" -n "$JOBS" tests/engine/test_gpu.py; }
+tests() { "$PYTHON" "${pytest[@]}" -n "$JOBS" tests/engine/test_gpu.py tests/engine/test_gpu_graphs.py; }
 
 conformance() { # the cells that the plain suite checks, and as many again
     local -a some=()

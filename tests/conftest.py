@@ -152,10 +152,16 @@ def _says_exact(code: CodeType) -> bool:
     return "equal" in code.co_names or (("rtol", "atol") in code.co_consts and 0 in code.co_consts)
 
 
-def pytest_collection_finish() -> None:
-    """Exclude the objects that the collection has imported from later garbage collections, which would scan them every time."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without garbage collections, which find little, and exclude what is imported from later ones, which would scan it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -115,7 +115,9 @@ class _Kernel:
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
-        self.op, self.arguments = op, [(a.name, a.kwarg_only) for a in schema.arguments]
+        self.op, self.names = op, [a.name for a in schema.arguments]
+        self.positional = [a.name for a in schema.arguments if not a.kwarg_only]
+        self.keywords = [a.name for a in schema.arguments if a.kwarg_only]
         self.numbers = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
         writes = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         # list arguments have no alias set
@@ -125,23 +127,26 @@ class _Kernel:
         self.returns = [written[min(alias.before_set)] if alias and not views else None for alias in aliases]
         self.outs = [a.name for a in schema.arguments if a.kwarg_only and a.alias_info]
         self.valueless = views or "Storage" in {str(a.type) for a in schema.arguments}
-        self.generator = ("generator", True) in self.arguments
+        self.generator = "generator" in self.keywords
         self.waits = schema.name.removeprefix("aten::") in LOOK and schema.overload_name not in ("dim", "dim_values")
         self.draws = torch.Tag.nondeterministic_seeded in op.tags and not self.generator
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.valueless:
             return self.op.redispatch(KEYS, *args, **kwargs)
-        named = dict(zip((name for name, _ in self.arguments), args, strict=False)) | kwargs
-        checked = [value for name, value in named.items() if name != "indices"]  # a GPU accepts indices on the CPU, too
+        named = dict(zip(self.names, args, strict=False)) | kwargs
         if self.waits or any(
             isinstance(i, Tensor) and (i.dtype is torch.bool or i.is_cpu) for i in named.get("indices", ())
         ):
             WAITS.append(str(self.op))
-        tensors = [value for value in _leaves(checked) if isinstance(value, Tensor)]
-        if len({x.device.type for x in tensors if x.device.type == NAME or x.dim()}) > 1:
+        places: set[str] = set()
+        cpu_arguments = {
+            # a GPU accepts indices on the CPU, too
+            name: _taken(value, places if name != "indices" else set())
+            for name, value in named.items()
+        }
+        if len(places) > 1:
             raise RuntimeError(f"Expected all tensors to be on the same device, but {self.op} got {NAME}:0 and cpu")
-        cpu_arguments = {name: _each(_unwrapped, value) for name, value in named.items()}
         for name in self.numbers:  # an operation called by name takes numbers as tensors
             if isinstance(number := cpu_arguments.get(name), bool | int | float | complex):
                 cpu_arguments[name] = torch.tensor(number, dtype=DOUBLE.get(type(number)))
@@ -151,16 +156,8 @@ class _Kernel:
             cpu_arguments["generator"] = MODULE.default_generators[0]
         with _lent() if self.draws else nullcontext():
             result = self.op(
-                *(
-                    cpu_arguments[name]
-                    for name, keyword_only in self.arguments
-                    if not keyword_only and name in cpu_arguments
-                ),
-                **{
-                    name: cpu_arguments[name]
-                    for name, keyword_only in self.arguments
-                    if keyword_only and name in cpu_arguments
-                },
+                *(cpu_arguments[name] for name in self.positional if name in cpu_arguments),
+                **{name: cpu_arguments[name] for name in self.keywords if name in cpu_arguments},
             )
         for name in self.outs:
             if named[name].shape != cpu_arguments[name].shape:
@@ -180,16 +177,16 @@ def _each(function: Callable[[Any], Any], value: Any) -> Any:
     return type(value)(_each(function, item) for item in value) if type(value) in (list, tuple) else function(value)
 
 
-def _leaves(values: Any) -> Iterator[Any]:
-    for value in values:
-        if type(value) in (list, tuple):
-            yield from _leaves(value)
-        else:
-            yield value
-
-
-def _unwrapped(value: Any) -> Any:
-    return torch.device("cpu") if isinstance(value, torch.device) else here(value)
+def _taken(value: Any, places: set[str]) -> Any:
+    """Return an argument as the CPU takes it, and add the devices of its tensors, other than numbers on the CPU, to `places`."""
+    if isinstance(value, Tensor):
+        place = value.device.type
+        if place == NAME or value.dim():
+            places.add(place)
+        return _across(value, CPU) if place == NAME else value
+    if type(value) in (list, tuple):
+        return type(value)(_taken(item, places) for item in value)
+    return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
 _kernel_of = functools.cache(_Kernel)
