@@ -38,7 +38,7 @@ SERVED = (
 LAUNCHED = (
     "every operation is launched by itself, and a prediction with its risk has two to three times as many as a plain pass. cuDNN's recurrent "
     "layers have no batched rule and run voter by voter, each with weights that must be gathered first; predictions of torch's encoder layers "
-    "are not recorded as a graph, and do not use their fused kernel"
+    "were not recorded as a graph when this was measured, and did not use their fused kernel"
 )
 STEPPED = (
     "a step of an own loop launches what vmap makes of its operations, with that of the optimizer two to three times as many as a plain step; "
