@@ -234,7 +234,12 @@ def cut(all_rows: Any, test: Any, split: int, with_numbers: bool = False) -> tup
             raise ValueError(f"data: the rows can't be cut into training and test rows: {error}") from error
         notes = [f"test rows: {len(test_part):,}, drawn at random"]
     else:
-        index = row_index(test)
+        try:
+            index = row_index(test)
+        except (TypeError, RuntimeError) as error:
+            raise TypeError(
+                f"test: give a share, a mask [n], row numbers, or other rows; found {type(test).__name__}"
+            ) from error
         if index.dtype == torch.bool and index.shape != (n,):
             raise ValueError(f"test: a mask must be bool [{n}]; found {list(index.shape)}")
         if index.dtype != torch.bool and (index.is_floating_point() or index.dim() != 1):
