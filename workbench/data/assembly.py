@@ -79,7 +79,9 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     """Return the arguments of a `Data` from a pandas DataFrame; see `Data.from_dataframe`."""
     pandas = require("pandas")
     if not isinstance(frame, pandas.DataFrame):
-        raise TypeError(f"frame: found {type(frame).__name__}; give a pandas.DataFrame")
+        remedy = "frame.to_pandas() makes one" if hasattr(frame, "to_pandas") else "give a pandas.DataFrame"
+        package = type(frame).__module__.partition(".")[0]
+        raise TypeError(f"frame: found {type(frame).__name__} of {package}, not of pandas; {remedy}")
     is_single = isinstance(target, str) or not isinstance(target, Sequence | pandas.Index)
     # a tuple is one column name if the columns have several levels
     if isinstance(target, tuple) and target in frame.columns:
