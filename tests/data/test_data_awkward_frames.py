@@ -98,6 +98,52 @@ def test_amounts_that_came_as_texts_are_no_categories() -> None:
     assert any("if these texts are amounts, pandas.to_numeric" in note for note in few.card.notes)
 
 
+def test_amounts_that_came_as_texts_are_no_classes() -> None:
+    texts = FRAME["b"].round(2).astype(str)
+    for make in (
+        lambda y, **k: Data.from_dataframe(FRAME.assign(y=y), "y", **k),
+        lambda y, **k: Data.from_arrays(FRAME[["a"]], y, **k),
+    ):
+        with pytest.raises(ValueError, match=r"y.* holds numbers as texts, such as '-?\d+\.\d+': pandas\.to_numeric"):
+            make(texts)
+        with pytest.raises(ValueError, match=r"of 60 rows are the only one of their class; if the targets are amounts"):
+            make(texts.str.replace(".", ",", regex=False))
+        assert len(make([str(i) for i in range(20)] * 3, test=0.5).classes) == 20
+        few = ["0.5", "1.5"] * 30
+        assert make(few).classes == ("0.5", "1.5")
+    coarse = [f"{i / 4}" for i in range(20)] * 3
+    assert Data.from_arrays(FRAME[["a"]], coarse, test=0.5, classes=sorted(set(coarse))).n_outputs == 20
+
+
+@pytest.mark.parametrize("classes", [["a", "a"], {0: "a", 1: "a"}])
+def test_two_classes_of_one_name_are_refused(classes: Any) -> None:
+    with pytest.raises(ValueError, match="classes: several classes are named 'a'"):
+        Data.from_arrays(FRAME[["a"]], np.array([0, 1] * 30), classes=classes)
+
+
+@pytest.mark.parametrize("test", [slice(50, None), {1, 2}])
+def test_rows_to_test_on_that_are_no_rows_are_refused(test: Any) -> None:
+    with pytest.raises(TypeError, match=f"test: give a share, a mask .* found {type(test).__name__}"):
+        Data.from_dataframe(FRAME, "y", test=test)
+
+
+def test_days_of_pyarrow_are_dates_and_days_of_python_are_told_how_to_become_some() -> None:
+    days = pd.Series(pd.date_range("2024-02-28", periods=N))
+    objects = FRAME.assign(day=list(days.dt.date))
+    read = FRAME.assign(day=objects["day"].astype("date32[pyarrow]"))
+    read.loc[7, "day"] = None
+    expected = FRAME.assign(day=days)
+    expected.loc[7, "day"] = pd.NaT
+    found, wanted = (Data.from_dataframe(frame, "y", test=np.arange(N) >= 50) for frame in (read, expected))
+    assert list(map(str, found.features)) == list(map(str, wanted.features))
+    assert "day (days since 2024-02-28)" in map(str, found.features)
+    assert torch.equal(found.train.x, wanted.train.x)
+    assert torch.equal(found.test.x, wanted.test.x)
+    for frame in (objects, FRAME.assign(day=list(days))):
+        with pytest.raises(TypeError, match=r"'day' holds date.*pandas\.to_datetime\(frame\['day'\], utc=True\)"):
+            Data.from_dataframe(frame.astype({"day": object}), "y")
+
+
 @pytest.mark.parametrize(
     ("values", "names"), [([7, 10], ("7", "10")), ([True, False], ("False", "True")), (["b", "a"], ("a", "b"))]
 )

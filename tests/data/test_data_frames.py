@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -101,7 +102,8 @@ def test_targets_are_what_their_columns_hold(target: Any, options: Any, task: An
         (FRAME.assign(size=np.inf), "price", ValueError, "'size' holds NaN or infinite"),
         (FRAME.assign(size=np.nan), "price", ValueError, "'size' has no value in the training rows"),
         (FRAME[["price"]], "price", ValueError, "no column besides the target"),
-        (FRAME.to_dict(), "price", TypeError, r"found dict; give a pandas\.DataFrame"),
+        (FRAME.to_dict(), "price", TypeError, r"found dict of builtins, not of pandas; give a pandas\.DataFrame"),
+        (pa.table({"price": [1.0]}), "price", TypeError, r"found Table of pyarrow, not of pandas; frame\.to_pandas\(\)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_numbers_is_refused(frame: Any, target: str, error: type[Exception], says: str) -> None:

@@ -68,6 +68,33 @@ def test_calibration_errors_against_torchmetrics_and_loops(n_bins: int) -> None:
     check(metrics.adaptive_ece(PROBS, TARGET, n_bins), np.sum(adaptive) / 500)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("n_bins", [5, 10])
+def test_shares_of_voters_are_in_the_same_bins_in_every_precision(n_bins: int, dtype: torch.dtype) -> None:
+    # votes of ten voters for class 1: each share lies on an edge of ten bins
+    votes = torch.arange(5, 10).repeat_interleave(8)
+    hit = torch.arange(len(votes)) % 8 < torch.tensor([1, 7, 2, 6, 3]).repeat_interleave(8)
+    probs = torch.stack([10 - votes, votes], -1).double().div(10).to(dtype)
+    gaps = []
+    for k in range(n_bins):
+        rows = (votes * n_bins > 10 * k) & (votes * n_bins <= 10 * (k + 1))  # in whole numbers, without rounding
+        if rows.any():
+            gaps.append((int(rows.sum()), (hit[rows].double() - votes[rows] / 10).mean().abs().item()))
+    chosen = torch.where(votes == 5, 0, 1)  # argmax takes the first of equal probabilities
+    target = torch.where(hit, chosen, 1 - chosen)
+    rounding = 0.01 if dtype == torch.bfloat16 else 1e-6
+    assert metrics.max_ece(probs, target, n_bins).item() == pytest.approx(max(gap for _, gap in gaps), abs=rounding)
+    expected = sum(n * gap for n, gap in gaps) / len(votes)
+    assert metrics.ece(probs, target, n_bins).item() == pytest.approx(expected, abs=rounding)
+    box, miss = [0.0, 0.0, 10.0, 10.0], [20.0, 0.0, 30.0, 10.0]
+    images = [
+        {"boxes": [box if h else miss], "scores": (v.double() / 10).to(dtype)[None], "labels": [1]}
+        for h, v in zip(hit, votes, strict=True)
+    ]
+    found = metrics.detection_ece(images, [{"boxes": [box], "labels": [1]}] * len(votes), n_bins=n_bins)
+    assert found.item() == pytest.approx(expected, abs=rounding)
+
+
 def test_reliability_curve() -> None:
     curve = metrics.reliability_curve(PROBS, TARGET, n_bins=10)
     hit = NUMPY.argmax(1) == TARGET.numpy()

@@ -41,6 +41,14 @@ def test_reliability_bins_counts_and_error(rng, ax):
     np.testing.assert_allclose([bar.get_height() for bar in ax.patches], [row[2] / 300 for row in rows])
 
 
+def test_reliability_puts_shares_of_voters_in_the_bins_of_the_metric(ax):
+    votes = torch.arange(6, 10)  # of ten, each on the edge of a bin
+    probs, y = torch.stack([votes, 10 - votes], -1).float() / 10, torch.tensor([0, 0, 0, 1])
+    plots.reliability(probs, y, n_bins=10, ax=ax)
+    np.testing.assert_allclose(line(ax, "ECE").get_xdata(), [0.6, 0.7, 0.8, 0.9], rtol=1e-6)
+    assert f"ECE {metrics.ece(probs, y, n_bins=10).item():.3f} (n = 4)" in legend_texts(ax)
+
+
 def test_decision_map_draws_value_and_points(rng, ax):
     xx, yy = torch.meshgrid(torch.linspace(-1, 1, 4), torch.linspace(0, 3, 6), indexing="ij")
     value = xx + 10 * yy

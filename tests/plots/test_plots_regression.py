@@ -107,6 +107,14 @@ def test_coverage_of_zero_risk(ax):
     assert observed[-1] == 1
 
 
+def test_bins_of_equal_risks_do_not_depend_on_the_order_of_the_rows(ax):
+    risk = torch.tensor([0.0] * 30 + [1.0] * 30)  # such as votes that agree or do not
+    error = torch.cat([torch.arange(30.0), torch.arange(30.0) + 5])
+    plots.risk_against_error(risk, error, ax, n_bins=4)
+    np.testing.assert_allclose(ax.lines[-1].get_ydata(), [14.5, 14.5, 19.5, 19.5])
+    np.testing.assert_allclose(ax.lines[-1].get_xdata(), [0, 0, 1, 1])
+
+
 def test_risk_against_error_bins_and_correlation(rng, ax):
     risk = rng.random(100)
     error = risk + rng.random(100)

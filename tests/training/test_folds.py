@@ -321,6 +321,19 @@ def test_folds_of_groups(form: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("folds", "says"),
+    [
+        # -1 is a missing group for pandas.factorize, and a row that is never tested on for PredefinedSplit of scikit-learn
+        ([-1] * 20 + [0] * 20 + [1] * 20, "folds: -1 in 20 of 60 rows, which elsewhere marks rows without a fold"),
+        ([0] * 59 + [1], "folds: one fold has 59 of 60 rows, so that a voter would be trained on one row"),
+    ],
+)
+def test_folds_that_are_none_are_refused(folds: list[int], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        quiet(wrapped(6), plane(), folds=folds, epochs=1)
+
+
+@pytest.mark.parametrize(
     "name", ["cnn_bn", "dropout", "item_loop", "lstm", "moe_topk", "tied", "transformer", "two_inputs"]
 )
 def test_awkward_models(name: str) -> None:

@@ -79,7 +79,9 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
     """Return the arguments of a `Data` from a pandas DataFrame; see `Data.from_dataframe`."""
     pandas = require("pandas")
     if not isinstance(frame, pandas.DataFrame):
-        raise TypeError(f"frame: found {type(frame).__name__}; give a pandas.DataFrame")
+        remedy = "frame.to_pandas() makes one" if hasattr(frame, "to_pandas") else "give a pandas.DataFrame"
+        package = type(frame).__module__.partition(".")[0]
+        raise TypeError(f"frame: found {type(frame).__name__} of {package}, not of pandas; {remedy}")
     is_single = isinstance(target, str) or not isinstance(target, Sequence | pandas.Index)
     # a tuple is one column name if the columns have several levels
     if isinstance(target, tuple) and target in frame.columns:
@@ -234,7 +236,12 @@ def cut(all_rows: Any, test: Any, split: int, with_numbers: bool = False) -> tup
             raise ValueError(f"data: the rows can't be cut into training and test rows: {error}") from error
         notes = [f"test rows: {len(test_part):,}, drawn at random"]
     else:
-        index = row_index(test)
+        try:
+            index = row_index(test)
+        except (TypeError, RuntimeError) as error:
+            raise TypeError(
+                f"test: give a share, a mask [n], row numbers, or other rows; found {type(test).__name__}"
+            ) from error
         if index.dtype == torch.bool and index.shape != (n,):
             raise ValueError(f"test: a mask must be bool [{n}]; found {list(index.shape)}")
         if index.dtype != torch.bool and (index.is_floating_point() or index.dim() != 1):

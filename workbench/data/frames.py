@@ -266,9 +266,10 @@ def _kind(name: str, series: Any) -> Literal["number", "date", "category"]:
         return "category"
     if inferred in ("integer", "floating", "mixed-integer-float", "decimal", "boolean", "empty"):
         return "number"
-    raise TypeError(
-        f"frame: {name!r} holds {inferred} ({series.dtype}); give numbers, texts, dates or categories, or leave it out"
-    )
+    remedy = "give numbers, texts, dates or categories, or leave it out"
+    if inferred in ("date", "datetime"):  # Python objects, perhaps of several time zones
+        remedy = f"pandas.to_datetime(frame[{name!r}], utc=True) converts them to dates of pandas"
+    raise TypeError(f"frame: {name!r} holds {inferred} ({series.dtype}); {remedy}")
 
 
 def _numbers(series: Any, origin: Any) -> np.ndarray:
@@ -283,7 +284,13 @@ def _numbers(series: Any, origin: Any) -> np.ndarray:
 
 def _by_name(frame: Any) -> dict[str, Any]:
     """Return the columns of a frame by name; names that are numbers or tuples become strings."""
-    return {str(name): frame.iloc[:, i] for i, name in enumerate(frame.columns)}
+    return {str(name): _with_times(frame.iloc[:, i]) for i, name in enumerate(frame.columns)}
+
+
+def _with_times(series: Any) -> Any:
+    """Convert the days of pyarrow to dates of pandas, since they have none of their methods; other columns are returned unchanged."""
+    days = str(series.dtype) in ("date32[day][pyarrow]", "date64[ms][pyarrow]")
+    return require("pandas").to_datetime(series) if days else series
 
 
 def _is_number(text: Any) -> bool:

@@ -25,7 +25,11 @@ def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> t
     rows = np.arange(n)
     if labels is not None:
         _, number, counts = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
-        if (is_single := counts[number] == 1).any() and not is_single.all():
+        if (is_single := counts[number] == 1).any():
+            if (n_single := int(is_single.sum())) > n / 2:
+                raise ValueError(
+                    f"{n_single} of {n} rows are the only one of their class; if the targets are amounts that came as texts, make them numbers"
+                )
             size = math.ceil(size * n) if size < 1 else size
             first, second = split(rows[~is_single], test_size=size, random_state=seed, stratify=labels[~is_single])
             return np.concatenate([first, rows[is_single]]), second

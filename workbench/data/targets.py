@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -17,6 +20,7 @@ from workbench.errors import WorkbenchWarning
 
 Task = Literal["regression", "classification", "labels", "counts", "probabilities"]
 TASKS: tuple[str, ...] = get_args(Task)
+MAX_AMOUNTS = 10  # number of class names up to which texts such as "0.5" may be names
 VOID = -100  # class number for "no class", the default ignore_index of torch's cross entropy
 
 
@@ -213,7 +217,12 @@ def class_names(classes: Any, at_least: int) -> tuple[str, ...]:
     """Return class names; without names "0", "1", ..., at least `at_least` of them."""
     if classes is None or isinstance(classes, int):
         return tuple(map(str, range(at_least if classes is None else classes)))
-    return tuple(map(str, classes.values() if isinstance(classes, Mapping) else classes))
+    names = tuple(map(str, classes.values() if isinstance(classes, Mapping) else classes))
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(
+            f"classes: several classes are named {', '.join(map(repr, twice[:5]))}; give each its own name, or one number in the targets"
+        )
+    return names
 
 
 def holds_texts(y: Any) -> bool:
@@ -234,10 +243,27 @@ def _numbers_of_names(y: Any, classes: Any, name: str) -> tuple[Any, Any]:
         return y, classes
     array = np.asarray(y)
     labels = sorted({str(item) for item in array.flat}) if classes is None else list(class_names(classes, 0))
+    if classes is None and (amount := _amount_among(labels)) is not None:
+        raise ValueError(
+            f"{name} holds numbers as texts, such as {amount!r}: pandas.to_numeric(y) makes numbers of them; if they are class names, give "
+            "classes=sorted(set(y))"
+        )
     numbers = {label: number for number, label in enumerate(labels)}
     if unknown := sorted({str(item) for item in array.flat} - set(labels)):
         raise ValueError(f"{name}: {', '.join(map(repr, unknown[:5]))} is none of the classes {', '.join(labels)}")
     return np.array([numbers[str(item)] for item in array.flat]).reshape(array.shape), tuple(labels)
+
+
+def _amount_among(labels: Sequence[str]) -> str | None:
+    """Return a text that reads as a fraction if most of more than ten class names read as numbers, so that they are no names."""
+    if len(labels) <= MAX_AMOUNTS:
+        return None
+    numbers = {}
+    for label in labels:
+        with contextlib.suppress(ValueError):
+            numbers[label] = float(label)
+    fractions = [label for label, number in numbers.items() if math.isfinite(number) and number != round(number)]
+    return fractions[0] if fractions and 2 * len(numbers) > len(labels) else None
 
 
 def _inferred_task(y: Tensor, void: int | None, lengths: Any, name: str) -> Task:

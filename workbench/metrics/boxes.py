@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench.metrics._inputs import check_integer, numbers, tensor_of
+from workbench.metrics.classification import bin_edges
 from workbench.metrics.registry import metric
 from workbench.metrics.regression import calibration_error
 
@@ -157,8 +158,8 @@ def detection_ece(
     threshold = _threshold(iou)
     images = _images(predictions, targets)
     extents = _extents(sizes, len(images)) if by else torch.ones(len(images), 2, dtype=torch.float64)
-    columns, right = [], []
-    for (detected, truth), (height, width) in zip(images, extents.tolist(), strict=True):
+    all_scores, bins, right = [], [], []
+    for image, (detected, truth), (height, width) in zip(predictions, images, extents.tolist(), strict=True):
         if ((detected.scores < 0) | (detected.scores > 1)).any():
             raise ValueError(
                 f"scores must lie in [0, 1], found {detected.scores.min():.6g} to {detected.scores.max():.6g}"
@@ -172,15 +173,19 @@ def detection_ece(
             "width": (x2 - x1) / width,
             "height": (y2 - y1) / height,
         }
-        columns.append(torch.stack([detected.scores[keep], *(geometry[name] for name in by)], -1))
+        scores, places = detected.scores[keep], [geometry[name] for name in by]
+        # bins (k / n, (k + 1) / n] as in `ece`
+        of_scores = torch.bucketize(scores, bin_edges(n_bins, image["scores"]))
+        bins.append(
+            torch.stack([of_scores, *(torch.bucketize(place, bin_edges(n_bins, place)) for place in places)], -1)
+        )
+        all_scores.append(scores)
         right.append(match[keep] >= 0)
-    features, hit = torch.cat(columns), torch.cat(right).double()
+    score, hit = torch.cat(all_scores), torch.cat(right).double()
     if not len(hit):
         raise ValueError(f"no detection is left to score in {len(images)} images")
-    # bins (k / n, (k + 1) / n] as in `ece`
-    edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64)[1:-1]
-    _, index = torch.bucketize(features, edges).unique(dim=0, return_inverse=True)
-    gaps = torch.zeros(int(index.max()) + 1, dtype=torch.float64).index_add(0, index, hit - features[:, 0])
+    _, index = torch.cat(bins).unique(dim=0, return_inverse=True)
+    gaps = torch.zeros(int(index.max()) + 1, dtype=torch.float64).index_add(0, index, hit - score)
     return gaps.abs().sum() / len(hit)
 
 

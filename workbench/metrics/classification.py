@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import check_integer
+from workbench.metrics._inputs import check_integer, tensor_of
 from workbench.metrics._pieces import check_not_empty, class_pieces, reduce_terms
 from workbench.metrics.registry import metric
 
@@ -325,8 +325,8 @@ def bin_sums(
     probabilities: Any, target: Any, n_bins: int, dim: int | None = None, void: int | None = None, mask: Any = None
 ) -> Sums:
     """Return the sums of confidence, of correct rows and of rows in each bin, each [n_bins]; they can be added over batches."""
-    check_integer("n_bins", n_bins)
-    sums = (_sum_by_bin(*columns, n_bins) for columns in _top_classes(probabilities, target, dim, void, mask))
+    edges = bin_edges(n_bins, probabilities)
+    sums = (_sum_by_bin(*columns, edges) for columns in _top_classes(probabilities, target, dim, void, mask))
     return _total(sums, (n_bins,))
 
 
@@ -334,10 +334,10 @@ def classwise_bin_sums(
     probabilities: Any, target: Any, n_bins: int, dim: int | None = None, void: int | None = None, mask: Any = None
 ) -> Sums:
     """Return `bin_sums` of the probability of each class, each [classes, n_bins]."""
-    check_integer("n_bins", n_bins)
+    edges = bin_edges(n_bins, probabilities)
 
     def by_class(probs: Tensor, labels: Tensor) -> Sums:
-        columns = [_sum_by_bin(p, (labels == k).double(), n_bins) for k, p in enumerate(probs.unbind(-1))]
+        columns = [_sum_by_bin(p, (labels == k).double(), edges) for k, p in enumerate(probs.unbind(-1))]
         confidence, correct, count = (torch.stack(parts) for parts in zip(*columns, strict=True))
         return confidence, correct, count
 
@@ -405,9 +405,19 @@ def adaptive_ece_of_rows(confidence: Tensor, correct: Tensor, n_bins: int) -> Te
     return torch.stack([part.sum().abs() for part in bins]).sum() / gaps.numel()
 
 
-def _sum_by_bin(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64, device=confidence.device)[1:-1]
-    index = torch.bucketize(confidence.contiguous(), edges)
-    empty = torch.zeros(n_bins, dtype=torch.float64, device=confidence.device)
+def bin_edges(n_bins: int, probabilities: Any) -> Tensor:
+    """Return the inner edges of bins of equal width, float64 [n_bins - 1], rounded as the probabilities are.
+
+    The share 0.6 of ten voters is slightly more in float32 than in float64, but belongs to the bin up to 0.6 in both.
+    """
+    check_integer("n_bins", n_bins)
+    dtype = tensor_of(probabilities, "probabilities").dtype
+    edges = torch.arange(1, n_bins, dtype=torch.float64) / n_bins
+    return edges.to(dtype).double() if dtype.is_floating_point else edges
+
+
+def _sum_by_bin(confidence: Tensor, correct: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    index = torch.bucketize(confidence.contiguous(), edges.to(confidence.device))
+    empty = torch.zeros(len(edges) + 1, dtype=torch.float64, device=confidence.device)
     sums = (empty.index_add(0, index, values) for values in (confidence, correct, torch.ones_like(confidence)))
     return tuple(sums)  # type: ignore[return-value]

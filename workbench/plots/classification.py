@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from workbench.errors import require
+from workbench.metrics.classification import bin_edges
 from workbench.plots._common import (
     MODELS,
     Array,
@@ -133,8 +134,9 @@ def _in_bins(probabilities: Values, target: Values, n_bins: int) -> _InBins:
         raise ValueError(f"n_bins: expected at least 1, found {n_bins}")
 
     confidence, right = scores.max(1), scores.argmax(1) == labels
-    edges = np.linspace(0, 1, n_bins + 1)
-    index = np.digitize(confidence, edges[1:-1], right=True)
+    inner = bin_edges(n_bins, probabilities).numpy()
+    edges = np.r_[0, inner, 1]
+    index = np.digitize(confidence, inner, right=True)
     counts = np.bincount(index, minlength=n_bins)
     used = counts > 0
     mean_confidence = np.bincount(index, confidence, n_bins)[used] / counts[used]

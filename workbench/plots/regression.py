@@ -174,7 +174,10 @@ def _in_bins(risk: Values, error: Values, n_bins: int) -> _InBins:
     if np.ptp(risks) > 0 and np.ptp(errors) > 0:
         correlation = f"{np.corrcoef(rankdata(risks), rankdata(errors))[0, 1]:.2f}"
     binned = np.array_split(np.argsort(risks, kind="stable"), min(n_bins, risks.size))
-    means = np.array([(risks[i].mean(), errors[i].mean()) for i in binned])
+    # a bin may hold some of the points of equal risk: their mean error is independent of the order of the rows
+    _, index, counts = np.unique(risks, return_inverse=True, return_counts=True)
+    expected = (np.bincount(index, errors) / counts)[index]
+    means = np.array([(risks[i].mean(), expected[i].mean()) for i in binned])
     return _InBins(risks, errors, means, correlation, notes)
 
 

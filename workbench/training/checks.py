@@ -44,9 +44,9 @@ def check_numbers(
         if not hasattr(number, "__float__"):
             raise TypeError(f"{name} must be a number; found {number!r}")
     if not (0 < lr < math.inf):
-        raise ValueError(f"lr must be above 0; found {lr!r}")
+        raise ValueError(f"lr must be above 0 and finite; found {lr!r}")
     if not (0 <= weight_decay < math.inf):
-        raise ValueError(f"weight_decay must be 0 or more; found {weight_decay!r}")
+        raise ValueError(f"weight_decay must be 0 or more, and finite; found {weight_decay!r}")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype must be a floating-point type such as torch.float64; found {dtype!r}")
     if isinstance(optimizer, Optimizer) or (optimizer is not None and not callable(optimizer)):

@@ -150,8 +150,17 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
             raise ValueError(
                 f"folds: found {folds.dtype} {list(folds.shape)}; give a number, or one whole number for each of {n} rows"
             )
+        if n and (lowest := int(folds.min())) < 0:
+            raise ValueError(
+                f"folds: {lowest} in {int((folds < 0).sum())} of {n} rows, which elsewhere marks rows without a fold or group; leave these rows "
+                "out, or give them a fold from 0 on"
+            )
         fold = folds.cpu().unique(return_inverse=True)[1]
         count = int(fold.max()) + 1
+        if (n_others := n - int(fold.bincount().max())) == 1:
+            raise ValueError(
+                f"folds: one fold has {n - n_others} of {n} rows, so that a voter would be trained on one row; give at least 2"
+            )
     else:
         if isinstance(folds, bool) or not isinstance(folds, int):
             raise ValueError(
