@@ -16,6 +16,7 @@ from torch import Tensor
 from ...errors import NotDealableError
 from ..branch import Clone, run_branch
 from ..effects.inputs import Key, object_mark
+from ..effects.random import values_unavailable
 from ..effects.reseeding import RepeatedNoise
 from ..effects.written import check_written
 from ..plan import Index, Plan
@@ -50,7 +51,9 @@ def run(request: Request) -> list[Result]:
     # outputs are folded only if no later check needs them
     keeps_none = plan.folding is not None and request.trackers is None and effects.writes_tensors is False
     folding = plan.folding() if keeps_none and plan.folding is not None else None
-    noisy = any(axis.apart and axis.randomness == "different" and axis.size > 1 for axis in plan.axes)
+    noisy = not values_unavailable() and any(
+        axis.apart and axis.randomness == "different" and axis.size > 1 for axis in plan.axes
+    )
     noise = RepeatedNoise(sources.torch, request.training not in request.clones.watched) if noisy else None
     for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it uses the caller's tensors, so that in-place writes reach the caller once
