@@ -323,3 +323,54 @@ def test_warnings_name_the_line_that_calls(make: Any, rows: int) -> None:
     with pytest.warns(WorkbenchWarning) as caught:
         wrapped(torch.randn(rows, 3))
     assert [warning.filename for warning in caught] == [__file__]
+
+
+# ---- what a model keeps of each row ----------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """Goes on from the hidden state of the last call, with gradients cut off, as in truncated backpropagation through time."""
+
+    def __init__(self, nested: bool = False) -> None:
+        super().__init__()
+        self.cell, self.head, self.nested = nn.GRUCell(3, 4), nn.Linear(4, 1), nested
+        self.memory: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.memory["h"] if self.nested and self.memory else self.memory
+        h = self.cell(x, None if before is None else before.detach())
+        self.memory = {"h": h} if self.nested else h
+        return self.head(h)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_whose_state_a_model_keeps_are_not_dealt_anew(nested: bool) -> None:
+    wrapped: Any = vote.Wrapper(3)(Recurrent(nested)).train()
+    copies = wrapped.voters()
+    steps = [torch.randn(6, 3) for _ in range(3)]
+    with pytest.warns(WorkbenchWarning, match="memory keeps a value for each row until the next call"):
+        answers = [wrapped(steps[0])]
+    answers += [wrapped(x) for x in steps[1:]]
+    for x, y in zip(steps, answers, strict=True):
+        torch.testing.assert_close(y, torch.stack([copy(x) for copy in copies]).mean(0))
+
+
+class Keeps(nn.Module):
+    """Keeps features for later inspection, counts its calls, and draws dropout masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.calls, self.features = nn.Linear(3, 1), 0, torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.features = nn.functional.dropout(x, training=True)
+        return self.fc(self.features)
+
+
+def test_what_a_model_keeps_and_does_not_use_again_leaves_rows_dealt() -> None:
+    wrapped: Any = vote.Wrapper(3)(Keeps()).train()
+    for calls in (1, 2, 3):
+        wrapped(torch.randn(6, 3))  # a warning would be an error
+        assert wrapped.calls == calls
+        assert len(wrapped.features) == 2

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import DataLoader
 
-from workbench import compose, sculpt, vote
+from workbench import compose, fit, sculpt, vote
 from workbench.core.calls import predict
 from workbench.distributions import JointNormal, Normal, Quantiles, StudentT
 
@@ -174,3 +176,43 @@ def test_targets_of_another_shape_are_judged_by_each_voter() -> None:
 def test_what_is_no_criterion_is_refused(wrapper: Any, criterion: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         wrapper(nn.Linear(3, 2)).loss(criterion, torch.zeros(4, 3), torch.zeros(4, 2))
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(2, 4), nn.Linear(4, 1)
+
+    def forward(self, x: PackedSequence) -> Tensor:
+        return self.head(self.rnn(x)[1][0])
+
+
+def test_a_packed_sequence_is_one_input() -> None:
+    torch.manual_seed(0)
+    wrapped: Any = vote.Wrapper(3)(Packed()).train()
+    x, y = pack_sequence([torch.randn(n, 2) for n in (5, 2, 4)], enforce_sorted=False), torch.randn(3, 1)
+    expected = torch.stack([F.mse_loss(copy.train()(x), y) for copy in wrapped.voters()]).mean()
+    torch.testing.assert_close(wrapped.loss(F.mse_loss, x, y), expected)
+    fit(wrapped, DataLoader([(x, y)], batch_size=None), epochs=1, validation=0, progress=False)  # type: ignore[arg-type]
+    losses = [F.mse_loss(copy(x), y) for copy in wrapped.voters()]
+    assert torch.stack(losses).mean() < expected
+
+
+def nearest(features: Tensor, _: Tensor) -> Tensor:
+    """The two views of a row, n rows apart, should be more alike than others (van den Oord et al. 2018)."""
+    features = F.normalize(features, dim=1)
+    rows = len(features)
+    alike = features @ features.T - 1e9 * torch.eye(rows)
+    return F.cross_entropy(alike, torch.arange(rows).roll(rows // 2))
+
+
+def test_a_loss_that_compares_rows_is_computed_within_each_voter() -> None:
+    torch.manual_seed(0)
+    wrapped: Any = vote.Wrapper(3)(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 4))).train()
+    x = torch.randn(6, 2)
+    views = torch.cat([x, x + 0.1 * torch.randn_like(x)])
+    copies = wrapped.voters()
+    wrapped.loss(nearest, views, torch.zeros(12)).backward()
+    torch.stack([nearest(copy(views), views) for copy in copies]).mean().backward()
+    gradient = dict(wrapped.named_parameters())["0.weight@vote"].grad
+    torch.testing.assert_close(gradient, torch.stack([copy[0].weight.grad for copy in copies]))

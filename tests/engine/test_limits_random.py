@@ -137,3 +137,61 @@ def test_a_seed_gives_the_draws_of_plain_calls_one_after_another(source: str) ->
     answers = torch.stack([plain(inputs()) for _ in range(VOTERS)])
     torch.testing.assert_close(y, answers.mean(0))
     torch.testing.assert_close(risk, answers.std(0, correction=0))
+
+
+class Seeded(nn.Module):
+    """Draws the same numbers in each call, as models with fixed random projections or hashes do."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.fc, self.how = nn.Linear(3, 3), how
+        self.generator = torch.Generator()
+
+    def draw(self, x: Tensor) -> Tensor:
+        if self.how == "seed":
+            torch.manual_seed(0)
+            return torch.randn(x.shape)
+        if self.how == "fork":
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(0)
+                return torch.randn(x.shape)
+        if self.how == "held":
+            return torch.randn(x.shape, generator=self.generator.manual_seed(1))
+        return torch.randn(x.shape, generator=torch.Generator())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x + self.draw(x))
+
+
+SEEDED = ("seed", "fork", "held", "new")
+
+
+@pytest.mark.parametrize("share", [None, 1])
+@pytest.mark.parametrize("how", SEEDED)
+def test_a_model_that_seeds_itself_draws_the_same_in_every_voter(how: str, share: int | None) -> None:
+    wrapped: Any = vote.Wrapper(3, share=share)(Seeded(how)).eval()
+    copies = wrapped.voters()
+    for x in torch.randn(3, 4, 3):
+        torch.manual_seed(0)  # the state that the model itself sets, so that it seems unchanged
+        y, risk = wrapped(x, return_risk=True)
+        answers = torch.stack([copy(x) for copy in copies])
+        torch.testing.assert_close(y, answers.mean(0))
+        torch.testing.assert_close(risk, answers.std(0, correction=0))
+
+
+@pytest.mark.parametrize("how", SEEDED)
+def test_vmap_refuses_a_model_that_seeds_itself(how: str) -> None:
+    with pytest.raises(RuntimeError, match="the model"):
+        vote.Wrapper(3, strategy="vmap")(Seeded(how)).eval()(torch.randn(4, 3), return_risk=True)
+
+
+@pytest.mark.parametrize("where", ["activations", "weights"])
+@pytest.mark.parametrize("how", SEEDED)
+def test_noise_that_a_models_own_seed_would_make_the_same_is_refused(how: str, where: Any) -> None:
+    wrapped: Any = sample.Wrapper(3, sample.Normal(0.1), where=where)(Seeded(how)).eval()
+    for _ in range(2):
+        if how == "seed":
+            with pytest.raises(RuntimeError, match="the noise is the same in each pass"):
+                wrapped(torch.randn(4, 3), return_risk=True)
+        else:
+            assert (wrapped(torch.randn(4, 3), return_risk=True)[1] > 0).all()

@@ -62,6 +62,7 @@ class Clones:
     def __init__(self, root: nn.Module, build: Build) -> None:
         self.root, self._build = root, build
         self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was observed to change
+        self.ever_impure = False  # whether forward was observed to change attributes, also in passes that were not kept
         self.dense_slots = DenseSlots()  # slots that must hold dense tensors
         self.watched: set[bool] = set()  # the modes (training or not) in which forward has run
         self._memory: dict[Key, Values] = {}  # impure attributes of branches that have no clone at present
@@ -185,6 +186,12 @@ class Clones:
         touched = self._touched()
         set_values(copy_values(self.remembered().get(key) or self._start(key), self._tree, tree), tree)
         transfer(touched, self._tree, tree)
+
+    def first(self) -> nn.Module:
+        """Return a structural copy of the plain model with the present attributes of the first branch."""
+        model = self._build()[0]
+        self.give({}, modules(model))
+        return model
 
     def _touched(self) -> frozenset[Attribute]:
         """Return the impure attributes that were changed outside forward since the last call."""
@@ -337,6 +344,7 @@ class Clones:
         if texts and changes:
             _report_changes(self.root, plan.purity, difference(texts, described(clone.tree, changes), changes), new)
         self.impure |= changes
+        self.ever_impure = self.ever_impure or bool(changes)
         self.watched.add(mode)
 
     def _copy_unregistered(self, clone: Clone) -> Values:

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.nn.utils.rnn import PackedSequence
+
 from ...engine.clone import eager
 from ..function import Function
 
@@ -14,9 +16,10 @@ from ..function import Function
 def opened(wrapped: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (args, kwargs) for the inputs of a batch.
 
-    A tuple holds positional arguments. A dict holds keyword arguments if the model accepts its keys, otherwise it is a single argument.
+    A tuple holds positional arguments, but a packed sequence is one argument. A dict holds keyword arguments if the model accepts its keys,
+    otherwise it is a single argument.
     """
-    if isinstance(inputs, tuple):
+    if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence):
         return inputs, {}
     if (
         isinstance(inputs, Mapping)

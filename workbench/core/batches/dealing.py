@@ -21,6 +21,7 @@ from ...introspect.source_lines import user_stacklevel
 from ..method import evaluating
 from ..ownership import Table, engine_of
 from .dealt_graphs import DealtGraphs
+from .kept_rows import kept_by_row
 
 WHOLE = (
     "so the loss is now that of the mean of the voters, not of each voter: wrapped.loss(criterion, x, y) trains each voter on every row; pass "
@@ -32,6 +33,7 @@ OWN_LOSS = (
     "other outputs is that of the mean of the voters: wrapped.loss(criterion, x, y) trains each voter on every row"
 )
 MIXED = "the rows of a batch depend on each other in this model"
+KEPT = "{name} keeps a value for each row until the next call, in which other rows would be dealt to a voter"
 NO_ROWS = "the output has no row for each row of the input"
 NUMBER = "the model gives a number for all rows of a batch, as models do that compute their own loss from labels"
 
@@ -203,7 +205,10 @@ def _dependence(
                 any(_alike(whole[numbers.to(whole.device)], subset[place]) for numbers in answered[place])
                 for place, whole in whole_batch.items()
             ):
-                return ""
+                if not engine_of(wrapped).clones.ever_impure:
+                    return ""
+                name = kept_by_row(wrapped, rebuild(chosen), rebuild(copies), lambda: sources.restore(random_state))
+                return KEPT.format(name=name) if name else ""
             # a model that draws random numbers in evaluation mode gives different answers anyway, so the test is inconclusive
             again = answers(copies)
             return MIXED if all(_alike(whole, again[place]) for place, whole in whole_batch.items()) else ""

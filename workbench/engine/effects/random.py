@@ -54,6 +54,10 @@ class RandomSources:
     def __init__(self, leaves: list[Any], generators: list[Any]) -> None:
         self._devices, self._generators = devices(leaves), generators
 
+    def hold(self, generator: Any) -> bool:
+        """Return whether a generator is one of these: the CPU's or one that the model holds."""
+        return any(generator is known for known in (generator_of(CPU), *self._generators))
+
     def torch(self) -> list[Any]:
         """Return the states of torch's generators: the CPU's, then each device's."""
         return [generator_of(device).get_state() for device in (CPU, *self._devices)]

@@ -7,6 +7,7 @@ them after the forward pass would silently give wrong gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from ...errors import NotDealableError
 from ..branch import Clone, run_branch
 from ..effects.inputs import Key, object_mark
+from ..effects.random import values_unavailable
+from ..effects.reseeding import RepeatedNoise
 from ..effects.written import check_written
 from ..plan import Index, Plan
 from ..request import Request
@@ -34,7 +37,8 @@ def run(request: Request) -> list[Result]:
     plan, effects = request.plan, request.effects
     results: list[Result] = []
     leaves, rebuild = request.flat
-    streams = request.streams(request.sources(leaves))
+    sources = request.sources(leaves)
+    streams = request.streams(sources)
     keys = request.begin()
     objects = effects.objects_of_branches(leaves, keys, copy_first=bool(plan.dealt))
     places = [i for i, by_branch in enumerate(objects) if by_branch is not None]
@@ -47,6 +51,10 @@ def run(request: Request) -> list[Result]:
     # outputs are folded only if no later check needs them
     keeps_none = plan.folding is not None and request.trackers is None and effects.writes_tensors is False
     folding = plan.folding() if keeps_none and plan.folding is not None else None
+    noisy = not values_unavailable() and any(
+        axis.apart and axis.randomness == "different" and axis.size > 1 for axis in plan.axes
+    )
+    noise = RepeatedNoise(sources.torch, request.training not in request.clones.watched) if noisy else None
     for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it uses the caller's tensors, so that in-place writes reach the caller once
         branch_leaves = _leaves_of_branch(leaves, plan, index, copy=not last and effects.writes_tensors is not False)
@@ -60,7 +68,7 @@ def run(request: Request) -> list[Result]:
         written, marks = versions(branch_leaves), [object_mark(branch_leaves[i]) for i in places]
         clone = request.clones.at(keys[k])
         args, kwargs = rebuild(branch_leaves)
-        with streams.branch(index), request.watching(clone, first=k == 0):
+        with streams.branch(index), request.watching(clone, first=k == 0), nullcontext() if noise is None else noise:
             results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs, sealed=bool(states)))
         if folding is not None:
             results[-1].output = folded(folding, results[-1].output, len(plan.axes))

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from ..branch import Clone, is_batched, refuse_recomputing, run_branch
 from ..clone import share
 from ..effects.containers import Containers, holds_mutable
+from ..effects.random import RandomSources
+from ..effects.reseeding import SeedWatch
 from ..plan import Axis, Plan, concatenate
 from ..request import Request
 from ..results import StackedResults
@@ -126,6 +128,9 @@ class _Pass:
             and not (rescue or request.training or self.clone.copied_buffers or plan.interventions)
         )
         self.axes = (Axis("", plan.size, "error"),) if self.joint else plan.axes
+        # whether draws must be different in each branch, as they are not where the model seeds them itself
+        differ = any(axis.randomness == "different" and axis.size > 1 for axis in self.axes)
+        self.watches_draws = differ and outputs is not None
 
     def _deal(self, start: int, count: int) -> dict[int, Tensor]:
         """Return the leaves with rows by index, as tensors [branches, rows per branch, ...]."""
@@ -186,7 +191,8 @@ class _Pass:
     def _all_branches(self, values: list[Tensor], token: Tensor | None, shape: _OutputShape) -> PassOutput:
         """Run the branches on tensors without their branch axes; store the structure of the output in `shape`."""
         request, plan, clone = self.request, self.plan, self.clone
-        modes: list[TorchFunctionMode] = [] if self.outputs is None else [_FirstPass(self.outputs)]
+        sources = request.clones.sources(self.leaves) if self.watches_draws else None
+        modes: list[TorchFunctionMode] = [] if self.outputs is None else [_FirstPass(self.outputs, sources)]
         if token is not None:
             modes.append(Rescue(token))
         autocast = AutocastUnderVmap(request.autocast) if request.autocast else nullcontext()
@@ -206,7 +212,11 @@ class _Pass:
                 args, kwargs = self.regroup([replaced.get(i, leaf) for i, leaf in enumerate(self.leaves)])
             mode = _all_entered(modes) if modes else None
             place = _EveryPosition(plan) if plan.interventions else plan.fixed  # only interventions read it
-            result = run_branch(clone, plan, installed, place, args, kwargs, mode, sealed=bool(self.states))
+            seeds = SeedWatch() if self.watches_draws else nullcontext()
+            with seeds:
+                result = run_branch(clone, plan, installed, place, args, kwargs, mode, sealed=bool(self.states))
+            if isinstance(seeds, SeedWatch):
+                seeds.refuse()
         _refuse_kept_attributes(clone, request.impure)
         self.inputs = result.inputs
         if self.inputs is not None and self.inputs.changed() and any(map(_holds_batched, self.inputs.values())):
@@ -365,15 +375,17 @@ def _all_entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
 class _FirstPass(TorchFunctionMode):
     """Function mode that collects weak references to the output tensors of every operation, and refuses what vmap answers wrongly.
 
+    Generators are looked at if `sources` are given.
+
     Batched tensors never require gradients: these lie a level below. Code that asks (hooks on gradients, implicit layers) would do
     without them.
     """
 
     watches = True  # see `joint_layers`
 
-    def __init__(self, outputs: References) -> None:
+    def __init__(self, outputs: References, sources: RandomSources | None) -> None:
         super().__init__()
-        self._outputs = outputs
+        self._outputs, self._sources = outputs, sources
 
     def __torch_function__(
         self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -383,6 +395,11 @@ class _FirstPass(TorchFunctionMode):
         if getattr(function, "__name__", "") in _ATTENTION and any(map(_is_on_gpu, flatten((args, kwargs))[0])):
             # it is also slower than a loop over branches where attention is large
             raise RuntimeError("on a GPU, vmap has no rule for fused attention that keeps what gradients need")
+        generator = (kwargs or {}).get("generator")
+        if generator is not None and self._sources is not None and not self._sources.hold(generator):
+            raise RuntimeError(
+                "the model draws from a generator that none of its modules holds, perhaps a new one in each call"
+            )
         out = function(*args, **(kwargs or {}))
         self._outputs.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
         return out
