@@ -105,7 +105,7 @@ ENDS: list[tuple[nn.Module, str]] = [
     (nn.Sequential(nn.Linear(2, 1), nn.ReLU()), ""),
     (nn.Sequential(nn.Linear(2, 1), nn.Softplus(beta=2)), "softplus"),
     (nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU()), "relu"),
-    (nn.Sequential(nn.Linear(2, 1), nn.Hardtanh()), "hardtanh"),
+    (nn.Sequential(nn.Linear(2, 1), nn.Hardsigmoid()), "hardsigmoid"),
     (Inverse(), "sigmoid"),
     (nn.Sequential(nn.Linear(2, 1), nn.LeakyReLU()), ""),
     (nn.Sequential(nn.ReLU(), nn.Linear(2, 1)), ""),
