@@ -193,7 +193,9 @@ class Reference(reference.Reference):
             variances = {"epistemic": (stack - mean).abs().square().sum(0) / len(answers)}
             # one tensor per risk head, stacked over all voters and samples
             raw = [torch.stack([o[path] for p, o in outputs if p["sculpt"] == head + 1]) for head in range(self.heads)]
-            for kind, variance in spoken([r.real if r.is_complex() else r for r in raw]).items():
+            undone = UNDONE.get((self.case.name, path))
+            raw = [undone(r) if undone else r.real if r.is_complex() else r for r in raw]
+            for kind, variance in spoken(raw).items():
                 variances[kind] = variances.get(kind, 0) + variance.sum(0) / len(answers)
             if self.wrapping.name == "laplace":
                 variances["epistemic"] = torch.zeros_like(mean.real) if self.training else self.linearized(path)
@@ -202,6 +204,22 @@ class Reference(reference.Reference):
             for kind, risk in risks.items():
                 risk[path] = root(variances[kind])
         return prediction, risks
+
+
+def _of_tanh(output: Tensor) -> Tensor:
+    doubled = 2 * torch.atanh(output)
+    return torch.where(doubled > 0, doubled.sinh(), doubled)
+
+
+# (model, output) -> inverse of the function of limited range that the output, and so a risk head, ends in
+UNDONE = {
+    ("namedtuple_out", "scale"): lambda output: output.expm1().log(),
+    ("dict_out", "hidden"): _of_tanh,
+    ("tuple_out", "1"): _of_tanh,
+    ("dataclass_out", "hidden"): _of_tanh,
+    ("hf_dataclass", "hidden"): _of_tanh,
+    ("nested_out", "heads.1.0"): _of_tanh,
+}
 
 
 def spoken(raw: list[Tensor]) -> dict[str, Tensor]:

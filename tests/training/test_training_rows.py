@@ -60,7 +60,6 @@ def test_moments_of_images_are_of_all_pixels_and_may_be_uncentred() -> None:
     assert (mean.item(), scale.item()) == (0, pytest.approx(12.5**0.5))
 
 
-@pytest.mark.filterwarnings("ignore:sculpt. the model ends in softplus")
 def test_positive_targets_of_a_lognormal_are_scaled_but_not_shifted() -> None:
     from workbench.distributions import LogNormal
 
@@ -89,9 +88,24 @@ class Residual(nn.Module):
         return self.last(x) + self.last(x).relu()
 
 
+class Relus(nn.Module):
+    """A softplus that is undone, and a relu after a layer that isn't the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(2, 1), nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        size = self.inner(x).relu()
+        return {"share": F.softplus(self.last(size)), "size": size}
+
+
 ENDS: list[tuple[nn.Module, str]] = [
-    (nn.Sequential(nn.Linear(2, 1), nn.Softplus()), "softplus"),
-    (nn.Sequential(nn.Linear(2, 1), nn.ReLU()), "relu"),
+    (nn.Sequential(nn.Linear(2, 1), nn.Softplus()), ""),
+    (nn.Sequential(nn.Linear(2, 1), nn.ReLU()), ""),
+    (nn.Sequential(nn.Linear(2, 1), nn.Softplus(beta=2)), "softplus"),
+    (nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU()), "relu"),
+    (nn.Sequential(nn.Linear(2, 1), nn.Hardsigmoid()), "hardsigmoid"),
     (Inverse(), "sigmoid"),
     (nn.Sequential(nn.Linear(2, 1), nn.LeakyReLU()), ""),
     (nn.Sequential(nn.ReLU(), nn.Linear(2, 1)), ""),
@@ -131,7 +145,7 @@ def test_own_loops_are_told_once_that_a_bounded_end_limits_the_risk(wrapper: Any
             loc, risk = wrapped(x, return_risk=True)
             sculpt.Normal.loss_function(y, loc, getattr(risk, "aleatoric", risk)).backward()
 
-    ends = wrapper(nn.Sequential(nn.Linear(2, 1), nn.Softplus())).eval()
+    ends = wrapper(nn.Sequential(nn.Linear(2, 1), nn.Softplus(beta=2))).eval()
     with torch.no_grad():
         ends(x, return_risk=True)  # who only predicts has no model to change
     ends.train()
@@ -140,6 +154,14 @@ def test_own_loops_are_told_once_that_a_bounded_end_limits_the_risk(wrapper: Any
     assert len(told) == 1
     step(ends)
     step(wrapper(nn.Linear(2, 1)).train())
+    step(wrapper(nn.Sequential(nn.Linear(2, 1), nn.Softplus())).train())
+
+
+def test_the_output_is_named_whose_end_is_not_undone() -> None:
+    x, y = plane(40)
+    wrapped: Any = sculpt.Wrapper()(Relus()).train()
+    with pytest.warns(WorkbenchWarning, match="output 'size' of the model ends in relu"):
+        wrapped.loss(None, x, {"share": y, "size": y})
 
 
 def test_who_decides_about_standardization() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,7 @@ class Method:
     detections: str = ""  # why boxes cannot be matched across its branches, "" if they can
     channels_first = False  # whether it treats inputs as images [rows, channels, height, width]
     beside_layers: tuple[str, ...] = ()  # names of the extra modules that it computes with if it `repeats`
+    earlier_notes: Mapping[str, Any] = {}  # what a state stands for that was saved before `notes` had these
     members = False  # whether its branches are complete models, returned by `voters()`
     # marks of the tensors by which members replace or factor the model's parameters; those with the first mark are [members, ...]
     member_marks: tuple[str, ...] = ()

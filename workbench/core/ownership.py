@@ -99,6 +99,8 @@ class Record:
     # set while validation collects losses: for each call the number of models along each axis, and the loss of each model
     losses: list[tuple[dict[str, int], Tensor]] | None = None
     says_distributions: bool = False  # whether a call has returned torch distributions
+    # name of a registered tensor -> what is added to its initial values, also if they are drawn anew for each voter
+    raised: dict[str, float] | None = None
     token: str = ""  # identifies the object and its copies; empty in objects pickled by an earlier version
 
     @classmethod

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.distributions import Distribution as TorchDistribution
 
 from ..core.additions import add_extra, extra
+from ..core.calls.bounded_ends import RAISED
 from ..core.method import Call, Method, split_heads
 from ..core.outputs.class_scores import Classes
 from ..core.outputs.meanings import IGNORED, Meaning
+from ..core.outputs.options import form_of
 from ..core.quantized import is_quantized, refuse_quantized
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -35,12 +39,15 @@ from ..distributions.base import Distribution
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Shared, Split
 from ..engine.tree import is_float, tree_map
+from ..introspect.ends import ends_of
 from .computed_weights import holder_of
 from .initialization import Draws
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
 
+
+_WITH_BIAS = (nn.Linear, nn.modules.conv._ConvNd)
 
 NOT_STANDARDIZED = (
     "targets of {} cannot be standardized: scaled counts and proportions would no longer be such, and the parameters would change. "
@@ -52,7 +59,8 @@ class Wrapper(_Wrapper):
     """Aleatoric risk from a risk head next to the model's own last layers (Nix & Weigend 1994).
 
     The risk head is a copy of the last layers whose final layer is initialized anew (even if the model's own is frozen, which it stays); its
-    output is mapped to a standard deviation by softplus. The model's own prediction is unchanged. With the risk, each layer that the head copies
+    output is mapped to a standard deviation by softplus. The model's own prediction is unchanged. If `forward` ends in softplus, relu, exp,
+    sigmoid, tanh or elu, the head undoes this, so that its risk may have any size. With the risk, each layer that the head copies
     runs twice; `n_layers=1` costs the least, and was as good as three on small tables, a curve and small images (`workbench bench heads`). Use
     more where the noise depends on information that the last layer's features have lost. Train the head by `wrapped.loss`, or add
     `distribution.loss_function(y, y_pred, y_risk)` to your loss, or use `distribution.sample((y_pred, y_risk))` in it.
@@ -103,10 +111,19 @@ class Sculpt(Method):
     """Method behind `Wrapper`, for one model."""
 
     name, kind, order = "sculpt", "aleatoric", 30
+    earlier_notes = MappingProxyType({"ends": {}})
+    # name of an output -> function of limited range that it ends in, which the risk heads undo; none in objects pickled by an earlier version
+    ends: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper)
         self.distribution: Any = self.wrapper.distribution
+
+    def notes(self) -> dict[str, Any]:
+        return {"ends": self.ends} if self.ends else {}
+
+    def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
+        self.ends = notes.get("ends", self.ends)
 
     @property
     def likelihood_of_rows(self) -> bool:
@@ -156,6 +173,8 @@ class Sculpt(Method):
                 owner = table.record.slots[name].owners[0][0]
                 is_last = owner in last or holder_of(table, owner) in last
                 self._add_heads(table, name, draws if is_last else None)
+            if self.distribution.own_prediction:
+                self._find_ends(table, last)
         if learned := _learned_options(self.distribution):
             add_extra(table.root, "noise", nn.ParameterDict(learned))
 
@@ -174,6 +193,24 @@ class Sculpt(Method):
                 table.get(other).requires_grad_(False)
         rule = table.record.rules.get(name, Shared(name))
         table.record.rules[name] = Split(self.name, (rule, *(Shared(other) for other in registered)))
+
+    def _find_ends(self, table: Table, last: set[str]) -> None:
+        """Find the functions that the outputs end in, and raise the risk heads' results before a relu."""
+        self.ends, output = {}, table.record.output
+        for name, end in ends_of(table.root, table.record.method).items():
+            if end.function != "relu":
+                self.ends[name] = end.function
+                continue
+            if form_of(output.get(name, "mean") if isinstance(output, Mapping) else output) != "values":
+                continue
+            rule = table.record.rules.get(f"{end.layer}.bias".lstrip(".")) if end.layer in last else None
+            if rule is None or not isinstance(rule, Split) or not isinstance(table.module(end.layer or ""), _WITH_BIAS):
+                continue
+            self.ends[name] = end.function
+            heads = [option.name for option in rule.options[1:] if isinstance(option, Shared)]
+            table.record.raised = {**(table.record.raised or {}), **dict.fromkeys(heads, RAISED)}
+            for head in heads:
+                table.get(head).add_(RAISED)
 
     def intervention(self, table: Table, call: Call) -> None:
         noise = extra(table.root, "noise")

@@ -366,6 +366,8 @@ class Vote(Method):
             if buffer and self.wrapper.share == "rank1"  # it belongs to the shared weights, which are not drawn anew
             else draws.stacked(slot, current, self.wrapper.alpha)
         )
+        if not self.wrapper.finetune:  # otherwise they are copies
+            stacked = stacked + (table.record.raised or {}).get(rule.name, 0)
         name = table.register(f"{rule.name}@vote", stacked, like=current, buffer=buffer)
         if rule.name != slot:
             table.drop(rule.name)

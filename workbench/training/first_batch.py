@@ -16,7 +16,7 @@ from workbench.core.outputs.said_distributions import nll
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
-from workbench.engine.tree import tensors
+from workbench.engine.tree import flatten, names
 from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches
 from workbench.training.checks import sole_likelihood, try_batch
@@ -82,7 +82,8 @@ def try_first_batch(
         trainable, converted, prediction = try_batch(wrapped, batch, criterion, in_memory, keeps_scaling)
         if trainable and not keeps_scaling and not isinstance(train, TensorRows):
             warn_about_batch(wrapped, batch, prediction, criterion)
-        tell_bounded_end(wrapped, tensors(prediction), unshadowed(wrapped, "methods"))
+        leaves = flatten(prediction)[0]
+        tell_bounded_end(wrapped, leaves, lambda: names(prediction), 0, unshadowed(wrapped, "methods"))
         weighted_loss = None
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)

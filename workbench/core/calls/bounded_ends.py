@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ...engine.tree import is_float, names
 from ..batches.dealing import tell
+from ..outputs.class_scores import at_least_float32
 from ..outputs.meanings import Values
-from .risks import pair_of
+from ..outputs.resolution import resolve
+from .risks import meanings_of, pair_of
 
 # nodes of autograd up to "Backward": functions of limited range, and those that keep a range limited
 BOUNDED = {
@@ -32,27 +36,101 @@ KEEPING = frozenset([
     "Mul", "Div", "Add", "Sub", "Neg", "Rsub", "Reciprocal", "UpsampleBilinear2D", "UpsampleNearest2D",
 ])  # fmt: skip
 
+# how far the result of a last layer before a relu is raised in the risk heads, so that the relu, which has no inverse, changes nothing
+RAISED = 16.0
+
+
+def _of_positive(r: Tensor, step: float) -> Tensor:
+    """Return the inverse of softplus, so that the risk is r: that of softplus is the last layer's result z, that of exp is exp(z)."""
+    r = r.where(r != 0, torch.finfo(r.dtype).tiny)
+    return r + (-torch.expm1(-r)).log()  # NaN below 0
+
+
+def _of_relu(r: Tensor, step: float) -> Tensor:
+    return (r - RAISED).where(r >= 0, torch.nan)
+
+
+def _of_sigmoid(r: Tensor, step: float) -> Tensor:
+    """Return z for r = sigmoid(z) where z is negative, and otherwise sinh(z), which is of any size before the sigmoid saturates."""
+    inside = r.clamp(torch.finfo(r.dtype).tiny, 1 - step)
+    raw = inside.logit().where(inside < 0.5, (inside - 0.5) / (inside * (1 - inside)))
+    return raw.where((r >= 0) & (r <= 1), torch.nan)
+
+
+def _of_tanh(r: Tensor, step: float) -> Tensor:
+    return _of_sigmoid((1 + r.clamp_min(step - 1)).where(r >= -1, -1) / 2, step)  # tanh(z) = 2 sigmoid(2 z) - 1
+
+
+def _of_elu(r: Tensor, step: float) -> Tensor:
+    below = r.clamp(step - 1, 0)
+    return r.where(r > 0, below.log1p()).where(r >= -1, torch.nan)
+
+
+# by the name of an end, how the raw output of a risk head follows from what it ends in, and the distance of numbers below 1 in its dtype: any
+# real number. A value that the end cannot have, because the model was changed, becomes NaN, which the loss shows
+RAW: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "softplus": _of_positive,
+    "exp": _of_positive,
+    "relu": _of_relu,
+    "sigmoid": _of_sigmoid,
+    "tanh": _of_tanh,
+    "elu": _of_elu,
+}
+
+
+def undo_ends(wrapped: Any, branched: Any) -> None:
+    """Let the risk heads end as if the model ended in its last layer; its own output stays as it is.
+
+    Args:
+        wrapped: the wrapped object.
+        branched: the outputs of all branches, which are replaced.
+    """
+    pair = pair_of(wrapped._workbench, branched.axes)
+    ends = getattr(pair, "ends", None)
+    if not ends:
+        return
+    dim = branched.axes.index(pair.name)
+    tree_names, meanings = names(branched.rebuild(branched.leaves)), meanings_of(wrapped._workbench, branched)
+    for i, (name, meaning) in enumerate(zip(tree_names, meanings, strict=True)):
+        leaf = branched.leaves[i]
+        if name in ends and isinstance(meaning, Values) and isinstance(leaf, Tensor) and leaf.is_floating_point():
+            own, heads = leaf.narrow(dim, 0, 1), leaf.narrow(dim, 1, leaf.shape[dim] - 1)
+            raw = RAW[ends[name]](at_least_float32(heads), torch.finfo(leaf.dtype).eps / 2)
+            branched.leaves[i] = torch.cat([own, raw.to(leaf.dtype)], dim)
+
 
 _KEY = "bounded end"
 
 
-def tell_bounded_end(wrapped: Any, leaves: Sequence[Any], axes: tuple[str, ...]) -> None:
-    """Warn, once per wrapped object, if the values that risk heads give a noise end in a function of limited range.
+def tell_bounded_end(
+    wrapped: Any, leaves: Sequence[Any], tree_names: Callable[[], list[str]], depth: int, axes: tuple[str, ...]
+) -> None:
+    """Warn, once per wrapped object, if risk heads of values end in a function of limited range that is not undone.
 
     Args:
         wrapped: the wrapped object.
         leaves: leaves of an output in training mode, with their graph.
+        tree_names: function that returns their dotted names.
+        depth: number of leading dimensions of branches.
         axes: names of the axes among which that of the risk heads may be.
     """
     record = wrapped._workbench
-    if _KEY in record.told or len(leaves) != 1 or not isinstance(leaves[0], Tensor) or leaves[0].grad_fn is None:
+    if _KEY in record.told:
         return
     pair = pair_of(record, axes)
-    is_values = record.output is None or record.output == "values" or isinstance(record.output, Values)
     # other families apply exp or sigmoid themselves, behind which the model's own end is out of sight
-    if pair is None or not getattr(pair.distribution, "own_prediction", False) or not is_values:
+    if pair is None or not getattr(pair.distribution, "own_prediction", False):
         return
-    end = bounded_end(leaves[0].grad_fn)
+    floats = [leaf for leaf in leaves if is_float(leaf)]
+    if not floats or all(leaf.grad_fn is None for leaf in floats):
+        return
+    output_names, meanings = tree_names(), resolve(record.output, tree_names, leaves, depth)
+    ends = {
+        name: bounded_end(leaf.grad_fn)
+        for name, leaf, meaning in zip(output_names, leaves, meanings, strict=True)
+        if isinstance(meaning, Values) and isinstance(leaf, Tensor) and name not in pair.ends
+    }
+    name, end = next(((name, end) for name, end in ends.items() if end), ("", None))
     if end is None:
         record.told.add(_KEY)  # looked at once
         return
@@ -63,9 +141,10 @@ def tell_bounded_end(wrapped: Any, leaves: Sequence[Any], axes: tuple[str, ...])
     tell(
         wrapped,
         _KEY,
-        f"{pair.name}: the model ends in {end}, and so do the risk heads, which are copies of its last layers: {harm}. Let the model end in its "
-        f"last linear layer; for targets above 0, {pair.name}.Wrapper(torch.distributions.LogNormal) or Gamma makes the prediction positive, "
-        "and Beta one between 0 and 1",
+        f"{pair.name}: {f'output {name!r} of the model' if name else 'the model'} ends in {end}, and so do the risk heads, which are copies of "
+        f"its last layers: {harm}. Let the model end in its last linear layer, or in softplus, relu, exp, sigmoid or tanh as the last thing "
+        f"that forward does, which the heads undo (relu only after a layer with a bias); for targets above 0, "
+        f"{pair.name}.Wrapper(torch.distributions.LogNormal) or Gamma makes the prediction positive, and Beta one between 0 and 1",
     )
 
 
@@ -80,4 +159,4 @@ def bounded_end(node: Any) -> str | None:
     return ends[0] if ends and all(ends) else None
 
 
-__all__ = ["bounded_end", "tell_bounded_end"]
+__all__ = ["RAISED", "RAW", "bounded_end", "tell_bounded_end", "undo_ends"]

@@ -34,7 +34,7 @@ from ..outputs.resolution import resolve, targets_of
 from ..outputs.slips import listening, warn_unsaid
 from ..ownership import engine_of, table_of
 from ..prior import run_with_prior
-from .bounded_ends import tell_bounded_end
+from .bounded_ends import tell_bounded_end, undo_ends
 from .feedback import carries_mean, mark_means, refuse_means
 from .risks import meanings_of, pair_of, reduced
 from .running_moments import folding_of
@@ -90,7 +90,11 @@ def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[
             branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
     check_tails(wrapped, args, kwargs)
     if wrapped.training and torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
-        tell_bounded_end(wrapped, branched.leaves, branched.axes)
+        depth = len(branched.axes)
+        tell_bounded_end(
+            wrapped, branched.leaves, lambda: names(branched.rebuild(branched.leaves)), depth, branched.axes
+        )
+    undo_ends(wrapped, branched)
     if (observe := wrapped.__dict__["_engine"].observe) is not None:
         observe(branched)
     return branched, results

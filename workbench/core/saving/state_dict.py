@@ -103,6 +103,12 @@ class Loading:
             complete(self.state, self.wrapped, self.prefix)
             current = self._current()
             lacking = [key for key in current if EXTRAS not in key and self.prefix + key not in self.state]
+            for method in self.table.record.methods if saved else ():
+                if method.name in saved:
+                    notes = {
+                        **{f"{key}{MARK}{method.name}": value for key, value in method.earlier_notes.items()},
+                        **notes,
+                    }
             self._extras(notes, {key: self.state.get(self.prefix + key) for key in current}, bool(lacking))
         else:
             self._plain()
