@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from workbench.training.batches import Batches
 from workbench.training.checks import sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
 from workbench.training.default_losses import Criterion, LossByMeaning, default_criterion
+from workbench.training.target_range import Limits, Range, limits_of, with_graph
 from workbench.training.told_units import warn_about_batch
 from workbench.training.unshadowed import unshadowed
 
@@ -35,6 +37,7 @@ class FirstBatch(NamedTuple):
         converted: inputs to convert to floating point, with their dtypes.
         weighted_loss: the loss with class weights, None without.
         structured: whether the prediction is a structure of tensors.
+        limits: what the model can predict.
     """
 
     batch: Batch
@@ -42,6 +45,7 @@ class FirstBatch(NamedTuple):
     converted: dict[Key, torch.dtype]
     weighted_loss: LossByMeaning | None
     structured: bool
+    limits: Limits
 
 
 def try_first_batch(
@@ -87,7 +91,13 @@ def try_first_batch(
         weighted_loss = None
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)
-        return FirstBatch(batch, trainable, converted, weighted_loss, not isinstance(prediction, Tensor))
+        limits = limits_of(leaves, batch.y)
+        if limits.range != Range.FREE:
+            probe = Batch(batch.numbers, with_graph(batch.x), batch.y)
+            with suppress(RuntimeError):  # of models that do not take inputs with a graph
+                leaves = flatten(try_batch(wrapped, probe, criterion, in_memory, keeps_scaling)[2])[0]
+                limits = limits_of(leaves, batch.y)
+        return FirstBatch(batch, trainable, converted, weighted_loss, not isinstance(prediction, Tensor), limits)
 
 
 def criterion_of(wrapped: Wrapped, rows: Sequence[Any], structured: bool, has_folds: bool) -> Criterion | None:

@@ -140,7 +140,8 @@ def fit(
             scaled, and booleans are converted to 0 and 1. None: inputs are standardized, and float targets, unless a custom criterion is
             given whose optimum this could change (any but mean squared and mean absolute error). Counts and positive values under a
             class of torch.distributions keep their units; instead, the bias of the last layer is shifted so that predictions start at the mean
-            and variance of the targets, if they are off by more than a factor of e. A model that already has a
+            and variance of the targets, if they are off by more than a factor of e. Targets of a model that ends in a function of limited
+            range, such as sigmoid, keep their units as well, and with softplus, relu or exp they are only divided. A model that already has a
             standardization keeps it, and one whose prediction is frozen gets none. The inputs of a model with a module whose
             `standardizes_inputs` is True, such as those of `workbench.models.tabular`, are left as they are. Pass False for a model that
             was trained elsewhere in original units.
@@ -231,7 +232,9 @@ def fit(
     except BaseException as error:
         savepoint.restore(error)
         raise
-    scaling = choose_standardization(wrapped, train, criterion, standardize, first.trainable, first.converted)
+    scaling = choose_standardization(
+        wrapped, train, criterion, standardize, first.trainable, first.converted, first.limits
+    )
     target, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
     if not keeps_scaling:
         warn_about_columns(wrapped, train, dtype)

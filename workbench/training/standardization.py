@@ -15,6 +15,7 @@ from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.training.checks import allows_standardization
 from workbench.training.default_losses import Criterion
+from workbench.training.target_range import Limits, Range, tell_out_of_range
 from workbench.training.told_units import FAR, is_far
 from workbench.training.unshadowed import unshadowed
 
@@ -29,6 +30,7 @@ def choose_standardization(
     standardize: bool | None,
     learns: bool,
     converted: Mapping[Key, torch.dtype],
+    limits: Limits,
 ) -> dict[str, Any] | None:
     """Return the standardization to set, as arguments of `Wrapped.scale`; empty to remove the current one, None to leave it unchanged.
 
@@ -38,6 +40,7 @@ def choose_standardization(
         criterion, standardize: as for `fit`.
         learns: whether the prediction can be trained.
         converted: inputs that are bytes or booleans but must be passed to the model as floating-point numbers.
+        limits: what the model can predict.
     """
     if keeps_standardization(wrapped, standardize) or (standardize is None and not (learns or converted)):
         return None
@@ -79,8 +82,11 @@ def choose_standardization(
     keeps_units = any(not getattr(method.distribution, "standardizable", True) for method in methods)
     if keeps_units or wrapped._workbench.says_distributions:
         return values  # counts and shares must keep their units
-    if has_values and (standardize or allows_standardization(criterion)):
-        values["y_mean"], values["y_scale"] = moments(y, centre=unshadowed(wrapped, "_location_scale"))
+    if has_values and not standardize and allows_standardization(criterion):
+        tell_out_of_range(wrapped, limits.end, y)
+    if has_values and (standardize or (allows_standardization(criterion) and limits.range != Range.FIXED)):
+        centre = unshadowed(wrapped, "_location_scale") and (bool(standardize) or limits.range == Range.FREE)
+        values["y_mean"], values["y_scale"] = moments(y, centre)
         if standardize is None:
             _warn_about_series(wrapped, y, values["y_scale"])
     return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -148,14 +148,19 @@ def tell_bounded_end(
     )
 
 
-def bounded_end(node: Any) -> str | None:
-    """Return the name of the function of limited range that a node of autograd ends in; None if there is none."""
+def bounded_end(node: Any, keeping: Set[str] = KEEPING) -> str | None:
+    """Return the name of the function of limited range that a node of autograd ends in; None if there is none.
+
+    Args:
+        node: the node.
+        keeping: names of the nodes that may follow the function.
+    """
     name = "" if node is None else node.name().split("Backward")[0]
     if name in BOUNDED:
         return BOUNDED[name]
-    if name not in KEEPING:
+    if name not in keeping:
         return None
-    ends = [bounded_end(before) for before, _ in node.next_functions if before is not None]
+    ends = [bounded_end(before, keeping) for before, _ in node.next_functions if before is not None]
     return ends[0] if ends and all(ends) else None
 
 

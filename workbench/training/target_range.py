@@ -1,0 +1,114 @@
+"""The numbers that a model can predict at all, judged by the graph of a prediction, so that standardization moves no target out of reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from workbench.core.batches.dealing import tell
+from workbench.core.calls.bounded_ends import BOUNDED, KEEPING, bounded_end
+from workbench.core.wrapped import Wrapped
+from workbench.engine.tree import is_float, tree_map
+
+_HALF = frozenset(["Softplus", "Relu", "Exp", "Abs", "LogSigmoid", "Sqrt"])
+_SHIFTING = frozenset(["Add", "Sub", "Rsub", "Reciprocal"])
+_RESCALING = _SHIFTING | {"Mul", "Div", "Neg", "Sum"}
+_SIDE_BY_SIDE = frozenset(["Cat", "Stack"])
+_RANGES = {
+    "softplus": (0.0, math.inf),
+    "relu": (0.0, math.inf),
+    "exp": (0.0, math.inf),
+    "abs": (0.0, math.inf),
+    "elu": (-1.0, math.inf),
+    "sigmoid": (0.0, 1.0),
+    "hardsigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+}
+
+
+class Range(IntEnum):
+    """Range of a prediction: all numbers, those on one side of 0, which a positive factor leaves as it is, or another."""
+
+    FREE = 0
+    HALF = 1
+    FIXED = 2
+
+
+class Limits(NamedTuple):
+    """What a model can predict.
+
+    Attributes:
+        range: the narrowest range among the outputs of the shape of the targets.
+        end: name of the function of limited range that all of them are results of, None if there is none, or if arithmetic follows it.
+    """
+
+    range: Range
+    end: str | None
+
+
+def limits_of(prediction: Sequence[Any], target: Any) -> Limits:
+    """Return what a model can predict.
+
+    Args:
+        prediction: leaves of a prediction, computed with gradients; those of the inputs too, otherwise data are taken for constants.
+        target: the targets of the same rows.
+    """
+    shape = target.shape if isinstance(target, Tensor) else None
+    nodes = [leaf.grad_fn for leaf in prediction if isinstance(leaf, Tensor) and leaf.shape == shape and leaf.grad_fn]
+    ends = {bounded_end(node, KEEPING - _RESCALING) for node in nodes}
+    return Limits(max(map(_range, nodes), default=Range.FREE), ends.pop() if len(ends) == 1 else None)
+
+
+def _range(node: Any) -> Range:
+    name = "" if node is None else node.name().split("Backward")[0]
+    if name in _HALF or (name == "Pow" and node._saved_exponent == 2):
+        return Range.HALF
+    if name in BOUNDED:
+        return Range.FIXED
+    if name not in KEEPING:
+        return Range.FREE
+    # None: constants, which have no graph
+    ranges = [_range(before) for before, _ in node.next_functions if before is not None]
+    if name in _SIDE_BY_SIDE:
+        return max(ranges)
+    if min(ranges) == Range.FREE:
+        return Range.FREE
+    return Range.FIXED if name in _SHIFTING else max(ranges)
+
+
+def with_graph(inputs: Any) -> Any:
+    """Return copies of inputs whose floating-point tensors have a graph."""
+    return tree_map(
+        lambda leaf: leaf.detach().requires_grad_() * 1 if isinstance(leaf, Tensor) and is_float(leaf) else leaf,
+        inputs,
+    )
+
+
+def tell_out_of_range(wrapped: Wrapped, end: str | None, y: Tensor) -> None:
+    """Warn once of targets that a model cannot predict since it ends in a function of limited range.
+
+    Args:
+        wrapped: the model.
+        end: name of the function, None if there is none.
+        y: the targets.
+    """
+    if end not in _RANGES:
+        return
+    low, high = _RANGES[end]
+    smallest, largest = (float(bound) for bound in y.aminmax())
+    if smallest < low or largest > high:
+        bounds = f"below {low:g}" if high == math.inf else f"below {low:g} or above {high:g}"
+        tell(
+            wrapped,
+            "out of range",
+            f"fit: the model ends in {end}, so that no prediction is {bounds}, but the targets go from {smallest:.3g} to {largest:.3g}. Let it "
+            "end in its last linear layer, or bring the targets into that range",
+        )
+
+
+__all__ = ["Limits", "Range", "limits_of", "tell_out_of_range", "with_graph"]
