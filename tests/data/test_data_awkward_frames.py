@@ -115,10 +115,12 @@ def test_amounts_that_came_as_texts_are_no_classes() -> None:
     assert Data.from_arrays(FRAME[["a"]], coarse, test=0.5, classes=sorted(set(coarse))).n_outputs == 20
 
 
-@pytest.mark.parametrize("classes", [["a", "a"], {0: "a", 1: "a"}])
-def test_two_classes_of_one_name_are_refused(classes: Any) -> None:
-    with pytest.raises(ValueError, match="classes: several classes are named 'a'"):
-        Data.from_arrays(FRAME[["a"]], np.array([0, 1] * 30), classes=classes)
+@pytest.mark.parametrize("classes", [["a", "b", "a"], {0: "a", 1: "b", 2: "a"}])
+def test_classes_of_one_name_get_their_number(classes: Any) -> None:
+    """Two pairs of ImageNet's classes share a name."""
+    assert Data.from_arrays(FRAME[["a"]], np.array([0, 1, 2] * 20), classes=classes).classes == ("a (0)", "b", "a (2)")
+    with pytest.raises(ValueError, match=r"y: 'a' is none of the classes a \(0\), b, a \(2\)"):
+        Data.from_arrays(FRAME[["a"]], ["a", "b"] * 30, classes=classes)
 
 
 @pytest.mark.parametrize("test", [slice(50, None), {1, 2}])

@@ -26,7 +26,8 @@ def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> t
     if labels is not None:
         _, number, counts = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
         if (is_single := counts[number] == 1).any():
-            if (n_single := int(is_single.sum())) > n / 2:
+            n_single = int(is_single.sum())
+            if n_single == n or n_single > max(n / 2, 10):
                 raise ValueError(
                     f"{n_single} of {n} rows are the only one of their class; if the targets are amounts that came as texts, make them numbers"
                 )

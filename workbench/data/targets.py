@@ -214,15 +214,12 @@ def is_boolean(y: Any) -> bool:
 
 
 def class_names(classes: Any, at_least: int) -> tuple[str, ...]:
-    """Return class names; without names "0", "1", ..., at least `at_least` of them."""
+    """Return class names, with the number of those that occur twice; without names "0", "1", ..., at least `at_least` of them."""
     if classes is None or isinstance(classes, int):
         return tuple(map(str, range(at_least if classes is None else classes)))
-    names = tuple(map(str, classes.values() if isinstance(classes, Mapping) else classes))
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(
-            f"classes: several classes are named {', '.join(map(repr, twice[:5]))}; give each its own name, or one number in the targets"
-        )
-    return names
+    names = [str(name) for name in (classes.values() if isinstance(classes, Mapping) else classes)]
+    counts = Counter(names)
+    return tuple(f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(names))
 
 
 def holds_texts(y: Any) -> bool:
