@@ -366,8 +366,9 @@ class Vote(Method):
             if buffer and self.wrapper.share == "rank1"  # it belongs to the shared weights, which are not drawn anew
             else draws.stacked(slot, current, self.wrapper.alpha)
         )
-        if not self.wrapper.finetune:  # otherwise they are copies
-            stacked = stacked + (table.record.raised or {}).get(rule.name, 0)
+        raised = (table.record.raised or {}).get(rule.name)
+        if raised is not None and not self.wrapper.finetune:  # otherwise they are copies
+            stacked = stacked + raised
         name = table.register(f"{rule.name}@vote", stacked, like=current, buffer=buffer)
         if rule.name != slot:
             table.drop(rule.name)

@@ -61,20 +61,17 @@ class SeedWatch(Reverted):
 class RepeatedNoise(Reverted):
     """Context manager for each pass of a loop over passes with noise; refuses noise that the model's own seeds make the same in every pass.
 
-    A pass is watched if it is the first, or if the last one has left the generators as they were.
-
     Args:
         states: returns the states of torch's generators.
-        new: whether the model has not run in this mode before.
     """
 
-    def __init__(self, states: Callable[[], list[Any]], new: bool) -> None:
-        self._states, self._new = states, new
+    def __init__(self, states: Callable[[], list[Any]]) -> None:
+        self._states = states
         self._seeds = SeedWatch()
         self._ends = [comparable(states())]  # before the first pass and after each of the first few
 
     def begin(self) -> None:
-        if len(self._ends) <= PASSES and (self._new if len(self._ends) == 1 else self._ends[-1] == self._ends[-2]):
+        if len(self._ends) <= PASSES:
             self._seeds.begin()
 
     def revert(self) -> None:

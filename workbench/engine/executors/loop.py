@@ -51,10 +51,13 @@ def run(request: Request) -> list[Result]:
     # outputs are folded only if no later check needs them
     keeps_none = plan.folding is not None and request.trackers is None and effects.writes_tensors is False
     folding = plan.folding() if keeps_none and plan.folding is not None else None
-    noisy = not values_unavailable() and any(
-        axis.apart and axis.randomness == "different" and axis.size > 1 for axis in plan.axes
+    is_new = request.training not in request.clones.watched
+    noisy = (
+        is_new
+        and not values_unavailable()
+        and any(axis.apart and axis.randomness == "different" and axis.size > 1 for axis in plan.axes)
     )
-    noise = RepeatedNoise(sources.torch, request.training not in request.clones.watched) if noisy else None
+    noise = RepeatedNoise(sources.torch) if noisy else None
     for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it uses the caller's tensors, so that in-place writes reach the caller once
         branch_leaves = _leaves_of_branch(leaves, plan, index, copy=not last and effects.writes_tensors is not False)
