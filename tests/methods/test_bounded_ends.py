@@ -138,6 +138,28 @@ def test_each_voter_has_such_a_head(end: str, order: str) -> None:
     torch.testing.assert_close(loss, likelihood, rtol=1e-4, atol=1e-5)
 
 
+class Held(Net):
+    """Keeps its end as an attribute."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__(end)
+        self.activation = ENDS[end][0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(super().forward(x))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_ends_that_the_model_holds_are_those_of_functions(end: str) -> None:
+    plain = made(end)
+    held = Held(end)
+    held.load_state_dict(plain.state_dict())
+    wrapped: list[Any] = [sculpt.Wrapper()(model).eval() for model in (plain, held)]
+    wrapped[1].load_state_dict(wrapped[0].state_dict())
+    answers = [each(X, return_risk=True) for each in wrapped]
+    assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
+
+
 @pytest.mark.parametrize("end", MODULES)
 def test_ends_that_are_modules_are_those_of_functions(end: str) -> None:
     plain = made(end)

@@ -259,6 +259,8 @@ class _Body:
         if isinstance(node.func, ast.Attribute):
             inner, name = self.value(node.func.value), node.func.attr
             if isinstance(inner, _Part):
+                if (held := vars(inner.module).get(name)) is not None:  # such as self.activation = torch.relu
+                    return self._call_outside(held, arguments, keywords)
                 return self.reader.method(inner, name, arguments, keywords)
             if isinstance(inner, End):
                 return inner if name in _RESHAPES else _ended(_METHODS.get(name), inner) if not arguments else None
