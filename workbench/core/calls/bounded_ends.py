@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -107,6 +107,8 @@ def tell_bounded_end(
 ) -> None:
     """Warn, once per wrapped object, if risk heads of values end in a function of limited range that is not undone.
 
+    Of several outputs, only those are looked at that `output=` names.
+
     Args:
         wrapped: the wrapped object.
         leaves: leaves of an output in training mode, with their graph.
@@ -125,10 +127,13 @@ def tell_bounded_end(
     if not floats or all(leaf.grad_fn is None for leaf in floats):
         return
     output_names, meanings = tree_names(), resolve(record.output, tree_names, leaves, depth)
+    # of several outputs some may not be trained, such as attention weights, unless they are named
+    named = frozenset(map(str, record.output)) if isinstance(record.output, Mapping) else frozenset()
     ends = {
         name: bounded_end(leaf.grad_fn)
         for name, leaf, meaning in zip(output_names, leaves, meanings, strict=True)
         if isinstance(meaning, Values) and isinstance(leaf, Tensor) and name not in pair.ends
+        if len(floats) == 1 or name in named
     }
     name, end = next(((name, end) for name, end in ends.items() if end), ("", None))
     if end is None:
