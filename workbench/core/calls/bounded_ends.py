@@ -133,7 +133,7 @@ def tell_bounded_end(
         name: bounded_end(leaf.grad_fn)
         for name, leaf, meaning in zip(output_names, leaves, meanings, strict=True)
         if isinstance(meaning, Values) and isinstance(leaf, Tensor) and name not in pair.ends
-        if len(floats) == 1 or name in named
+        if len(leaves) == 1 or name in named
     }
     name, end = next(((name, end) for name, end in ends.items() if end), ("", None))
     if end is None:
