@@ -88,6 +88,8 @@ def checks_due(name: str, wrapper: str) -> list[Callable[[Case, Wrapping], None]
 
 
 @pytest.mark.slow
+# Gemma's scores, here taken for values
+@pytest.mark.filterwarnings("ignore:sculpt. output 'logits' of the model ends in tanh")
 @pytest.mark.parametrize(("name", "wrapper"), cells())
 def test_wrapper_does_to_architecture_what_plain_copies_do(name: str, wrapper: str) -> None:
     """Each architecture under each wrapper in one of the checks; with WORKBENCH_EXHAUSTIVE=1 in all."""
