@@ -193,7 +193,8 @@ def test_a_packed_sequence_is_one_input() -> None:
     x, y = pack_sequence([torch.randn(n, 2) for n in (5, 2, 4)], enforce_sorted=False), torch.randn(3, 1)
     expected = torch.stack([F.mse_loss(copy.train()(x), y) for copy in wrapped.voters()]).mean()
     torch.testing.assert_close(wrapped.loss(F.mse_loss, x, y), expected)
-    fit(wrapped, DataLoader([(x, y)], batch_size=None), epochs=1, validation=0, progress=False)  # type: ignore[arg-type]
+    batches: Any = [(x, y)]
+    fit(wrapped, DataLoader(batches, batch_size=None), epochs=1, validation=0, progress=False)
     losses = [F.mse_loss(copy(x), y) for copy in wrapped.voters()]
     assert torch.stack(losses).mean() < expected
 

@@ -304,10 +304,50 @@ class Reused(nn.Module):
         return self.last(h), h
 
 
-def hooked() -> nn.Module:
-    model = nn.Sequential(nn.Linear(2, 1), nn.Softplus())
-    model[1].register_forward_hook(lambda module, args, output: output - 3)
+def hooked(path: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
+    model.get_submodule(path).register_forward_hook(lambda module, args, output: output - 3)
     return model
+
+
+class Written(nn.Module):
+    """A sigmoid that is written into under another name, or that an expression assigns anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 1)
+
+
+class Multiplied(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(self.last(x))
+        same = y
+        same.mul_(3)
+        return y
+
+
+class Added(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(self.last(x)).clone()
+        same = y
+        same += 3
+        return y
+
+
+class Assigned(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(self.last(x)).clone()
+        same = y
+        same[:] = 3 * y
+        return y
+
+
+class Walrus(Written):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(self.last(x))
+        if (y := 3 * y).isfinite().all():
+            return y
+        return y
 
 
 @pytest.mark.parametrize(
@@ -318,7 +358,12 @@ def hooked() -> nn.Module:
         nn.Sequential(nn.Linear(2, 1), nn.Softplus(beta=2)),
         Unclear("scaled"),
         Unclear("either"),
-        hooked(),
+        hooked("1"),
+        hooked(""),
+        Multiplied(),
+        Added(),
+        Assigned(),
+        Walrus(),
     ],
     ids=lambda model: type(model).__name__,
 )

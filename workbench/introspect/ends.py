@@ -181,6 +181,8 @@ class _Body:
 
     def run(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
+            if _writes(statement):  # other variables may hold the same tensor
+                self.names = {name: value for name, value in self.names.items() if isinstance(value, _Part)}
             match statement:
                 case ast.Return(value=value):
                     self.returned.append(None if value is None else self.value(value))
@@ -223,8 +225,11 @@ class _Body:
                 return self.names.get(name)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 return {str(i): self.value(part) for i, part in enumerate(parts)}
-            case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
-                return {str(key.value): self.value(part) for key, part in zip(keys, values, strict=True)}  # type: ignore[union-attr]
+            case ast.Dict(keys=keys, values=values):
+                named = [key.value for key in keys if isinstance(key, ast.Constant)]
+                return (
+                    None if len(named) < len(keys) else dict(zip(map(str, named), map(self.value, values), strict=True))
+                )
             case ast.IfExp(body=body, orelse=orelse):
                 one, other = self.value(body), self.value(orelse)
                 return one if _equal(one, other) else None
@@ -323,6 +328,22 @@ def _definition(function: FunctionType) -> ast.FunctionDef | None:
         return None
     node = tree.body[0] if tree.body else None
     return node if isinstance(node, ast.FunctionDef) and not node.decorator_list and not _yields(node) else None
+
+
+def _writes(node: ast.AST) -> bool:
+    """Return whether a statement writes into a tensor, as `y += 1`, `y[0] = 1`, `y.mul_(2)` and `out=y` do, or assigns within an expression.
+
+    Of `if` and `with` it is that of their first line.
+    """
+    if isinstance(node, ast.If | ast.With):
+        return any(map(_writes, [node.test] if isinstance(node, ast.If) else node.items))
+    return any(
+        isinstance(part, ast.AugAssign | ast.NamedExpr)
+        or (isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store))
+        or (isinstance(part, ast.Attribute) and part.attr.endswith("_") and not part.attr.endswith("__"))
+        or (isinstance(part, ast.keyword) and part.arg == "out")
+        for part in ast.walk(node)
+    )
 
 
 def _yields(node: ast.AST) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.distributions import Distribution as TorchDistribution
 
-from ..core.additions import add_extra, extra
+from ..core.additions import MARK, add_extra, extra
 from ..core.calls.bounded_ends import RAISED
 from ..core.method import Call, Method, split_heads
 from ..core.outputs.class_scores import Classes
@@ -196,8 +196,10 @@ class Sculpt(Method):
 
     def _find_ends(self, table: Table, last: set[str]) -> None:
         """Find the functions that the outputs end in, and raise the risk heads' results before a relu."""
-        self.ends, output = {}, table.record.output
-        for name, end in ends_of(table.root, table.record.method).items():
+        self.ends, output, method = {}, table.record.output, table.record.method
+        if any(vars(table.root).get(f"{key}{MARK}") for key in ("_forward_hooks", method)):
+            return  # they decide what is returned
+        for name, end in ends_of(table.root, method).items():
             if end.function != "relu":
                 self.ends[name] = end.function
                 continue
