@@ -10,169 +10,16 @@ from typing import Any
 import pytest
 import torch
 from helpers.recorded_calls import CALLS, assert_same, calls_of, record_early, wrapped_as
+from helpers.sequence_models import MODELS, ROWS, STEPS, WIDTH, Inputs, Plain, encoder, sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import neo, sculpt, vote
 
-ROWS, STEPS, WIDTH = 3, 5, 8
-Inputs = tuple[Tensor, ...]
-
 
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     record_early(monkeypatch)
-
-
-class Net(nn.Module):
-    """A layer between two others, called by a function, with its options as attributes."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.entry, self.layer, self.out = nn.Linear(2, WIDTH), layer, nn.Linear(WIDTH, 1)
-
-
-class Plain(Net):
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        h = self.entry(x)
-        h = self.layer(h) if padding is None else self.layer(h, src_key_padding_mask=padding)
-        return self.out(h.mean(1))
-
-
-class Causal(Net):
-    """With a mask that forward makes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = torch.triu(torch.full((x.shape[1], x.shape[1]), float("-inf")), 1)
-        return self.out(self.layer(self.entry(x), mask)[:, -1])
-
-
-class Held(Net):
-    """With a mask that the module holds, which torch compares with a causal one."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__(layer)
-        self.register_buffer("mask", torch.rand(STEPS, STEPS) > 0.8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.layer(self.entry(x), self.mask)[:, -1])
-
-
-class Attending(Net):
-    """Attention of a sequence to itself, and its weights."""
-
-    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        h = self.entry(x)
-        h, weights = self.layer(h, h, h, key_padding_mask=padding)
-        return self.out(h.mean(1)) + weights.flatten(1)[:, :1]
-
-
-class Crossing(Net):
-    """Attention of a sequence to another one."""
-
-    def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        key = self.entry(other)
-        return self.out(self.layer(self.entry(x), key, key, need_weights=False)[0].mean(1))
-
-
-class Decoding(Net):
-    def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        return self.out(self.layer(self.entry(x), self.entry(other)).mean(1))
-
-
-class Recurrent(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.layer(self.entry(x))[0][:, -1, :WIDTH])
-
-
-class GoesOn(Net):
-    """From a state that is an input."""
-
-    def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        y, last = self.layer(self.entry(x), h)
-        return self.out(y[:, -1]) + last.mean()
-
-
-class Cells(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(self.entry(x[:, 0]))
-        return self.out(h[0] if isinstance(h, tuple) else h)
-
-
-def _encoder(nested: bool = False, n_heads: int = 2, check: bool = True, **options: Any) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(WIDTH, n_heads, 16, batch_first=True, **options)
-    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=nested, mask_check=check)
-
-
-def _decoder(**options: Any) -> nn.Module:
-    return nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 2, 16, batch_first=True, **options), 2)
-
-
-def _attention(**options: Any) -> nn.Module:
-    return nn.MultiheadAttention(WIDTH, **{"num_heads": 2, "batch_first": True, **options})
-
-
-def _x(seed: int) -> Inputs:
-    return (torch.randn(ROWS, STEPS, 2, generator=torch.Generator().manual_seed(seed)),)
-
-
-def _two(seed: int) -> Inputs:
-    return *_x(seed), *_x(seed + 1000)
-
-
-def _padded(seed: int) -> Inputs:
-    """With padding steps, of which no call has as many as the one before."""
-    kept = 1 + torch.randint(STEPS, (ROWS, 1), generator=torch.Generator().manual_seed(seed))
-    return *_x(seed), torch.arange(STEPS) >= kept
-
-
-def _with_holes(seed: int) -> Inputs:
-    x, padding = _padded(seed)
-    return x, padding.flip(1) if seed % 2 else padding
-
-
-def _state(seed: int) -> Inputs:
-    return *_x(seed), torch.randn(1, ROWS, WIDTH, generator=torch.Generator().manual_seed(seed))
-
-
-# model, inputs, whether it is recorded
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Inputs], bool]] = {
-    "encoder": (lambda: Plain(_encoder()), _x, True),
-    "layer": (lambda: Plain(nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, activation="gelu")), _x, True),
-    "norms first": (lambda: Plain(_encoder(norm_first=True)), _x, True),
-    "odd heads": (lambda: Plain(_encoder(n_heads=1)), _x, True),
-    "activation": (lambda: Plain(_encoder(activation=nn.SiLU())), _x, True),
-    "no biases": (lambda: Plain(_encoder(bias=False)), _x, True),
-    "steps first": (lambda: Plain(nn.TransformerEncoderLayer(WIDTH, 2, 16)), _x, True),
-    "causal": (lambda: Causal(_encoder()), _x, True),
-    "held mask": (lambda: Held(_encoder()), _x, False),  # torch looks at its numbers
-    "padding": (lambda: Plain(_encoder()), _padded, True),
-    "padding of a layer": (lambda: Plain(nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)), _padded, True),
-    "nested": (lambda: Plain(_encoder(nested=True)), _padded, False),
-    "nested, holes": (lambda: Plain(_encoder(nested=True)), _with_holes, False),
-    "nested, unchecked": (lambda: Plain(_encoder(nested=True, check=False)), _padded, False),
-    "attention": (lambda: Attending(_attention()), _x, True),
-    "attention, padding": (lambda: Attending(_attention()), _padded, True),
-    "attention, odd heads": (lambda: Attending(_attention(num_heads=1)), _x, True),
-    "attention, zeros and biases": (lambda: Attending(_attention(add_zero_attn=True, add_bias_kv=True)), _x, True),
-    "cross attention": (lambda: Crossing(_attention(kdim=WIDTH, vdim=WIDTH)), _two, True),
-    "decoder": (lambda: Decoding(_decoder()), _two, True),
-    "decoder, norms first": (lambda: Decoding(_decoder(norm_first=True, activation="gelu")), _two, True),
-    "transformer": (lambda: Decoding(nn.Transformer(WIDTH, 2, 1, 1, 16, batch_first=True)), _two, True),
-    "LSTM": (lambda: Recurrent(nn.LSTM(WIDTH, WIDTH, batch_first=True)), _x, True),
-    "LSTM, deep": (
-        lambda: Recurrent(nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.5, bidirectional=True)),
-        _x,
-        True,
-    ),
-    "LSTM, projected": (lambda: Recurrent(nn.LSTM(WIDTH, 12, proj_size=WIDTH)), _x, True),
-    "GRU": (lambda: Recurrent(nn.GRU(WIDTH, WIDTH, batch_first=True)), _x, True),
-    "GRU, no biases": (lambda: Recurrent(nn.GRU(WIDTH, WIDTH, bias=False)), _x, True),
-    "GRU, state": (lambda: GoesOn(nn.GRU(WIDTH, WIDTH, batch_first=True)), _state, True),
-    "RNN": (lambda: Recurrent(nn.RNN(WIDTH, WIDTH, batch_first=True, nonlinearity="relu")), _x, True),
-    "LSTM cell": (lambda: Cells(nn.LSTMCell(WIDTH, WIDTH)), _x, True),
-    "GRU cell": (lambda: Cells(nn.GRUCell(WIDTH, WIDTH)), _x, True),
-}
 
 
 def _without_graphs(wrapped: Any) -> Any:
@@ -310,7 +157,7 @@ def test_changes_count_at_the_next_call(name: str) -> None:
 
 @pytest.mark.parametrize("path", ["layer", "layer.layers.1"])
 def test_dropout_that_becomes_active_counts(path: str) -> None:
-    wrapped, inputs = wrapped_as(MODELS["encoder"][0]), _x(0)
+    wrapped, inputs = wrapped_as(MODELS["encoder"][0]), sequence(0)
     with torch.no_grad():
         for _ in range(CALLS):
             still = wrapped(*inputs)
@@ -398,7 +245,7 @@ def test_other_forms_are_other_calls(name: str) -> None:
 
 
 def test_a_layer_without_a_model_around_it_is_recorded() -> None:
-    for build in (_encoder, lambda: nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)):
+    for build in (encoder, lambda: nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)):
         wrapped = wrapped_as(build)
         copies = _copies(wrapped)
         with torch.no_grad():
@@ -412,7 +259,7 @@ def test_another_weight_in_the_list_of_a_recurrent_layer_counts() -> None:
     """The list from which forward reads its weights, which nothing but torch should write."""
     model = MODELS["LSTM"][0]().eval()
     wrapped = sculpt.Wrapper(n_layers=1)(model).eval()
-    (x,) = _x(0)
+    (x,) = sequence(0)
     with torch.no_grad():
         for _ in range(CALLS):
             wrapped(x)
@@ -440,17 +287,17 @@ def test_packed_sequences_are_computed_anew() -> None:
     with torch.no_grad():
         for i in range(CALLS):
             lengths = 1 + torch.randint(STEPS, (ROWS,), generator=torch.Generator().manual_seed(i))
-            _assert_as_loop(wrapped, copies, (*_x(i), lengths))
+            _assert_as_loop(wrapped, copies, (*sequence(i), lengths))
     assert calls_of(wrapped).replays == 0
 
 
 def test_an_activation_of_the_users_is_left_alone() -> None:
     """A function that nobody has looked at."""
     scale = [1.0]
-    wrapped = wrapped_as(lambda: Plain(_encoder(activation=lambda h: scale[0] * h.relu())))
+    wrapped = wrapped_as(lambda: Plain(encoder(activation=lambda h: scale[0] * h.relu())))
     with torch.no_grad():
         for i in range(CALLS):
-            wrapped(*_x(i))
+            wrapped(*sequence(i))
         assert calls_of(wrapped).replays == 0
         scale[0] = 2.0
-        _assert_as_loop(wrapped, _copies(wrapped), _x(0))
+        _assert_as_loop(wrapped, _copies(wrapped), sequence(0))

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["calls", "training", "steps", "tools"])
+@pytest.mark.parametrize("name", ["calls", "recorded_calls", "training", "steps", "tools"])
 def test_on_another_device(name: str) -> None:
     command = [
         sys.executable,

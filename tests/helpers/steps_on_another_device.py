@@ -25,10 +25,7 @@ from workbench.training.batches import Batches
 from workbench.training.running_loss import RunningLoss
 from workbench.training.traced_step import TracedStep
 
-
-@pytest.fixture(autouse=True)
-def the_same_start() -> None:
-    torch.manual_seed(0)  # seeds the generators of the CPU and of the device
+pytestmark = pytest.mark.usefixtures("seeded")  # the generators of the CPU and of the device
 
 
 def test_steps_of_voters_of_folds_do_not_wait() -> None:

@@ -24,10 +24,7 @@ from workbench.methods import curvature
 from workbench.methods.densities import DENSITIES, discriminator
 from workbench.training import checkpoint as checkpoint_module
 
-
-@pytest.fixture(autouse=True)
-def the_same_start() -> None:
-    torch.manual_seed(0)  # seeds the generators of the CPU and of the device
+pytestmark = pytest.mark.usefixtures("seeded")  # the generators of the CPU and of the device
 
 
 # ---- training
