@@ -47,8 +47,8 @@ def test_recorded_calls_answer_there_as_plain_calls_on_the_cpu(name: str, frozen
         asked_often(there, x.to(DEVICE))
         before = calls_of(there).replays
         pretend_device.WAITS.clear()
-        given = (x + 1).to(DEVICE, non_blocking=True)
-        answer = asked_often(there, given, 2)
+        inputs = (x + 1).to(DEVICE, non_blocking=True)
+        answer = asked_often(there, inputs, 2)
         assert pretend_device.WAITS == []
     assert calls_of(there).replays == before + 2
     close(answers(here, x + 1), answer, atol=1e-7)
@@ -176,12 +176,12 @@ def test_calls_in_inference_mode_do_not_wait(build: Any) -> None:
     with torch.inference_mode(), quiet():
         wrapped(x.clone(), return_risk=True), wrapped(x.clone(), return_risk=True)
         for i in range(12):
-            given = x.copy_(start, non_blocking=True).clone()
+            inputs = x.copy_(start, non_blocking=True).clone()
             if i > 1:
                 pretend_device.WAITS.clear()
-            y = wrapped(given, return_risk=True)[0]
+            y = wrapped(inputs, return_risk=True)[0]
             assert i <= 1 or writes or pretend_device.WAITS == []
-        assert torch.equal(given.cpu(), start + 1 if writes else start)
+        assert torch.equal(inputs.cpu(), start + 1 if writes else start)
         expected = torch.stack([voter.cpu()(start.clone()) for voter in wrapped.voters()]).mean(0)
     torch.testing.assert_close(y.cpu(), expected)
     assert (calls_of(wrapped).replays == 0) is writes

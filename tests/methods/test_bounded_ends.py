@@ -152,9 +152,9 @@ class Held(Net):
 @pytest.mark.parametrize("end", ENDS)
 def test_ends_that_the_model_holds_are_those_of_functions(end: str) -> None:
     plain = made(end)
-    held = Held(end)
-    held.load_state_dict(plain.state_dict())
-    wrapped: list[Any] = [sculpt.Wrapper()(model).eval() for model in (plain, held)]
+    other = Held(end)
+    other.load_state_dict(plain.state_dict())
+    wrapped: list[Any] = [sculpt.Wrapper()(model).eval() for model in (plain, other)]
     wrapped[1].load_state_dict(wrapped[0].state_dict())
     answers = [each(X, return_risk=True) for each in wrapped]
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))

@@ -60,7 +60,7 @@ _SAME = (nn.Identity, nn.Flatten, nn.Unflatten)
 def ends_of(root: nn.Module, method: str = "forward") -> dict[str, End]:
     """Return the outputs that end in a function of limited range, by their dotted names ("" for a single one).
 
-    Ends are left out wherever the source does not show them beyond doubt: behind arithmetic, loops, decorators, hooks, or code of others.
+    Ends are left out wherever the source does not show them: behind arithmetic, loops, decorators, hooks, writes, or code of others.
 
     Args:
         root: the model.
@@ -71,10 +71,10 @@ def ends_of(root: nn.Module, method: str = "forward") -> dict[str, End]:
     """
     reader = _Reader()
     try:
-        found = reader.method(_Part(root, ""), method, [End("", None)] * MAX_INPUTS, {})
+        value = reader.method(_Part(root, ""), method, [End("", None)] * MAX_INPUTS, {})
     except (AttributeError, RecursionError, TypeError, ValueError):  # source of an unforeseen form
         return {}
-    outputs = _named("", found)
+    outputs = _named("", value)
     layers = [end.layer for end in outputs.values() if isinstance(end, End)]
     is_clear = len(layers) == len(outputs) and not reader.is_blind
     alone = [
@@ -90,7 +90,7 @@ def _named(name: str, value: Value) -> dict[str, Value]:
     if not isinstance(value, dict):
         return {name: value}
     return {
-        found: end for key, part in value.items() for found, end in _named(f"{name}.{key}".strip("."), part).items()
+        inner: end for key, part in value.items() for inner, end in _named(f"{name}.{key}".strip("."), part).items()
     }
 
 
@@ -148,9 +148,9 @@ class _Reader:
         if owner.__module__.startswith("torch."):
             if name != "forward" or not any(True for _ in module.parameters()):
                 return None
-            given = [*arguments, *keywords.values()]
-            self.used.update(value.layer for value in given if isinstance(value, End))
-            self.is_blind |= not all(isinstance(value, End) for value in given)
+            inputs = [*arguments, *keywords.values()]
+            self.used.update(value.layer for value in inputs if isinstance(value, End))
+            self.is_blind |= not all(isinstance(value, End) for value in inputs)
             return End("", path)
         if not isinstance(function, FunctionType) or name in vars(module) or self.depth > MAX_DEPTH:
             return None
@@ -264,8 +264,8 @@ class _Body:
         if isinstance(node.func, ast.Attribute):
             inner, name = self.value(node.func.value), node.func.attr
             if isinstance(inner, _Part):
-                if (held := vars(inner.module).get(name)) is not None:  # such as self.activation = torch.relu
-                    return self._call_outside(held, arguments, keywords)
+                if (function := vars(inner.module).get(name)) is not None:  # such as self.activation = torch.relu
+                    return self._call_outside(function, arguments, keywords)
                 return self.reader.method(inner, name, arguments, keywords)
             if isinstance(inner, End):
                 return inner if name in _RESHAPES else _ended(_METHODS.get(name), inner) if not arguments else None

@@ -41,7 +41,7 @@ def kept_by_row(wrapped: Any, few: Inputs, whole: Inputs, restart: Callable[[], 
         first = answers(once, few)
         answers(other, whole)
         shapes, shapes_of_other = _shapes(once), _shapes(other)
-        kept = [name for name, found in shapes.items() if found != shapes_of_other.get(name)]
+        kept = [name for name, shape in shapes.items() if shape != shapes_of_other.get(name)]
         if not kept:
             return ""
         try:
