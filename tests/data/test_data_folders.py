@@ -146,3 +146,74 @@ def test_images_of_another_size_and_damaged_ones_are_named(animals: tuple[Path, 
     (root / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty should be the folder of a class"):
         Data.from_folder(root)
+
+
+def test_colours_among_grey_images_are_kept_wherever_they_stand(tmp_path: Path) -> None:
+    for i in range(25):
+        draw(tmp_path / "train" / "a" / f"{i:02}.png", grey=True)
+        draw(tmp_path / "train" / "b" / f"{i:02}.png", grey=True)
+        draw(tmp_path / "test" / "a" / f"{i:02}.png", grey=True)
+    pixels = draw(tmp_path / "test" / "b" / "0.png")
+    data = Data.from_folder(tmp_path)
+    assert data.input_shape == (3, 6, 5)
+    torch.testing.assert_close(data.test.x[-1], torch.from_numpy(pixels).permute(2, 0, 1) / 255)
+
+
+def draw_turned(file: Path, stored: np.ndarray, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(stored).save(file, exif=exif)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_images_are_upright_as_their_exif_tag_says(tmp_path: Path, suffix: str) -> None:
+    upright = RNG.integers(0, 255, (6, 5, 3), dtype=np.uint8)
+    # what is stored, by the orientation that makes a viewer show it upright
+    stored = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 6: np.rot90(upright), 8: np.rot90(upright, -1)}
+    for orientation, pixels in stored.items():
+        for name in ("a", "b"):
+            draw_turned(tmp_path / name / f"{orientation}.{suffix}", np.ascontiguousarray(pixels), orientation)
+    data = Data.from_folder(tmp_path)
+    expected = (torch.from_numpy(upright).permute(2, 0, 1) / 255).expand(len(data.train), -1, -1, -1)
+    torch.testing.assert_close(data.train.x, expected)
+
+
+def test_a_mask_whose_image_is_turned_must_say_which_way_up_it_is(tmp_path: Path) -> None:
+    upright, numbers = RNG.integers(0, 255, (6, 5, 3), dtype=np.uint8), RNG.integers(0, 3, (6, 5)).astype(np.uint8)
+    numbers[0, 0] = 2
+    for i in range(5):  # quarter turns: the sizes tell that the masks are upright
+        draw_turned(tmp_path / "images" / f"{i}.png", np.ascontiguousarray(np.rot90(upright)), 6)
+        mask(tmp_path / "masks" / f"{i}.png", numbers)
+    data = Data.from_folder(tmp_path)
+    torch.testing.assert_close(data.train.x[0], torch.from_numpy(upright).permute(2, 0, 1) / 255)
+    assert torch.equal(data.train.y[0], torch.from_numpy(numbers).long())
+    draw_turned(tmp_path / "images" / "0.png", np.ascontiguousarray(upright[::-1, ::-1]), 3)
+    with pytest.raises(ValueError, match=r"0\.png: its EXIF tag turns it \(orientation 3\).* mask 0\.png"):
+        Data.from_folder(tmp_path)
+
+
+def test_files_in_hidden_folders_are_no_rows(animals: tuple[Path, dict]) -> None:
+    root, _ = animals
+    draw(root / "cat" / ".thumbnails" / "0.png")
+    data = Data.from_folder(root)
+    assert len(data.train) + len(data.test) == 20
+
+
+def test_images_of_several_pages_are_refused(animals: tuple[Path, dict]) -> None:
+    root, _ = animals
+    pages = [Image.fromarray(np.full((6, 5, 3), level, np.uint8)) for level in (0, 100, 200)]
+    pages[0].save(root / "dog" / "stack.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(ValueError, match=r"stack\.tif holds 3 frames or pages; save the one that counts"):
+        Data.from_folder(root)
+
+
+def test_masks_of_class_numbers_are_no_jpegs(tmp_path: Path) -> None:
+    for i in range(5):
+        draw(tmp_path / "images" / f"{i}.png", (16, 16))
+        mask(tmp_path / "masks" / f"{i}.jpg", RNG.integers(0, 2, (16, 16)).astype(np.uint8) * 255)
+    with pytest.raises(
+        ValueError, match=r"0\.jpg is a JPEG, whose compression changes class numbers; save the masks as"
+    ):
+        Data.from_folder(tmp_path)
+    assert Data.from_folder(tmp_path, task="regression").task == "regression"

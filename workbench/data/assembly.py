@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from workbench.core.batches.arrays import check_index
 from workbench.data.columns import Card, Column
 from workbench.data.conversion import PickedColumns, lazily, targets
-from workbench.data.folders import find_files, is_grey
+from workbench.data.folders import check_lossless, find_files, is_grey
 from workbench.data.frames import FrameEncoding, category_names, rows_by_index
 from workbench.data.images import open_image
 from workbench.data.split_drawing import partition, whole_number
@@ -189,15 +189,16 @@ def of_folder(
     class_order = list(classes) if classes is not None and not isinstance(classes, int | Mapping) else None
     train, test_part, note = find_files(folder, masks, None if masks is not None else class_order)
     size = (size, size) if isinstance(size, int) else size
-    grey = all(is_grey(file) for file in train.images[:20])
+    grey = all(is_grey(file) for part in (train, test_part) if part is not None for file in part.images)
     train, test_part = replace(train, size=size, grey=grey), test_part and replace(test_part, size=size, grey=grey)
     left_out = train.left_out + (test_part.left_out if test_part is not None else 0)
     notes = [note, *([f"{left_out} files that are not images are left out"] if left_out else [])]
     if train.classes is not None:
         labels = torch.tensor(train.targets)
         options = {**options, "task": "classification", "classes": train.classes, "labels": labels}
-    elif options["task"] is None:
-        options = {**options, "task": _mask_task(train)}
+    else:
+        options = {**options, "task": options["task"] or _mask_task(train)}
+        check_lossless(train, test_part, options["task"])
     channels = ("grey level",) if grey else ("red", "green", "blue")
     options["features"] = options["features"] or tuple(Column(name, "0 to 1") for name in channels)
     parts = of_dataset(train, test if test_part is None else test_part, split, workers, options)

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.data.images import GREY, open_image, to_numbers, to_tensor
+from workbench.data.images import GREY, header, open_image, to_numbers, to_tensor
 
-SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"))
+LOSSY = frozenset((".jpg", ".jpeg", ".jfif", ".jpe"))  # whose compression changes the numbers of a mask
+SUFFIXES = LOSSY | {".png", ".bmp", ".webp", ".avif", ".tif", ".tiff", ".ppm", ".pgm", ".gif"}
 IMAGES, MASKS = ("images", "image", "imgs", "img"), ("masks", "mask", "labels", "annotations", "annot", "gt", "depth")
 TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation")
 ENDINGS = tuple(f"_{name}" for name in ("mask", "label", "labels", "gt", "depth"))
@@ -42,17 +43,29 @@ class ImageFiles:
 
     def __getitem__(self, i: int) -> tuple[Tensor, Any]:
         file, target = self.images[i], self.targets[i]
+        image = open_image(file)
+        mask = None if self.classes is not None else open_image(target)
         try:
-            image = open_image(file)
             x = to_tensor(image, self.size, self.grey)
-            if self.classes is not None:
+            if mask is None:
                 return x, target
-            mask = open_image(target)
             if mask.size != image.size:
                 raise ValueError(f"it has {_shape(image)} pixels, and its mask {target.name} {_shape(mask)}")
+            _check_orientation(file, target, image)
             return x, to_numbers(mask, self.size)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
+
+
+def _check_orientation(file: Path, target: Path, image: Any) -> None:
+    """Raise ValueError if the EXIF tags leave open which way up the mask of an image is: sizes tell it only for quarter turns."""
+    turn, turn_of_mask = header(file).orientation, header(target).orientation
+    sizes_tell = (turn > 4) != (turn_of_mask > 4) and image.width != image.height
+    if turn != turn_of_mask and not sizes_tell:
+        raise ValueError(
+            f"its EXIF tag turns it (orientation {turn}), and that of its mask {target.name} differs ({turn_of_mask}); "
+            "save both upright, by PIL.ImageOps.exif_transpose"
+        )
 
 
 def find_files(
@@ -154,7 +167,8 @@ def _files_of_classes(folder: Path, loose: list[Path], classes: Sequence[str] | 
 def _images_in(folder: Path, deep: bool = False) -> tuple[list[Path], int]:
     """Return the images of a folder, sorted by name, and the number of other files."""
     entries = sorted(folder.rglob("*") if deep else folder.iterdir())
-    files = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
+    hidden = (any(part.startswith(".") for part in entry.relative_to(folder).parts) for entry in entries)
+    files = [entry for entry, is_hidden in zip(entries, hidden, strict=True) if entry.is_file() and not is_hidden]
     images = [file for file in files if file.suffix.lower() in SUFFIXES]
     return images, len(files) - len(images)
 
@@ -168,9 +182,20 @@ def _named(folder: Path, names: Sequence[str]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_dir()), None)
 
 
+def check_lossless(train: ImageFiles, test: ImageFiles | None, task: str) -> None:
+    """Raise ValueError if masks of class numbers are JPEGs, whose compression makes other numbers of them at the edges."""
+    targets = [*train.targets, *(test.targets if test is not None else ())]
+    lossy = next((file for file in targets if file.suffix.lower() in LOSSY), None)
+    if task != "regression" and lossy is not None:
+        raise ValueError(
+            f"{lossy} is a JPEG, whose compression changes class numbers; save the masks as PNG, of two classes say by "
+            "PIL.Image.open(file).convert('L').point(lambda v: v > 127)"
+        )
+
+
 def is_grey(file: Path) -> bool:
     """Return whether an image has a single channel of grey levels."""
-    return open_image(file).mode in GREY
+    return header(file).mode in GREY
 
 
 def _shape(image: Any) -> str:

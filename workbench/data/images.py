@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +16,59 @@ from torch import Tensor
 from workbench.errors import require
 
 GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")  # Pillow modes with a single channel of grey levels
+ORIENTATION = 0x0112  # the EXIF tag that says how a viewer turns or mirrors the stored pixels; 1, or none: not at all
 
 
-def open_image(file: str | Path | bytes) -> Any:
-    """Read an image by Pillow from a file, or from the bytes of a file.
+@dataclass(frozen=True)
+class Header:
+    """What the header of an image file says.
+
+    Args:
+        mode: Pillow mode.
+        orientation: EXIF orientation, 1 to 8.
+    """
+
+    mode: str
+    orientation: int
+
+
+def header(file: Path) -> Header:
+    """Read the header of an image file, without its pixels.
 
     Raises:
         ValueError: the file is not an image, or is damaged.
     """
-    image_module = require("PIL.Image")
-    try:
-        image = image_module.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+    with _named(file), require("PIL.Image").open(file) as image:
+        return Header(image.mode, image.getexif().get(ORIENTATION, 1))
+
+
+def open_image(file: str | Path | bytes) -> Any:
+    """Read an image by Pillow from a file, or from the bytes of a file, upright as its EXIF orientation says.
+
+    Raises:
+        ValueError: the file is not an image, is damaged, or holds several frames.
+    """
+    with _named(file), require("PIL.Image").open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+        n_frames = getattr(image, "n_frames", 1)
         image.load()
-    except (OSError, SyntaxError, EOFError) as error:  # Pillow raises these for damaged files
-        raise ValueError(
-            f"{'an image' if isinstance(file, bytes) else file} can't be read as an image: {error}"
-        ) from error
+        # after loading: those of a TIFF are then upright already
+        require("PIL.ImageOps").exif_transpose(image, in_place=True)
+    if n_frames > 1 and image.format != "MPO":  # the second picture of a camera is a preview or another view
+        raise ValueError(f"{_name(file)} holds {n_frames} frames or pages; save the one that counts, or each as a file")
     return image
+
+
+@contextlib.contextmanager
+def _named(file: str | Path | bytes) -> Iterator[None]:
+    """Name the file in what Pillow raises about damaged ones."""
+    try:
+        yield
+    except (OSError, SyntaxError, EOFError) as error:
+        raise ValueError(f"{_name(file)} can't be read as an image: {error}") from error
+
+
+def _name(file: str | Path | bytes) -> str:
+    return "an image" if isinstance(file, bytes) else str(file)
 
 
 def is_image(value: Any) -> bool:
