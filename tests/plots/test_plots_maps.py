@@ -130,6 +130,8 @@ def test_boxes_have_bands_of_two_deviations_around_each_side() -> None:
         ({"scores": [0.5, 0.5]}, "2 scores, 1 boxes"),
         ({"labels": [3], "classes": ["a"]}, "1 names"),
         ({"image": torch.rand(2, 3, 6, 8)}, "image"),
+        ({"image": torch.rand(4, 6, 8)}, r"found \[4, 6, 8\]; of more channels pick"),
+        ({"image": torch.rand(6, 8, 3)}, r"which is \.transpose\(2, 0, 1\) of .*found \[6, 8, 3\]"),
     ],
 )
 def test_boxes_that_do_not_fit_are_refused(arguments: dict[str, Any], words: str) -> None:

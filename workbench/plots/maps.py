@@ -209,6 +209,14 @@ def picture(image: Values) -> Array:
     values = array(image, "image")
     if values.ndim not in (2, 3):
         raise ValueError(f"image: expected [channels, height, width] or [height, width], found {list(values.shape)}")
+    if values.ndim == 3 and values.shape[0] not in (1, 3):
+        last = (
+            ", which is .transpose(2, 0, 1) of an array [height, width, channels]" if values.shape[2] in (1, 3) else ""
+        )
+        raise ValueError(
+            f"image: expected [channels, height, width] with 1 or 3 channels{last}, found {list(values.shape)}; "
+            "of more channels pick those to draw, as in image[:3]"
+        )
     return _pictures(image, (1, *values.shape[-2:]), 1)[0]
 
 
