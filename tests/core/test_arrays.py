@@ -208,3 +208,17 @@ def test_predictions_of_arrays_and_frames_name_the_line_to_write() -> None:
         ):
             wrapped(x)
     assert wrapped(torch.tensor(np.asarray(X), dtype=torch.float32)).shape == (N, 1)
+
+
+def test_reversed_views_are_read_in_their_order() -> None:
+    y, risk = np.arange(6.0)[::-1], np.arange(1.0, 7.0)[::-1]
+    assert metrics.mae(y, np.zeros(6)) == 2.5
+    assert metrics.crps(y, risk, y) == metrics.crps(y.copy(), risk.copy(), y.copy())
+    data = [(x, x[:, :1]) for x in (X[::-1, ::-1], X[::-1, ::-1].copy())]
+    model = linear().state_dict()
+    losses = []
+    for rows in data:
+        wrapped = linear()
+        wrapped.load_state_dict(model)
+        losses.append(fit(wrapped, rows, epochs=1, seed=0).frame["loss"].tolist())
+    assert losses[0] == losses[1]

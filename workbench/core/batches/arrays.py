@@ -15,8 +15,8 @@ _CLASSES = "for class names, workbench.data.Data.from_arrays(x, y) or numpy.uniq
 def numbers_of(value: Any) -> np.ndarray:
     """Convert a value to an array of numbers, with NaN for missing values.
 
-    Supported are also nullable pandas columns, columns with several numeric types, objects that are numbers, and non-native byte order; masked
-    values of masked arrays become NaN.
+    Supported are also nullable pandas columns, columns with several numeric types, objects that are numbers, non-native byte order, and
+    reversed views (copied, since torch has no negative strides); masked values of masked arrays become NaN.
 
     Args:
         value: anything that numpy can convert to an array.
@@ -44,6 +44,8 @@ def numbers_of(value: Any) -> np.ndarray:
         raise TypeError(f"it holds {array.dtype}; give numbers")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
+    if any(stride < 0 for stride in array.strides):
+        array = array.copy(order="C")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
