@@ -238,6 +238,16 @@ def test_a_cell_that_closes_streams_or_floods_them_costs_nobody_else(
     assert "\x1b" not in printed
 
 
+def test_the_reason_of_a_failure_is_the_whole_exception_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "def fault(n):\n    raise RuntimeError('error in loading:' + chr(10) + chr(9) + 'size mismatch')\n"
+    (tmp_path / "work.py").write_text(lines)
+    monkeypatch.chdir(tmp_path)
+    run_cells("work.py:fault", [{"n": 1}], tmp_path / "a.csv")
+    assert capsys.readouterr().out.rstrip().endswith("n=1  RuntimeError: error in loading: size mismatch")
+
+
 def test_failures_are_forgotten_once_mended(work: Callable[[str], str], tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     frame = run_cells(work("once_fixed"), [{"n": 1}, {"n": 2}], path, progress=False)

@@ -230,6 +230,7 @@ def test_arguments_out_of_range_are_refused_and_change_nothing(explorer: Explore
         (lambda: explorer.select(30), ValueError, "from 0 to 29; found 30"),
         (lambda: explorer.edit(weight=1.0), KeyError, "there is no 'weight' to edit; there are load, raw <1>"),
         (lambda: explorer.edit(load=float("nan")), ValueError, "load: found nan"),
+        (lambda: explorer.edit(load="heavy"), ValueError, "load: found 'heavy'; give a finite number"),
         (lambda: explorer.edit({1: 2.0, "weight": 1.0}), KeyError, "weight"),
         (lambda: setattr(explorer, "by", "vacuitic"), ValueError, "by='vacuitic'"),
         (lambda: setattr(explorer, "coverage", 1.5), ValueError, "found 1.5"),

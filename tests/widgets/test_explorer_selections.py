@@ -108,6 +108,8 @@ def test_nan_lies_in_no_rectangle_and_is_counted(explorer: Explorer) -> None:
         (lambda e: e.brush(vacuitic=(0, 1)), "can be ranked by aleatoric, epistemic"),
         (lambda e: e.brush(error=(2, 1)), "must be a pair .lowest, highest."),
         (lambda e: e.brush(error=(math.nan, 1)), "must be a pair .lowest, highest."),
+        (lambda e: e.brush(error=3), "error=3 must be a pair .lowest, highest."),
+        (lambda e: e.brush(error=(0, "a")), "must be a pair .lowest, highest."),
         (lambda e: e.toggle(99), "row 99 is not among the 30 rows"),
         (lambda e: setattr(e, "selection", [0.5]), "expected row numbers as integers"),
         (lambda e: setattr(e, "selection", torch.ones(30, dtype=torch.bool)), r"explorer.rows\[mask\]"),

@@ -202,10 +202,7 @@ def _run(
 
 
 def _line(number: int, total: int, outcome: CellOutcome) -> str:
-    reason = ""
-    if outcome.error:
-        lines = outcome.error.split("\nprinted:\n")[0].strip().splitlines()
-        reason = f"  {_printable(lines[-1].strip(), 500)}"
+    reason = f"  {_printable(outcome.reason, 500)}" if outcome.error else ""
     return f"[{number}/{total}] {outcome.status:<8} {outcome.seconds:7.1f} s  {_arguments(outcome)}{reason}"
 
 

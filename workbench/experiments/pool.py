@@ -43,6 +43,18 @@ class CellOutcome:
     error: str = ""
     device: str = ""
 
+    @property
+    def reason(self) -> str:
+        """The error in one line, without traceback and output; "" without an error."""
+        lines = self.error.split("\nprinted:\n")[0].strip().splitlines()
+        last_frame = max((i for i, line in enumerate(lines) if line.startswith('  File "')), default=None)
+        if last_frame is not None:  # the exception starts below it, and its message may have several lines
+            start = next((i for i in range(last_frame, len(lines)) if not lines[i].startswith(" ")), len(lines) - 1)
+            lines = lines[start:]
+        else:
+            lines = lines[-1:]
+        return " ".join(" ".join(lines).split())
+
 
 def outcomes(
     function: str,

@@ -300,7 +300,7 @@ class _Grid:
                 stamped if stamped is not None and has_begun else run,
                 status=outcome.status,
                 seconds=round(outcome.seconds, 3),
-                error=_reason(outcome),
+                error=outcome.reason or outcome.status,
             )
             with contextlib.suppress(OSError):  # the disk may be full
                 write(read(output) if has_begun else self.nb, done)
@@ -379,9 +379,3 @@ def _publish(output: Path, chromium: str | None) -> str:
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _reason(outcome: CellOutcome) -> str:
-    """Return the last line of the error: of its traceback or of the pool's message."""
-    lines = outcome.error.split("\nprinted:\n")[0].strip().splitlines()
-    return lines[-1].strip() if lines else outcome.status

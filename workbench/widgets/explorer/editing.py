@@ -228,8 +228,8 @@ class Editor:
             if name not in self.knobs:
                 hint = " (it is constant in the training rows)" if name in self._columns and not self.pictured else ""
                 raise KeyError(f"there is no {name!r} to edit{hint}; there are {', '.join(self.knobs)}")
-            if not math.isfinite(value):
-                raise ValueError(f"{name}: found {value}; give a finite number")
+            if isinstance(value, str) or not math.isfinite(value):
+                raise ValueError(f"{name}: found {value!r}; give a finite number")
             named[str(name)] = float(value)
         for name, value in named.items():
             self._note(name, value, keep=named)

@@ -82,8 +82,12 @@ class RowSelection(Explored):
         inside = self._passing.clone()
         for name, pair in wanted.items():
             self._check_by(name)
-            low, high = (float(bound) for bound in pair)
-            if not low <= high:
+            try:
+                low, high = map(float, pair)
+                fits = low <= high
+            except (TypeError, ValueError):  # no pair, or not of numbers
+                fits = False
+            if not fits:
                 raise ValueError(f"brush: {name}={pair!r} must be a pair (lowest, highest)")
             value = self._value(name).double()
             inside &= (value >= low) & (value <= high)
