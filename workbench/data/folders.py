@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.data.images import GREY, header, open_image, to_numbers, to_tensor
+from workbench.data.images import GREY, mode_of, open_image, to_numbers, to_tensor
 
 LOSSY = frozenset((".jpg", ".jpeg", ".jfif", ".jpe"))  # whose compression changes the numbers of a mask
 SUFFIXES = LOSSY | {".png", ".bmp", ".webp", ".avif", ".tif", ".tiff", ".ppm", ".pgm", ".gif"}
@@ -51,15 +51,15 @@ class ImageFiles:
                 return x, target
             if mask.size != image.size:
                 raise ValueError(f"it has {_shape(image)} pixels, and its mask {target.name} {_shape(mask)}")
-            _check_orientation(file, target, image)
+            _check_orientation(image, mask, target)
             return x, to_numbers(mask, self.size)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
 
 
-def _check_orientation(file: Path, target: Path, image: Any) -> None:
+def _check_orientation(image: Any, mask: Any, target: Path) -> None:
     """Raise ValueError if the EXIF tags leave open which way up the mask of an image is: sizes tell it only for quarter turns."""
-    turn, turn_of_mask = header(file).orientation, header(target).orientation
+    turn, turn_of_mask = image.info["orientation"], mask.info["orientation"]
     sizes_tell = (turn > 4) != (turn_of_mask > 4) and image.width != image.height
     if turn != turn_of_mask and not sizes_tell:
         raise ValueError(
@@ -195,7 +195,7 @@ def check_lossless(train: ImageFiles, test: ImageFiles | None, task: str) -> Non
 
 def is_grey(file: Path) -> bool:
     """Return whether an image has a single channel of grey levels."""
-    return header(file).mode in GREY
+    return mode_of(file) in GREY
 
 
 def _shape(image: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +18,31 @@ GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")  # Pillow modes with a single 
 ORIENTATION = 0x0112  # the EXIF tag that says how a viewer turns or mirrors the stored pixels; 1, or none: not at all
 
 
-@dataclass(frozen=True)
-class Header:
-    """What the header of an image file says.
-
-    Args:
-        mode: Pillow mode.
-        orientation: EXIF orientation, 1 to 8.
-    """
-
-    mode: str
-    orientation: int
-
-
-def header(file: Path) -> Header:
-    """Read the header of an image file, without its pixels.
+def mode_of(file: Path) -> str:
+    """Return the Pillow mode of an image file, of which only the header is read.
 
     Raises:
         ValueError: the file is not an image, or is damaged.
     """
     with _named(file), require("PIL.Image").open(file) as image:
-        return Header(image.mode, image.getexif().get(ORIENTATION, 1))
+        return str(image.mode)
 
 
 def open_image(file: str | Path | bytes) -> Any:
     """Read an image by Pillow from a file, or from the bytes of a file, upright as its EXIF orientation says.
+
+    That orientation, 1 to 8, is left in `image.info["orientation"]`.
 
     Raises:
         ValueError: the file is not an image, is damaged, or holds several frames.
     """
     with _named(file), require("PIL.Image").open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
         n_frames = getattr(image, "n_frames", 1)
+        orientation = image.getexif().get(ORIENTATION, 1)
         image.load()
         # after loading: those of a TIFF are then upright already
         require("PIL.ImageOps").exif_transpose(image, in_place=True)
+    image.info["orientation"] = orientation
     if n_frames > 1 and image.format != "MPO":  # the second picture of a camera is a preview or another view
         raise ValueError(f"{_name(file)} holds {n_frames} frames or pages; save the one that counts, or each as a file")
     return image
