@@ -24,7 +24,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.lstm, self.out = nn.Embedding(9, 4), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 2)
+        self.words, self.lstm, self.out = nn.Embedding(40, 4), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.lstm(self.words(x))[0][:, -1])

@@ -120,9 +120,10 @@ class FactoredWeight(Tensor):
         return function(*args, **kwargs)
 
     def _look_up(self, tokens: Tensor, _: Any, **options: Any) -> Tensor:
-        """Return rows of the product, by rows of W and s unless options treat some rows of the whole product in a special way."""
+        """Return rows of the product, by rows of W and s unless options treat some rows in a special way."""
         weight, left, right = self.factors
-        if options.get("padding_idx") is not None or options.get("max_norm") or options.get("scale_grad_by_freq"):
+        special = options.get("padding_idx") is not None or options.get("max_norm") or options.get("scale_grad_by_freq")
+        if special or tokens.numel() > weight.shape[0]:  # the product of all rows is less work
             return F.embedding(tokens, product(*self.factors), **options)
         # multiplied in the order of `product`, so that no bit differs
         return F.embedding(tokens, weight) * F.embedding(tokens, left[:, None]) * right
