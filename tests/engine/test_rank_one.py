@@ -146,6 +146,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv_transpose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2), (2, 4, 5, 6)),
     "conv_transpose2d, no batch": (lambda: nn.ConvTranspose2d(4, 6, 3, bias=False), (4, 5, 6)),
     "conv_transpose3d": (lambda: nn.ConvTranspose3d(2, 4, 2), (2, 2, 3, 4, 3)),
+    "embedding": (lambda: nn.Embedding(7, 4), (2, 3)),
+    "embedding, one token": (lambda: nn.Embedding(7, 4), (1,)),
+    "embedding, no rows": (lambda: nn.Embedding(7, 4), (0, 3)),
 }
 
 
@@ -154,7 +157,17 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def test_layers_answer_as_plain_ones_without_a_product(name: str, strategy: str, no_products: Any) -> None:
     make, shape = LAYERS[name]
     model = make()
-    assert_as_plain(model, wrap(model, strategy), rand(*shape))
+    x = rand(*shape)
+    # of few words, so that some come twice
+    assert_as_plain(model, wrap(model, strategy), x.abs().long() if isinstance(model, nn.Embedding) else x)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("options", [{"padding_idx": 1}, {"padding_idx": -6}, {"scale_grad_by_freq": True}], ids=str)
+def test_embeddings_with_special_gradients_are_right(options: dict[str, Any], strategy: str, always: None) -> None:
+    model = nn.Sequential(nn.Embedding(7, 4, **options), nn.Linear(4, 2))
+    nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(0))
+    assert_as_plain(model, wrap(model, strategy), torch.tensor([[1, 0, 1], [3, 1, 6]]))
 
 
 # ---- models that use a weight by themselves

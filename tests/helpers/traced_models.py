@@ -277,6 +277,10 @@ TRACED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "encoder": (_encoder, vote.Wrapper(3)),
     "encoder, loop": (lambda: _encoder(activation="gelu"), vote.Wrapper(3, strategy="loop")),
     "encoder, norms first": (lambda: _encoder(norm_first=True, dropout=0.0), vote.Wrapper(4)),
+    "rank one": (mlp, vote.Wrapper(4, share="rank1")),
+    "rank one, users": (Residual, vote.Wrapper(3, share="rank1")),
+    "rank one, encoder": (_encoder, vote.Wrapper(3, share="rank1")),
+    "rank one x sculpt": (mlp, compose(vote.Wrapper(4, share="rank1"), sculpt.Wrapper(n_layers=1))),
     "encoder, sculpt": (lambda: _encoder(dropout=0.0), compose(vote.Wrapper(2), sculpt.Wrapper(n_layers=1))),
 }
 # models whose predictions depend on tensor values, or run user functions

@@ -22,9 +22,10 @@ LAYERS = (
     nn.ConvTranspose1d,
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
+    nn.Embedding,
 )
 _TRANSPOSED = frozenset([F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d])
-_OPERATIONS = frozenset([F.linear, F.conv1d, F.conv2d, F.conv3d]) | _TRANSPOSED
+_OPERATIONS = frozenset([F.linear, F.conv1d, F.conv2d, F.conv3d, F.embedding]) | _TRANSPOSED
 _METADATA = frozenset(  # metadata, which is the same for the product
     getattr(attribute, "__get__", attribute)
     for attribute in (
@@ -92,8 +93,10 @@ class FactoredWeight(Tensor):
         if function in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
-        weight = args[1] if function in _OPERATIONS and len(args) > 2 else None
+        weight = args[1] if function in _OPERATIONS and len(args) > 1 else None
         if type(weight) is FactoredWeight and weight.open is torch.is_grad_enabled():
+            if function is F.embedding:
+                return weight._look_up(*args, **kwargs)
             return weight._apply_layer(function, *args, **kwargs)
         return cls._with_products(function, args, kwargs)
 
@@ -115,6 +118,15 @@ class FactoredWeight(Tensor):
                 leaves[i] = product(*leaf.factors)
         args, kwargs = rebuild(leaves)
         return function(*args, **kwargs)
+
+    def _look_up(self, tokens: Tensor, _: Any, **options: Any) -> Tensor:
+        """Return rows of the product, by rows of W and s unless options treat some rows in a special way."""
+        weight, left, right = self.factors
+        special = options.get("padding_idx") is not None or options.get("max_norm") or options.get("scale_grad_by_freq")
+        if special or tokens.numel() > weight.shape[0]:  # the product of all rows is less work
+            return F.embedding(tokens, product(*self.factors), **options)
+        # multiplied in the order of `product`, so that no bit differs
+        return F.embedding(tokens, weight) * F.embedding(tokens, left[:, None]) * right
 
     def _apply_layer(self, function: Any, x: Tensor, _: Any, bias: Tensor | None, *rest: Any, **kwargs: Any) -> Tensor:
         """Compute the operation of a layer with scaled input and output, or with the product if that is less work."""

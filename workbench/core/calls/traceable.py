@@ -15,11 +15,11 @@ from torch.nn.modules import module as torch_module
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...engine.effects.private_random import has_generator
-from ...engine.plan import RankOne
 from ...introspect.objects import is_atom
 from ...introspect.pure_functions import Global, ImpureError, globals_of_pure
 from ..additions import EXTRAS, extra
 from ..batches.row_weights import alike
+from ..ownership import engine_of
 from ..standardize import Scaling
 from .lone_calls import Alone
 
@@ -110,6 +110,8 @@ class Facts:
             if isinstance(module, _RECURRENT)
             for items in map(module.__dict__.__getitem__, _READ_LISTS)
         ]
+        dense_slots = engine_of(wrapped).clones.dense_slots  # a weight that becomes dense is rounded in another way
+        self._lists.append((dense_slots, list(dense_slots)))
         self._settings = _SETTINGS(record)
         self.parameters = [p for p in wrapped.parameters() if p.requires_grad]
         self.frozen = [p for p in wrapped.parameters() if not p.requires_grad]
@@ -245,8 +247,6 @@ def _check_record(wrapped: Any, training: bool) -> None:
     for method in record.methods:
         if "repeats" not in vars(type(method)) or not method.repeats(training):
             raise UntraceableError(f"the method {method.name}")
-    if any(isinstance(rule, RankOne) for rule in record.rules.values()):
-        raise UntraceableError("factored weights")
     if record.method != "forward" or record.state or record.says_distributions:
         raise UntraceableError("more than a forward pass that returns tensors")
     if (
