@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench import compose, fit, sculpt, vote
+from workbench.core.calls.bounded_ends import bounded_end
 from workbench.errors import WorkbenchWarning
 from workbench.training.target_range import Range, limits_of
 
@@ -113,3 +114,27 @@ def test_targets_out_of_range_are_told_once(end: Callable[[Tensor], Tensor], wor
         fit(wrapped, (X, Y - 2), epochs=1, progress=False)
     fit(wrapped, (X, Y - 2), epochs=1, progress=False)  # a warning would be an error
     fit(vote.Wrapper(2)(Ending(end)), (X, Y / 5), epochs=1, progress=False)
+
+
+class Epidemic(nn.Module):
+    """Solves a differential equation whose every step takes each result of the step before several times."""
+
+    def __init__(self, n_steps: int) -> None:
+        super().__init__()
+        self.n_steps, self.start = n_steps, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        susceptible, infected = self.start(x).sigmoid().split(1, 1)
+        for _ in range(self.n_steps):
+            new = 0.01 * susceptible * infected
+            susceptible, infected = susceptible - new, infected + new - 0.02 * infected
+        return infected
+
+
+def test_the_graph_of_a_solver_is_looked_at_once() -> None:
+    """Neither in a time that doubles with each step, nor by recursion, which Python bounds."""
+    x = torch.randn(8, 2)
+    for n_steps in (1500, 40):
+        infected = Epidemic(n_steps)(x)
+        assert limits_of([infected], infected) == (Range.FIXED, None)
+        assert bounded_end(infected.grad_fn) == "sigmoid"

@@ -69,6 +69,8 @@ def ends_of(root: nn.Module, method: str = "forward") -> dict[str, End]:
     Returns:
         The ends, with their layers where nothing else uses the layer's result.
     """
+    if method == "forward" and _is_called_otherwise(root):
+        return {}
     reader = _Reader()
     try:
         value = reader.method(_Part(root, ""), method, [End("", None)] * MAX_INPUTS, {})
@@ -80,7 +82,7 @@ def ends_of(root: nn.Module, method: str = "forward") -> dict[str, End]:
     alone = [
         name
         for name in layers
-        if len(outputs) == 1 or (is_clear and layers.count(name) == 1 and name not in reader.used)
+        if name not in reader.used and (len(outputs) == 1 or (is_clear and layers.count(name) == 1))
     ]
     ends = {name: end for name, end in outputs.items() if isinstance(end, End) and end.function}
     return {name: end if end.layer in alone else End(end.function, None) for name, end in ends.items()}
@@ -117,8 +119,10 @@ class _Reader:
     def call(self, part: _Part, arguments: Sequence[Value], keywords: Mapping[str, Value]) -> Value:
         """Return what a call of a module stands for."""
         module = part.module
-        if module._forward_hooks or "forward" in module.__dict__:
+        if module._forward_hooks or "forward" in module.__dict__ or _is_called_otherwise(module):
             return None
+        if module._forward_pre_hooks and not any(True for _ in module.parameters(recurse=False)):
+            return None  # they may change what it takes
         if type(module) in _MODULES:
             has_defaults = getattr(module, "beta", 1) == 1 and getattr(module, "alpha", 1) == 1
             return _ended(_MODULES[type(module)], arguments[0]) if arguments and has_defaults else None
@@ -178,6 +182,8 @@ class _Body:
     def __init__(self, reader: _Reader, function: FunctionType, owner: type | None, names: dict[str, Value]) -> None:
         self.reader, self.function, self.owner, self.names = reader, function, owner, names
         self.returned: list[Value] = []
+        code = function.__code__
+        self.locals = frozenset((*code.co_varnames, *code.co_cellvars, *code.co_freevars))  # they hide globals
 
     def run(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
@@ -260,6 +266,9 @@ class _Body:
         keywords = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
         called = self.value(node.func)
         if isinstance(called, _Part):
+            if getattr(called.module, "inplace", False):  # other variables may hold the same tensor
+                written = [argument for argument in arguments if isinstance(argument, End)]
+                self.names = {name: value for name, value in self.names.items() if value not in written}
             return self.reader.call(called, arguments, keywords)
         if isinstance(node.func, ast.Attribute):
             inner, name = self.value(node.func.value), node.func.attr
@@ -282,7 +291,7 @@ class _Body:
             return keywords
         if isinstance(function, type):
             fields = getattr(function, "_fields", None)
-            if fields is None and dataclasses.is_dataclass(function):
+            if fields is None and dataclasses.is_dataclass(function) and "__post_init__" not in vars(function):
                 fields = [field.name for field in dataclasses.fields(function) if field.init]
             return None if fields is None else {**dict(zip(fields, arguments, strict=False)), **keywords}
         if not arguments:
@@ -296,7 +305,7 @@ class _Body:
     def _outside(self, node: ast.expr) -> Any:
         """Return the object that a dotted name such as `torch.nn.functional.relu` has in the function's module, None if there is none."""
         match node:
-            case ast.Name(id=name) if name not in self.names:
+            case ast.Name(id=name) if name not in self.locals:
                 return self.function.__globals__.get(name, getattr(builtins, name, None))
             case ast.Attribute(value=inner, attr=attribute):
                 holder = self._outside(inner)
@@ -309,6 +318,12 @@ def _ended(function: str | None, value: Value) -> End | None:
     if function is None:
         return None
     return End(function, value.layer if isinstance(value, End) and not value.function else None)
+
+
+def _is_called_otherwise(module: nn.Module) -> bool:
+    """Return whether the class of a module defines calls itself, instead of torch."""
+    cls: Any = getattr(type(module), "_plain_class", type(module))
+    return not cls.__call__.__module__.startswith("torch.")
 
 
 def _equal(one: Value, other: Value) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from workbench.core.batches.dealing import tell
-from workbench.core.calls.bounded_ends import BOUNDED, KEEPING, bounded_end
+from workbench.core.calls.bounded_ends import BOUNDED, KEEPING, along_graph, bounded_end
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import is_float, tree_map
 
@@ -65,20 +65,21 @@ def limits_of(prediction: Sequence[Any], target: Any) -> Limits:
 
 
 def _range(node: Any) -> Range:
-    name = "" if node is None else node.name().split("Backward")[0]
+    return along_graph(node, KEEPING - _HALF - BOUNDED.keys(), _range_after)
+
+
+def _range_after(name: str, node: Any, before: list[Range]) -> Range:
     if name in _HALF or (name == "Pow" and node._saved_exponent == 2):
         return Range.HALF
     if name in BOUNDED:
         return Range.FIXED
-    if name not in KEEPING:
+    if not before:
         return Range.FREE
-    # None: constants, which have no graph
-    ranges = [_range(before) for before, _ in node.next_functions if before is not None]
     if name in _SIDE_BY_SIDE:
-        return max(ranges)
-    if min(ranges) == Range.FREE:
+        return max(before)
+    if min(before) == Range.FREE:
         return Range.FREE
-    return Range.FIXED if name in _SHIFTING else max(ranges)
+    return Range.FIXED if name in _SHIFTING else max(before)
 
 
 def with_graph(inputs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from ..outputs.class_scores import at_least_float32
 from ..outputs.meanings import Values
 from ..outputs.resolution import resolve
 from .risks import meanings_of, pair_of
+
+T = TypeVar("T")
 
 # nodes of autograd up to "Backward": functions of limited range, and those that keep a range limited
 BOUNDED = {
@@ -160,13 +162,35 @@ def bounded_end(node: Any, keeping: Set[str] = KEEPING) -> str | None:
         node: the node.
         keeping: names of the nodes that may follow the function.
     """
-    name = "" if node is None else node.name().split("Backward")[0]
-    if name in BOUNDED:
-        return BOUNDED[name]
-    if name not in keeping:
-        return None
-    ends = [bounded_end(before, keeping) for before, _ in node.next_functions if before is not None]
-    return ends[0] if ends and all(ends) else None
+
+    def end(name: str, node: Any, before: list[str | None]) -> str | None:
+        return BOUNDED.get(name) or (before[0] if before and all(before) else None)
+
+    return along_graph(node, keeping - BOUNDED.keys(), end)
 
 
-__all__ = ["RAISED", "RAW", "bounded_end", "tell_bounded_end", "undo_ends"]
+def along_graph(root: Any, followed: Set[str], value: Callable[[str, Any, list[T]], T]) -> T:
+    """Return the value of a node of autograd, which follows from those of the nodes before it.
+
+    Every node is looked at once and none by recursion: in a solver of many steps, each step takes results of the one before several times.
+
+    Args:
+        root: the node, None for a constant.
+        followed: names, up to "Backward", of the nodes whose value depends on the nodes before them.
+        value: function of the name of a node, the node, and the values before it (none if it is not followed) that returns its value.
+    """
+    values: dict[Any, T] = {}
+    pending = [root]
+    while pending:
+        node = pending[-1]
+        name = "" if node is None else node.name().split("Backward")[0]
+        before = [one for one, _ in node.next_functions if one is not None] if name in followed else []
+        unknown = [one for one in before if one not in values]
+        if unknown:
+            pending += unknown
+            continue
+        values[pending.pop()] = value(name, node, [values[one] for one in before])
+    return values[root]
+
+
+__all__ = ["RAISED", "RAW", "along_graph", "bounded_end", "tell_bounded_end", "undo_ends"]
