@@ -6,15 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import _pop_mode_temporarily
 
-from .rank_one import LayerForward
+from .rank_one import FactoredWeight, LayerForward
 from .sites import Sites
 
 
 class WholeForward(LayerForward):
-    """Forward of an encoder layer in a clone, which hides the operations inside from `Sites` if these need no more than the layer's input.
+    """Forward of an encoder layer in a clone, which computes without `Sites` what these only look at, and tells them of the data.
+
+    Under a function mode, torch leaves the layer's fused kernel, and puts steps before rows and back. The fused kernel is used if the input of
+    the layer is all that `Sites` need, and otherwise, without masks, its operations with rows first, which take about as long.
 
     Args:
         layer: see `LayerForward`.
@@ -32,10 +37,19 @@ class WholeForward(LayerForward):
         # other modes would have to see the operations
         if torch._C._len_torch_function_stack() == 1 and not torch.compiler.is_compiling():
             sites, source = torch._C._get_function_stack_at(0), args[0] if args else kwargs.get("src")
-            if isinstance(sites, Sites) and type(source) is Tensor:
+            if isinstance(sites, Sites) and sites.wanted is not None and type(source) is Tensor:
                 with _pop_mode_temporarily():
-                    if source.dim() == 3 and not source.is_nested and sites.at_layer(self._path, layer, source):
-                        return type(layer).forward(layer, *args, **kwargs)
+                    if source.dim() == 3 and not source.is_nested:
+                        attention = layer.self_attn
+                        first = sites.names_among([attention.in_proj_weight])
+                        inside = {name for name in sites.wanted if name.startswith(f"{self._path}.")} - first
+                        if not inside:
+                            sites.tell([attention.in_proj_weight], source.transpose(0, 1))  # as attention computes
+                            return type(layer).forward(layer, *args, **kwargs)
+                        if _is_plain(layer, *args, **kwargs):
+                            weights = (attention.out_proj.weight, layer.linear1.weight, layer.linear2.weight)
+                            if inside <= sites.names_among(weights):
+                                return _by_parts(layer, source, sites)
         return type(layer).forward(layer, *args, **kwargs)
 
 
@@ -47,6 +61,55 @@ def can_be_whole(layer: nn.Module) -> bool:
     if type(attention) is not nn.MultiheadAttention or layer.norm_first or not layer.activation_relu_or_gelu:
         return False
     return bool(attention.batch_first and attention.in_proj_weight is not None and attention.in_proj_bias is not None)
+
+
+def _is_plain(
+    layer: Any,
+    src: Tensor,
+    src_mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> bool:
+    """Return whether a call is one that torch answers by the fused kernel, and without masks; the conditions are torch's, or narrower."""
+    parts = list(layer.modules())
+    return (
+        src_mask is None
+        and src_key_padding_mask is None
+        and not is_causal
+        and not torch.is_grad_enabled()
+        and src.device.type in ("cpu", "cuda")
+        and not torch.is_autocast_enabled(src.device.type)
+        and torch.backends.mha.get_fastpath_enabled()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and type(layer.self_attn.out_proj) is NonDynamicallyQuantizableLinear
+        and type(layer.linear1) is type(layer.linear2) is nn.Linear
+        and type(layer.norm1) is type(layer.norm2) is nn.LayerNorm
+        and not any(part.training or part._forward_hooks or part._forward_pre_hooks for part in parts)
+        and all(type(parameter) is not FactoredWeight for part in parts for parameter in part._parameters.values())
+    )
+
+
+def _by_parts(layer: Any, source: Tensor, sites: Sites) -> Tensor:
+    """Return what a layer computes from its input [rows, t, d], without gradients, and tell `sites` of the data at each of its weights."""
+    attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
+    out_proj = attention.out_proj
+    rows, t, d = source.shape
+    weights = (attention.in_proj_weight, attention.in_proj_bias)
+    # steps first, as attention computes
+    sites.tell(weights, source.transpose(0, 1))
+    joint = F.linear(source, *weights).view(rows, t, 3, attention.num_heads, d // attention.num_heads)
+    mixed = F.scaled_dot_product_attention(*joint.permute(2, 0, 3, 1, 4)).transpose(1, 2).reshape(rows, t, d)
+    weights = (out_proj.weight, out_proj.bias)
+    if sites.names_among(weights):
+        sites.tell(weights, mixed.transpose(0, 1).reshape(-1, d))
+    x = layer.norm1(F.linear(mixed, *weights).add_(source))
+    weights = (linear1.weight, linear1.bias)
+    sites.tell(weights, x)
+    hidden = F.linear(x, *weights)
+    hidden = hidden.relu_() if layer.activation_relu_or_gelu == 1 else F.gelu(hidden)
+    weights = (linear2.weight, linear2.bias)
+    sites.tell(weights, hidden)
+    return layer.norm2(F.linear(hidden, *weights).add_(x))
 
 
 class PaddedForward(LayerForward):

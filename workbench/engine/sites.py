@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -217,7 +217,8 @@ class Sites(TorchFunctionMode):
         at_site: function (slot names, flattened arguments, indices of the data among them that are not raw, indices of raw data) -> flattened
             arguments to use.
         contractions: whether only contractions count; False: every call that mixes data with parameters, for models without contractions.
-        at_layer: function (name of an encoder layer, the layer, its input) -> whether it may run as a whole, without this mode.
+        wanted: names of the only parameters that matter, if `at_site` does no more than look at the data that meet them: layers that run
+            without this mode may `tell` of these instead. None: every operation must be intercepted.
     """
 
     follows_constants = True  # whether tensors computed from parameters and constants may count as parameters
@@ -229,7 +230,7 @@ class Sites(TorchFunctionMode):
         inputs: list[Tensor] | None,
         at_site: Callable[..., list[Any]],
         contractions: bool = True,
-        at_layer: Callable[[str, nn.Module, Tensor], bool] = lambda *_: False,
+        wanted: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         self._names = TensorFacts((tensor, frozenset((name,))) for tensor, name in parameters)
@@ -251,7 +252,7 @@ class Sites(TorchFunctionMode):
         self._holds_arrays = self._holds_numbers = self._holds_inputs = False
         self._at_site = at_site
         self._contractions = contractions
-        self.at_layer = at_layer
+        self.wanted = wanted
         self._grad = torch.is_grad_enabled()
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -319,6 +320,15 @@ class Sites(TorchFunctionMode):
             self._note_writes(name, args, kwargs)
             self._note_selected(name, tensors, out)
         return out
+
+    def tell(self, parameters: Iterable[Tensor], data: Tensor) -> None:
+        """Call `at_site` for a contraction of data and parameters that this mode does not intercept."""
+        if names := self.names_among(parameters):
+            self._at_site(names, [data], [0], [])
+
+    def names_among(self, tensors: Iterable[Tensor]) -> frozenset[str]:
+        """Return the names of the parameters among these tensors."""
+        return frozenset().union(*filter(None, map(self._names_of, tensors)))
 
     def _names_of(self, tensor: Tensor) -> frozenset[str] | None:
         names = self._names.get(tensor)

@@ -93,18 +93,9 @@ class FeatureTap(Intervention):
                 self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # must not share the layer's memory
             return leaves
 
-        def at_layer(path: str, layer: Any, source: Tensor) -> bool:
-            first = names.get(id(layer.self_attn.in_proj_weight))
-            if wanted is None or any(name != first and name.startswith(f"{path}.") for name in wanted):
-                return False
-            if first is not None:
-                at_site(frozenset([first]), [source.transpose(0, 1)], [0], [])  # steps first, as attention computes
-            return True
-
         if wanted is not None and self.method._met:
             parameters = [(tensor, name) for tensor, name in parameters if name in self.method._met]
-        names = {id(tensor): name for tensor, name in parameters}
-        return Sites(parameters, state, None, at_site, contractions=self.table.has_matrices(), at_layer=at_layer)
+        return Sites(parameters, state, None, at_site, contractions=self.table.has_matrices(), wanted=wanted)
 
     def _pooled(self, feature: Tensor, rows: int, name: str) -> Tensor | None:
         """Pool one vector per row; None if the feature has no axis of rows."""
