@@ -21,6 +21,12 @@ from interrupts_cases import Case, Net, X, net
 QUICK = ("vote", "sculpt", "sample", "trunk", "neo")
 
 
+@pytest.fixture(autouse=True)
+def _no_garbage_of_others() -> None:
+    """Collect what earlier tests have left, whose finalizers would be interrupted in place of what is tested."""
+    gc.collect()
+
+
 # in a generator that is being thrown away
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["line", "call"])
