@@ -323,7 +323,7 @@ def _ended(function: str | None, value: Value) -> End | None:
 def _is_called_otherwise(module: nn.Module) -> bool:
     """Return whether the class of a module defines calls itself, instead of torch."""
     cls: Any = getattr(type(module), "_plain_class", type(module))
-    return not cls.__call__.__module__.startswith("torch.")
+    return not str(getattr(cls.__call__, "__module__", "")).startswith("torch.")
 
 
 def _equal(one: Value, other: Value) -> bool:
