@@ -84,6 +84,39 @@ class InPlace(Net):
         return y
 
 
+def moved(y: Tensor) -> Tensor:
+    y -= 3
+    return y.sum()
+
+
+class ByHelper(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = exp(self.last(x))
+        total = moved(y)
+        assert total.dim() == 0
+        return y
+
+
+class ByMethod(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = exp(self.last(x))
+        total = self.moved(y)
+        assert total.dim() == 0
+        return y
+
+    def moved(self, y: Tensor) -> Tensor:
+        return moved(y)
+
+
+class Reversed(Net):
+    def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override]
+        y = self.last(x)
+        outputs = [exp(y), y.sin()]
+        nothing = outputs.reverse()
+        assert nothing is None
+        return outputs
+
+
 @dataclass
 class Moved:
     y: Tensor
@@ -99,12 +132,37 @@ class Filled(Net):
 
 @pytest.mark.parametrize(
     "model",
-    [enclosed(), Keyword(), Forgotten(), Called(), Outer(), WithIdentity(), InPlace(), Filled()],
+    [
+        enclosed(),
+        Keyword(),
+        Forgotten(),
+        Called(),
+        Outer(),
+        WithIdentity(),
+        InPlace(),
+        ByHelper(),
+        ByMethod(),
+        Reversed(),
+        Filled(),
+    ],
     ids=lambda model: type(model).__name__,
 )
 def test_what_looks_like_an_end_is_none(model: nn.Module) -> None:
     assert ends_of(Net()) == {"": End("exp", "last")}
     assert ends_of(model) == {}
+
+
+class Read(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = exp(self.last(x))
+        spread, total = torch.var(y, -1), y.sum()
+        assert len(y) == len(spread)
+        assert float(total) > 0
+        return y
+
+
+def test_an_end_that_other_computations_read_stays_one() -> None:
+    assert ends_of(Read()) == {"": End("exp", "last")}
 
 
 class Twice(Net):

@@ -55,6 +55,7 @@ _RESHAPES = frozenset([
     "float", "double", "half", "bfloat16", "to", "T", "mT",
 ])  # fmt: skip
 _SAME = (nn.Identity, nn.Flatten, nn.Unflatten)
+_READING = ("torch", "builtins", "math")  # modules whose functions write only where their name or an argument says so
 
 
 def ends_of(root: nn.Module, method: str = "forward") -> dict[str, End]:
@@ -249,13 +250,23 @@ class _Body:
                     return self._attribute(whole, str(key.value))
                 return whole if isinstance(whole, End) else None
             case ast.Call():
-                return self._call(node)
+                result = self._call(node)
+                if result is None and not self._only_reads(node.func):
+                    self._forget(node)
+                return result
         return None
 
     def _attribute(self, value: Value, attribute: str) -> Value:
         if isinstance(value, _Part):
             return value.child(attribute)
         return value if isinstance(value, End) and attribute in _RESHAPES else None
+
+    def _only_reads(self, function: ast.expr) -> bool:
+        """Return whether a function is one of torch, of Python or of tensors, which change nothing that they take; others may write into it."""
+        outside = self._outside(function)
+        if outside is not None:
+            return str(getattr(outside, "__module__", "")).split(".")[0] in _READING
+        return isinstance(function, ast.Attribute) and hasattr(torch.Tensor, function.attr)
 
     def _call(self, node: ast.Call) -> Value:
         if any(isinstance(argument, ast.Starred) for argument in node.args) or any(
