@@ -19,6 +19,8 @@ SHORTEST = 2e-3  # minimum seconds of one sample
 ROUNDS = (9, 25)  # minimum number of rounds, and maximum while they take less than ENOUGH seconds together
 ENOUGH = 0.3
 WARM_UP_CALLS = 80  # enough for small models to record a graph
+SETTLED_CALLS = 25  # longer calls record it after 15, and compare it in the next 4 ...
+SETTLED = 2.0  # ... unless they take more than so many seconds
 
 
 # ---- time
@@ -51,9 +53,9 @@ def timed(passes: Mapping[str, Pass], device: str) -> dict[str, list[float]]:
 
 
 def _warm_up(run: Pass) -> None:
-    """Call a quick pass until its graph is recorded."""
+    """Call a pass until its graph is recorded and compared, unless that takes long."""
     start, calls = time.perf_counter(), 0
-    while calls < WARM_UP_CALLS and time.perf_counter() - start < ENOUGH:
+    while calls < WARM_UP_CALLS and time.perf_counter() - start < (SETTLED if calls < SETTLED_CALLS else ENOUGH):
         run()
         calls += 1
 

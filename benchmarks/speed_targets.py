@@ -72,10 +72,7 @@ REASONS: dict[str, str] = {  # case -> why its target is missed
     "sculpt, last layer: training step": ONCE,
     "sculpt, three layers (default): forward": THREE,
     "sculpt, three layers (default): training step": THREE,
-    "neo: forward": (
-        "features are captured in a torch function mode, in which torch's encoder layers do not use their fused kernel, and pooling and "
-        "projecting features is noticeable next to small networks at 64 rows"
-    ),
+    "neo: forward": "features are pooled and projected, which is noticeable next to small networks at 64 rows",
     "vote of sculpt, last layer, n = 16: training step": (
         "the likelihood is computed separately for each voter, and attention with gradients must be decomposed under two nested vmaps"
     ),
