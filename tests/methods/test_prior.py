@@ -383,7 +383,7 @@ class _Several(nn.Module):
 
 @pytest.mark.parametrize("end", [nn.Softplus(), nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.ELU()])
 def test_priors_of_limited_range_are_refused(end: nn.Module) -> None:
-    with pytest.raises(ValueError, match="the model ends in .* would leave its range"):
+    with pytest.raises(ValueError, match=r"the model ends in .* would leave its range"):
         vote.Wrapper(prior=1)(nn.Sequential(nn.Linear(2, 1), end))
 
 
@@ -391,7 +391,7 @@ def test_priors_of_limited_range_are_refused(end: nn.Module) -> None:
 @pytest.mark.parametrize("end", [nn.Softmax(-1), nn.LogSoftmax(-1)])
 def test_priors_are_not_added_to_probabilities(end: nn.Module, output: Any) -> None:
     wrapped = vote.Wrapper(prior=1, output=output)(nn.Sequential(nn.Linear(2, 3), end)).eval()
-    with pytest.raises(ValueError, match="holds (log )?probabilities, to which nothing can be added"):
+    with pytest.raises(ValueError, match=r"holds (log )?probabilities, to which nothing can be added"):
         wrapped(_x())
 
 
