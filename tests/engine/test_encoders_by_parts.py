@@ -118,6 +118,36 @@ def test_encoder_layers_whose_parts_do_something_else_are_not_computed_by_parts(
     assert not by_parts
 
 
+class Halved(nn.Dropout):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x
+
+
+UNFUSED: dict[str, Callable[[Any], object]] = {
+    "dropout layers of another kind": lambda layer: setattr(layer, "dropout1", Halved()),
+    "another gelu": lambda layer: setattr(layer, "activation", nn.GELU("tanh")),
+    "a step of zeros": lambda layer: setattr(layer.self_attn, "add_zero_attn", True),
+}
+
+
+@pytest.mark.parametrize("reason", ["an odd number of heads", "norms of different eps"])
+@pytest.mark.parametrize("change", UNFUSED)
+@torch.no_grad()
+def test_encoder_layers_that_torch_does_not_fuse_have_all_their_parts(change: str, reason: str) -> None:
+    model = Tagged("gelu").eval()
+    layer: Any = model.encoder.layers[0]
+    UNFUSED[change](layer)
+    if reason == "an odd number of heads":
+        layer.self_attn.num_heads, layer.self_attn.head_dim = 1, 8
+    else:
+        layer.norm1.eps = 1e-3
+    wrapped: Any = (
+        neo.Wrapper(layers="encoder.layers.0.linear2")(copy.deepcopy(model)).eval().fit(torch.randn(40, 6, 8))
+    )
+    x = torch.randn(5, 6, 8)
+    torch.testing.assert_close(wrapped(x, return_risk=True)[0], model(x), rtol=1e-6, atol=1e-6)
+
+
 @torch.no_grad()
 def test_masks_have_their_part_in_encoder_layers_whose_inside_neo_looks_at() -> None:
     wrapped: Any = neo.Wrapper(layers="encoder.layers.0.linear2", per="row")(

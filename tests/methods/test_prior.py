@@ -381,6 +381,20 @@ class _Several(nn.Module):
         return y
 
 
+@pytest.mark.parametrize("end", [nn.Softplus(), nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.ELU()])
+def test_priors_of_limited_range_are_refused(end: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"the model ends in .* would leave its range"):
+        vote.Wrapper(prior=1)(nn.Sequential(nn.Linear(2, 1), end))
+
+
+@pytest.mark.parametrize("output", [None, "logits"])
+@pytest.mark.parametrize("end", [nn.Softmax(-1), nn.LogSoftmax(-1)])
+def test_priors_are_not_added_to_probabilities(end: nn.Module, output: Any) -> None:
+    wrapped = vote.Wrapper(prior=1, output=output)(nn.Sequential(nn.Linear(2, 3), end)).eval()
+    with pytest.raises(ValueError, match=r"holds (log )?probabilities, to which nothing can be added"):
+        wrapped(_x())
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -415,6 +429,7 @@ class _Zeroed(nn.Module):
 
 
 def test_priors_that_are_all_the_same_are_told() -> None:
+    torch.manual_seed(0)
     wrapped = vote.Wrapper(prior=1)(_Zeroed()).eval()
     with pytest.warns(WorkbenchWarning, match="the output is the same in all untrained models of prior="):
         wrapped(_x())

@@ -15,6 +15,7 @@ from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Rule, Shared, S
 from ..engine.results import Result
 from ..engine.run import Branched
 from ..engine.tree import flatten, names, tree_map
+from ..introspect.ends import ends_of
 from .additions import EXTRAS, add_extra, extra
 from .batches.dealing import tell
 from .calls.risks import meanings_of
@@ -110,12 +111,24 @@ def check_prior(root: nn.Module, record: Any) -> None:
     outputs = record.output.values() if isinstance(record.output, Mapping) else [record.output]
     for entry in outputs:
         _check_meaning(None if entry is None else meaning_of(entry), "output")
+    _check_ends(root, record)
     scripted = [path for path, module in root.named_modules() if is_scripted(module)]
     if scripted:
         raise ValueError(
             f"prior: {scripted[0]} is scripted (torch.jit), and its parameters cannot be drawn anew for an untrained model; wrap the model "
             "before it is scripted, or leave prior out"
         )
+
+
+def _check_ends(root: nn.Module, record: Any) -> None:
+    for name, end in ends_of(root, record.method).items():
+        entry = record.output.get(name) if isinstance(record.output, Mapping) else record.output
+        if entry is None or isinstance(meaning_of(entry), Values | Classes):
+            what = f"output {name!r} of the model" if name else "the model"
+            raise ValueError(
+                f"prior: {what} ends in {end.function}, and the sum with a prior would leave its range: let it end in its last linear layer "
+                "(for targets above 0 or between 0 and 1 train on their logarithm or logit), or leave prior out"
+            )
 
 
 def _check_meaning(meaning: Meaning | None, name: str) -> None:
@@ -185,6 +198,19 @@ def run_with_prior(
     return branched, results
 
 
+def _check_scores(scores: Tensor, meaning: Meaning, what: str, depth: int) -> None:
+    """Raise ValueError if scores [branches, ..., n, classes] are probabilities or their logarithms, although no one said so."""
+    if isinstance(meaning, Binary) or scores.dim() - depth < 2:
+        return
+    logits = (meaning if isinstance(meaning, Logits) else Logits(-1)).at_end(scores.dim() - depth)
+    for found, values in (("probabilities", scores), ("log probabilities", scores.exp())):
+        if logits.problem(values):
+            raise ValueError(
+                f"prior: {what} holds {found}, to which nothing can be added: let the model return logits, without its last softmax, and wrap "
+                'it with output="logits"'
+            )
+
+
 def _side_effects(engine: Any) -> str:
     """Return a description of known side effects of forward; "" if there are none."""
     effects, impure = engine.effects, engine.clones.impure
@@ -224,6 +250,8 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, scale: float, axes: 
         _check_meaning(meaning, what)
         if not isinstance(meaning, Values | Classes):
             continue
+        if check_equal:
+            _check_scores(leaf, meaning, what, depth)
         if check_equal and len(other) > 1 and other[0].numel() and all(torch.equal(row, other[0]) for row in other[1:]):
             tell(
                 wrapped,

@@ -84,6 +84,9 @@ def _is_plain(
         and type(layer.self_attn.out_proj) is NonDynamicallyQuantizableLinear
         and type(layer.linear1) is type(layer.linear2) is nn.Linear
         and type(layer.norm1) is type(layer.norm2) is nn.LayerNorm
+        # otherwise torch leaves the fused kernel, which ignores dropout layers, steps added to keys, and the form of gelu
+        and layer.norm1.eps == layer.norm2.eps
+        and layer.self_attn.num_heads % 2 == 0
         and not any(part.training or part._forward_hooks or part._forward_pre_hooks for part in parts)
         and all(type(parameter) is not FactoredWeight for part in parts for parameter in part._parameters.values())
     )

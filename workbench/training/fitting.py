@@ -21,6 +21,7 @@ from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import Source, TensorRows, place
 from workbench.core.crossfit import seat
 from workbench.core.outputs.options import has_detections
+from workbench.core.outputs.transformed_losses import refuse_transformed
 from workbench.core.saving.savepoint import Savepoint
 from workbench.core.saving.training_data import note_training
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
@@ -198,6 +199,7 @@ def fit(
             "wrapped: a detector computes its losses itself; train it in your own loop, "
             "sum(wrapped(images, targets).values()).backward(), or give criterion=... without folds"
         )
+    refuse_transformed(wrapped, criterion, unshadowed(wrapped, "methods"), folds is not None)
     transforms = augmentations(augment)
     parallel = None if strategy == "eager" else strategy
     _check_combination(folds, transforms, class_weight, criterion, parallel)

@@ -32,6 +32,7 @@ from ..outputs.meanings import Meaning, Values
 from ..outputs.options import has_classes, has_detections
 from ..outputs.resolution import resolve, targets_of
 from ..outputs.slips import listening, warn_unsaid
+from ..outputs.transformed_losses import refuse_transformed
 from ..ownership import engine_of, table_of
 from ..prior import run_with_prior
 from .bounded_ends import tell_bounded_end, undo_ends
@@ -223,6 +224,7 @@ def loss_of_branches(
     record, axes = wrapped._workbench, branched.axes
     if criterion is not None:
         _check_criterion(criterion)
+        refuse_transformed(wrapped, criterion, axes)
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
     leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
     pair = pair_of(record, axes)
