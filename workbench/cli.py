@@ -144,9 +144,10 @@ def _bench_cells(arguments: argparse.Namespace) -> int:
 
 
 def _axes(items: Sequence[str]) -> list[tuple[str, list[str]]]:
-    from workbench.notebook.parameters import split_values
+    from workbench.notebook.parameters import split_values, unquoted
 
-    return [axis(item, split_values) for item in items]
+    # quotes keep the commas of a text together, and are no part of it
+    return [axis(item, lambda text: [unquoted(value) for value in split_values(text)]) for item in items]
 
 
 def _command(arguments: argparse.Namespace, name: str) -> str:

@@ -18,6 +18,7 @@ from workbench import NotFittedError, compose, neo, vote
 from workbench.calibration import DensityRatio, SplitConformal, calibrate
 from workbench.calibration.conformal import conformal_quantile
 from workbench.distributions import Laplace
+from workbench.errors import WorkbenchWarning
 
 N, NEW, DRAWS = 29, 40, 250
 
@@ -332,6 +333,33 @@ def test_what_cannot_be_answered_is_refused() -> None:
         values.interval(x, 0.99)
     with pytest.raises(NotFittedError, match="not fitted yet"):
         SplitConformal(known()).interval(x)
+
+
+@pytest.mark.parametrize("method", ["conformal", "variance", "isotonic", "temperature", None])
+def test_soft_labels_do_not_make_values_of_class_scores(method: Any) -> None:
+    x, labels = labelled(60, 1.0)
+    softmax = nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)).double()
+    for model in (scores(output="logits"), vote.Wrapper(2, output="probs")(softmax)):
+        with pytest.raises(
+            ValueError, match=r"y: the model gives scores of classes, and the targets are floats \[60, 3\]"
+        ):
+            calibrate(model, (x, nn.functional.one_hot(labels, 3).double()), method)
+
+
+@pytest.mark.parametrize("score", ["lac", "aps", "temperature"])
+@pytest.mark.parametrize("options", [{}, {"allow_empty": False}])
+def test_rows_whose_scores_are_nan_get_all_classes(score: str, options: dict[str, Any]) -> None:
+    x, labels = labelled(60, 1.0)
+    model, strange = scores(output="logits"), x[:4].clone()
+    strange[2] = math.nan
+    if score == "temperature":
+        calibrated, options = calibrate(model, (x, labels)), {}
+    else:
+        calibrated = SplitConformal(model, score, randomized=False).fit((x, labels))
+    with pytest.warns(WorkbenchWarning, match="1 of 4 rows get all classes: the scores of the model are NaN there"):
+        found = calibrated.predict_set(strange, 0.5, **options)
+    assert found[2].all()
+    assert torch.equal(found[[0, 1, 3]], calibrated.predict_set(x[[0, 1, 3]], 0.5, **options))
 
 
 @pytest.mark.parametrize(

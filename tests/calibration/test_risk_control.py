@@ -114,6 +114,20 @@ def test_what_does_not_fit_is_refused(call: Any, words: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("value", ["0.5", None, [0.1], True])
+def test_levels_and_bounds_that_are_no_number_are_refused(value: Any) -> None:
+    losses, thresholds = torch.zeros(50, 2), [0.0, 1.0]
+    for name in ("level", "bound"):
+        with pytest.raises(TypeError, match=f"{name} must be (one number|a tensor or an array of numbers), found"):
+            control_risk(losses, thresholds, **{name: value})
+    if value in ("0.5", None):
+        with pytest.raises((TypeError, ValueError), match="level must "):
+            learn_then_test(losses, thresholds, value)
+    with pytest.raises(TypeError, match="thresholds must be a tensor or an array of numbers"):
+        learn_then_test(losses, ["a", "b"])
+    assert control_risk(losses, thresholds, level=torch.tensor(0.1)) == control_risk(losses, thresholds, level=0.1)
+
+
 def test_several_losses_and_levels_come_as_lists_or_tensors() -> None:
     losses, thresholds = torch.zeros(2, 50, 3), torch.arange(3.0)
     losses[1, :40, 2] = 1

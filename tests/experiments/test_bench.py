@@ -286,3 +286,17 @@ def test_toy_results_show_what_the_page_claims() -> None:
     assert means.loc["vote of sculpt", "nll"] < means.loc["plain", "nll"]
     assert means.loc["vote", "ratio_gap"] > 3
     assert means.loc["neo", "auroc_far"] > 0.99
+
+
+def test_cells_of_none_and_of_texts_with_commas_can_be_selected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.py").write_text(
+        "def cells(smoke=False):\n    return [{'b': b} for b in (None, 'y,z', 'x')]\n"
+        "def run(b):\n    return {'v': 1}\ndef summary(frame, images):\n    return ''\n"
+    )
+    path = str(tmp_path / "small.py")
+    assert main(["bench", path, "-o", str(tmp_path), "-g", "b='y,z',None"]) == 0
+    assert "2 of 2 cells" in capsys.readouterr().out
+    assert main(["bench", path, "-o", str(tmp_path), "-g", "b=w"]) == 2
+    assert "there are None, y,z, x" in capsys.readouterr().err

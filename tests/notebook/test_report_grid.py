@@ -383,6 +383,28 @@ def test_links_out_of_the_folder_are_replaced_and_what_they_lead_to_stays(tmp_pa
     assert not any(file.is_symlink() for file in folder.iterdir())
 
 
+def test_a_report_with_other_parameters_says_which_one_it_replaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook, folder = write_notebook(tmp_path / "a.ipynb", "1"), tmp_path / "out"
+    printed_lines = []
+    for arguments in ([], ["-p", "rate", "0.1"], ["-p", "rate", "0.1"], ["-g", "rate=0.2"]):
+        assert main(["report", str(notebook), "-o", str(folder), *arguments]) == 0
+        printed_lines.append(capsys.readouterr().out)
+    words = "replaces the report with rate=0.5; -g rate=0.1 or -o DIR keeps both"
+    assert [words in line for line in printed_lines] == [False, True, False, False]
+    assert not any("replaces" in line for line in (printed_lines[0], *printed_lines[2:]))
+
+
+def test_a_notebook_of_the_user_is_not_replaced_by_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    notebook, own = write_notebook(tmp_path / "a.ipynb", "1"), write_notebook(tmp_path / "mine" / "a.ipynb", "2")
+    before = own.read_text()
+    assert main(["report", str(notebook), "-o", str(tmp_path / "mine")]) == 2
+    assert "is a notebook, not a report, and would be replaced: choose another folder (-o)" in capsys.readouterr().err
+    assert own.read_text() == before
+
+
 def test_pdf_needs_a_chromium_and_says_so_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

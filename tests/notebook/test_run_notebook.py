@@ -20,6 +20,7 @@ from conftest import THROWAWAY, write_notebook
 from nbformat.sign import NotebookNotary
 
 from workbench.notebook import Run, environment, read_records, read_run, run_notebook
+from workbench.notebook.commands import parse
 from workbench.notebook.parameters import COMPUTED, declared_parameters, parse_parameter, split_values
 from workbench.notebook.run import run_key
 
@@ -290,6 +291,14 @@ def test_parameters_are_read_without_running_them() -> None:
         (True, "no", False),
         ("x", "1", "1"),
         (["a"], "a, b", ["a", "b"]),
+        (["a"], "none,1,'b,c',it's", ["none", "1", "b,c", "it's"]),
+        (["a"], "vote(f(1, 2), 3), sculpt", ["vote(f(1, 2), 3)", "sculpt"]),
+        ([[1, 2]], "[1, 2], [3, 4]", [[1, 2], [3, 4]]),
+        ([[1, 2]], "[[1, [2]], [3, 4]]", [[1, [2]], [3, 4]]),
+        ([[1, 2]], "[3, 4]", [[3, 4]]),
+        ([(1, 2)], "(3, 4)", [(3, 4)]),
+        ((1, 2), "(3, 4)", [3, 4]),
+        ({1}, "{3, 4}", [3, 4]),
         ([1], "[1, 2]", [1, 2]),
         ([], "", []),
         (None, "none", None),
@@ -304,7 +313,9 @@ def test_text_becomes_what_the_default_is(default: Any, given: str, value: Any) 
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize(("default", "given"), [(3, "2.5"), (3, "two"), (0.1, "x"), (True, "maybe"), ({}, "[1]")])
+@pytest.mark.parametrize(
+    ("default", "given"), [(3, "2.5"), (3, "two"), (0.1, "x"), (True, "maybe"), ({}, "[1]"), ([0.1], "1e-3,o.2")]
+)
 def test_text_that_is_no_such_value_is_refused(default: Any, given: str) -> None:
     with pytest.raises(ValueError, match=f"{given!r} can.t be read as {type(default).__name__}".replace("[", r"\[")):
         parse_parameter({"p": default}, "p", given, "a.ipynb")
@@ -312,6 +323,18 @@ def test_text_that_is_no_such_value_is_refused(default: Any, given: str) -> None
 
 def test_commas_inside_brackets_and_quotes_stay() -> None:
     assert split_values("a,[b,c],'d,e',{'f': 1, 'g': 2}") == ["a", "[b,c]", "'d,e'", "{'f': 1, 'g': 2}"]
+    assert split_values("[[1, 2], [3]], f(g(1, 2), 3), don't, it's") == [
+        "[[1, 2], [3]]",
+        "f(g(1, 2), 3)",
+        "don't",
+        "it's",
+    ]
+
+
+def test_quotes_around_a_value_of_a_grid_are_no_part_of_it(tmp_path: Path) -> None:
+    cell = nbformat.v4.new_code_cell("name = 'a'", metadata={"tags": ["parameters"]})
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "a.ipynb")
+    assert parse(tmp_path / "a.ipynb", [], ["name='a,b',c"]) == ({}, {"name": ["a,b", "c"]})
 
 
 def test_the_environment_tells_the_state_of_the_repository(tmp_path: Path) -> None:

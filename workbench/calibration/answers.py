@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -13,6 +14,7 @@ from torch import Tensor
 from workbench.core.batches.rows import is_one_hot, shape_advice
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.saving.training_data import Facts
+from workbench.errors import WorkbenchWarning
 from workbench.metrics._inputs import level_in_unit
 from workbench.risk import Risk
 
@@ -119,3 +121,15 @@ def log_probabilities(y: Tensor, output: str) -> Tensor:
 def precise(tensor: Tensor) -> Tensor:
     """Return the tensor in at least float32."""
     return tensor.to(torch.promote_types(torch.float32, tensor.dtype))
+
+
+def all_where_nan(chosen: Tensor, scores: Tensor) -> Tensor:
+    """Return sets of classes [rows, ..., classes] with all classes where a score is NaN, and warn: nothing can be left out there."""
+    if (unknown := scores.isnan().any(-1, keepdim=True)).any():
+        rows = int(unknown.flatten(1).any(1).sum())
+        warnings.warn(
+            f"{rows} of {len(chosen)} rows get all classes: the scores of the model are NaN there; look for NaN in the input",
+            WorkbenchWarning,
+            stacklevel=3,
+        )
+    return chosen | unknown

@@ -98,7 +98,15 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
         Args:
             answers: outputs for held-out rows, from `collect`.
             seed: of random draws on the way.
+
+        Raises:
+            ValueError: the model gives scores of classes, and the targets are no class numbers.
         """
+        if output_of(self.wrapped) != "values" and not answers.labels:
+            raise ValueError(
+                f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: calibration needs class "
+                "numbers [rows], y.argmax(-1) of soft labels or y.long() of whole numbers"
+            )
         with torch.no_grad():
             self._fit(answers, seed)
         self.fitted_on = answers.facts

@@ -132,10 +132,5 @@ def calibrate(
         return METHODS[method](wrapped, **options).fit(data, batch_size=batch_size, seed=seed)
     form = output_of(wrapped)
     answers = collect(wrapped, data, risk=form == "values", batch_size=batch_size, seed=seed)
-    if form != "values" and not answers.labels:
-        raise ValueError(
-            f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: calibration needs class "
-            "numbers [rows], y.argmax(-1) of soft labels or y.long() of whole numbers"
-        )
     calibrated = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
     return calibrated.fit_to(answers, seed)

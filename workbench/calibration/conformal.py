@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from workbench.calibration.answers import (
     RISKS,
     Answers,
+    all_where_nan,
     check_labels,
     check_values,
     level,
@@ -394,7 +395,7 @@ class SplitConformal(Calibrated):
             allow_empty: False adds the most probable class to every set.
 
         Returns:
-            bool [rows, classes].
+            bool [rows, classes]; all classes, with a warning, in rows whose scores are NaN.
 
         Raises:
             ValueError: there are too few held-out rows for this coverage, or the score is one for values.
@@ -406,7 +407,7 @@ class SplitConformal(Calibrated):
         if self.randomized and self.score != "lac":
             draws = torch.rand(len(y), 1, generator=generator, dtype=torch.float64)
         chosen = self._class_scores(y, draws, str(self.score)) <= q
-        return chosen if allow_empty else chosen.scatter(-1, y.argmax(-1, keepdim=True), True)
+        return all_where_nan(chosen if allow_empty else chosen.scatter(-1, y.argmax(-1, keepdim=True), True), y)
 
 
 def _is_interval(answers: Answers) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.calibration.answers import level as exact
 from workbench.errors import require
-from workbench.metrics._inputs import level_in_unit, numbers
+from workbench.metrics._inputs import level_in_unit, numbers, tensor_of
 
 
 def control_risk(losses: Any, thresholds: Any, level: float = 0.1, bound: float = 1.0) -> Tensor:
@@ -41,6 +41,7 @@ def control_risk(losses: Any, thresholds: Any, level: float = 0.1, bound: float 
         >>> control_risk(missed, thresholds, level=0.2)
         tensor(0.8200)
     """
+    level, bound = _one_number("level", level), _one_number("bound", bound)
     losses, thresholds = _check_losses(losses, thresholds, bound)
     if not 0 < level < bound:
         raise ValueError(f"level must lie between 0 and the bound {bound:g}; found {level!r}")
@@ -95,7 +96,7 @@ def learn_then_test(
     )
     all_losses = torch.as_tensor(all_losses)
     all_losses = all_losses if all_losses.dim() == 3 else all_losses[None]
-    accepted_levels = torch.as_tensor(level, dtype=torch.float64)
+    accepted_levels = tensor_of(level, "level").double()
     levels = accepted_levels.tolist() if accepted_levels.dim() else [accepted_levels.item()] * len(all_losses)
     if len(levels) != len(all_losses):
         raise ValueError(
@@ -121,9 +122,16 @@ def _p_values(losses: Tensor, level: float) -> Tensor:
     return torch.minimum(hoeffding, torch.e * binomial)
 
 
+def _one_number(name: str, value: Any) -> float:
+    number = tensor_of(value, name)
+    if number.dim() or number.dtype == torch.bool or number.isnan():
+        raise TypeError(f"{name} must be one number, found {value!r:.100}")
+    return number.double().item()
+
+
 def _check_losses(losses: Any, thresholds: Any, bound: float) -> tuple[Tensor, Tensor]:
     checked = numbers("losses", losses)
-    thresholds = torch.as_tensor(thresholds)
+    thresholds = tensor_of(thresholds, "thresholds")
     if bool(thresholds.isnan().any()):
         raise ValueError(f"thresholds has {int(thresholds.isnan().sum())} NaN of {thresholds.numel()}")
     if checked.dim() != 2 or thresholds.shape != checked.shape[1:]:

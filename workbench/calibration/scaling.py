@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from workbench.calibration.answers import (
     Answers,
+    all_where_nan,
     check_labels,
     check_rows,
     check_values,
@@ -201,7 +202,7 @@ class TemperatureScaling(Calibrated):
             coverage: desired probability that the set contains the true class, strictly between 0 and 1.
 
         Returns:
-            bool [rows, ..., classes], with the classes last.
+            bool [rows, ..., classes], with the classes last; all classes, with a warning, where the scores are NaN.
         """
         probability = float(level("coverage", coverage))
         probs = (
@@ -209,7 +210,7 @@ class TemperatureScaling(Calibrated):
         )
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
-        return torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, before < probability)
+        return all_where_nan(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, before < probability), probs)
 
 
 class VarianceScaling(Calibrated):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,20 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.images)
 
+    @cached_property
+    def _first(self) -> tuple[int, int]:
+        """Width and height of the first image."""
+        width, height = open_image(self.images[0]).size
+        return width, height
+
     def __getitem__(self, i: int) -> tuple[Tensor, Any]:
         file, target = self.images[i], self.targets[i]
         image = open_image(file)
+        if self.size is None and image.size != self._first:
+            width, height = self._first
+            raise ValueError(
+                f"{file} has {_shape(image)} pixels, and {self.images[0]} {height} x {width}: give size=(height, width) to resize all"
+            )
         mask = None if self.classes is not None else open_image(target)
         try:
             x = to_tensor(image, self.size, self.grey)

@@ -97,16 +97,21 @@ def cells_of(path: Path, smoke: bool = False, axes: Sequence[tuple[str, Sequence
         arguments = dict.fromkeys(argument for cell in cells for argument in cell)
         if name not in arguments:
             raise ValueError(f"{path.stem} has no argument {name!r}: {hint(name, arguments)}")
-        values = dict.fromkeys(text(cell[name]) for cell in cells if name in cell)
+        values = dict.fromkeys(_shown(cell[name]) for cell in cells if name in cell)
         for value in selected:
             if value not in values:
                 raise ValueError(f"{path.stem} has no cell with {name}={value}: {hint(value, values)}")
-    chosen = [cell for cell in cells if all(name in cell and text(cell[name]) in selected for name, selected in axes)]
+    chosen = [cell for cell in cells if all(name in cell and _shown(cell[name]) in selected for name, selected in axes)]
     if not chosen:
         raise ValueError(
             f"no cell of {path.stem} has all of {' '.join(f'{n}={chr(44).join(w)}' for n, w in axes)} at once"
         )
     return chosen
+
+
+def _shown(value: Any) -> str:
+    """Return the text by which a value is selected and listed."""
+    return "None" if value is None else text(value)
 
 
 def possible(path: Path, cells: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:

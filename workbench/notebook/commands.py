@@ -149,7 +149,7 @@ def parse(
     Raises:
         ValueError: the notebook has no such parameter, a value can't be read as its type, or a name is given twice.
     """
-    from .parameters import declared_parameters, load_notebook, parse_parameter, split_values
+    from .parameters import declared_parameters, load_notebook, parse_parameter, split_values, unquoted
 
     declared = declared_parameters(load_notebook(notebook))
     fixed: dict[str, Any] = {}
@@ -159,6 +159,8 @@ def parse(
         fixed[name] = parse_parameter(declared, name, text, notebook.name)
     for name, pieces in (axis(item, split_values) for item in axes):
         _check_new(name, {**fixed, **grid})
+        if isinstance(declared.get(name), str):
+            pieces = [unquoted(piece) for piece in pieces]  # quotes keep the commas of a text together
         grid[name] = [parse_parameter(declared, name, piece, notebook.name) for piece in pieces]
     return fixed, grid
 

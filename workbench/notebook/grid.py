@@ -72,6 +72,7 @@ def run_grid(
 
     Raises:
         FileNotFoundError, ValueError, TypeError: the notebook, the parameters or a number is invalid; nothing is written.
+        FileExistsError: a notebook that is no report lies where a run would be written.
         BlockingIOError: another grid is running in this folder.
         OSError: the folder can't be written to.
         KeyboardInterrupt: Ctrl-C was pressed, or SIGTERM received; unfinished runs have been saved as ``interrupted``.
@@ -104,6 +105,8 @@ def run_grid(
         plan(nb, notebook, folder / f"{name}.ipynb", values)
         for name, values in combinations(notebook.stem, parameters or {}, grid or {})
     ]
+    for run, _ in planned:
+        _check_not_foreign(Path(run.output))
     chromium = find_chromium() if pdf else None
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder), _Grid(nb, planned, Index(folder), chromium, progress, log) as runner:
@@ -164,6 +167,28 @@ def _is_unambiguous(value: Any) -> bool:
     return value.casefold() == value and re.search(r"_[^_]*-", value) is None
 
 
+def _check_not_foreign(output: Path) -> None:
+    """Raise if a notebook that no report wrote, such as one of the user, would be replaced."""
+    if output.is_symlink() or not output.is_file():  # a link is replaced, and what it leads to stays
+        return
+    with contextlib.suppress(ValueError):  # a damaged file
+        if "workbench" not in load_notebook(output).metadata:
+            raise FileExistsError(
+                f"{output} is a notebook, not a report, and would be replaced: choose another folder (-o), or move it"
+            )
+
+
+def _replaced(earlier: Run, run: Run) -> str:
+    """Return the words about an earlier report of the same name, "" unless it had other parameters or was of another notebook."""
+    if earlier.notebook != run.notebook:
+        return f"replaces the report of {earlier.notebook}; -o DIR keeps both"
+    names = [name for name, value in earlier.parameters.items() if run.parameters.get(name, value) != value]
+    if not names:
+        return ""
+    before = ", ".join(f"{name}={_text(earlier.parameters[name])}" for name in names)
+    return f"replaces the report with {before}; -g {names[0]}={_text(run.parameters[names[0]])} or -o DIR keeps both"
+
+
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     filelock = require("filelock")
@@ -197,6 +222,11 @@ class _Grid:
         self.nb, self.index, self.chromium, self.progress, self.log = nb, index, chromium, progress, log
         self.runs = {run.name: run for run, _ in planned}
         self.values = {run.name: values for run, values in planned}
+        self.replaced = {
+            name: _replaced(earlier, run)
+            for name, run in self.runs.items()
+            if (earlier := stamp_of(Path(run.output))) is not None
+        }
         self.ended: set[str] = set()
         self.notebook_folder = Path(planned[0][0].notebook).parent
         self.began = time.strftime(CLOCK)
@@ -341,7 +371,8 @@ class _Grid:
             n_ended = sum(other in self.ended for other in self.runs) if count else "-"
             failed = self.index.entries[name].failed_checks
             problems = [run.error] if run.error else [f"does not hold: {'; '.join(failed)}"] if failed else []
-            line = "  ".join([run.name, *(" ".join(text.split()) for text in problems)])
+            notes = [self.replaced[name]] if self.replaced.get(name) else []
+            line = "  ".join([run.name, *(" ".join(text.split()) for text in problems + notes)])
             seconds = "   cached" if run.cached else f"{run.seconds:7.1f} s"
             self.bar.write(f"[{n_ended}/{len(self.runs)}] {run.status:<11} {seconds}  {line}", file=sys.stdout)
             sys.stdout.flush()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
+import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +171,7 @@ def parse_parameter(declared: Mapping[str, Any], name: str, text: str, notebook:
     Args:
         declared: name -> default, from `declared_parameters`.
         name: name of the parameter.
-        text: value as text; lists as ``a,b`` or ``[a, b]``.
+        text: value as text; lists as ``a,b`` or ``[a, b]``. The items of a list of texts are texts, with or without quotes.
         notebook: name of the notebook for error messages.
 
     Returns:
@@ -195,8 +195,7 @@ def parse_parameter(declared: Mapping[str, Any], name: str, text: str, notebook:
         if isinstance(default, (int, float)):
             return type(default)(text)
         if isinstance(default, (list, tuple, set)):
-            inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-            return [_literal(item) for item in split_values(inside)]
+            return _items(default, text)
         value = _literal(text)
         if isinstance(default, dict) and not isinstance(value, dict):
             raise ValueError(text)
@@ -212,11 +211,63 @@ def split_values(text: str) -> list[str]:
     """Split a text at the commas outside of brackets and quotes.
 
     Example:
-        >>> split_values("1, [2, 3], x")
-        ['1', '[2, 3]', 'x']
+        >>> split_values("1, [2, [3, 4]], x")
+        ['1', '[2, [3, 4]]', 'x']
     """
-    pieces = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\([^)]*\)|'[^']*'|\"[^\"]*\"|[^,])+", text)
+    pieces, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"" and not pieces[-1][-1:].isalnum():  # an apostrophe, as in don't, opens no quotes
+            quote = character
+        else:
+            depth = max(0, depth + (character in "([{") - (character in ")]}"))
+        if character == "," and not depth and not quote:
+            pieces.append("")
+        else:
+            pieces[-1] += character
     return [stripped for piece in pieces if (stripped := piece.strip())]
+
+
+def unquoted(text: str) -> str:
+    """Return a text without the quotes around it, if it has any.
+
+    Example:
+        >>> unquoted("'a,b'"), unquoted("none")
+        ('a,b', 'none')
+    """
+    value = _literal(text) if text[:1] in ("'", '"') else text
+    return value if isinstance(value, str) else text
+
+
+def _items(default: list[Any] | tuple[Any, ...] | set[Any], text: str) -> list[Any]:
+    """Return the items of a list's text: texts, numbers or lists if those of the default are."""
+    items, lists = split_values(_inside(text, default)), (list, tuple, set)
+    if _all(default, str):
+        return [unquoted(item) for item in items]
+    values = [_literal(item) for item in items]
+    if _all(default, int, float) and any(isinstance(value, str) for value in values):
+        raise ValueError(text)
+    if _all(default, *lists) and not all(isinstance(value, lists) for value in values):
+        return [_literal(item) for item in split_values(text)]  # one item, whose brackets are its own
+    return values
+
+
+def _all(items: Collection[Any], *kinds: type) -> bool:
+    """Return whether there are items, and all are of these kinds."""
+    return bool(items) and all(isinstance(item, kinds) for item in items)
+
+
+def _inside(text: str, default: list[Any] | tuple[Any, ...] | set[Any]) -> str:
+    """Return the text of a list's items, without the brackets around all of them."""
+    text = text.strip()
+    for kind, (opening, closing) in ((type(default), "[]"), (tuple, "()"), (set, "{}")):
+        if isinstance(default, kind) and text.startswith(opening) and text.endswith(closing):
+            inside = text[1:-1]
+            # the first bracket of "[1, 2], [3]" ends before the last one does
+            depths = itertools.accumulate((c == opening) - (c == closing) for c in inside)
+            return inside if min(depths, default=0) >= 0 else text
+    return text
 
 
 def _default(declared: Mapping[str, Any], name: str, notebook: str) -> Any:
