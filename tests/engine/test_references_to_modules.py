@@ -133,3 +133,49 @@ def test_heads_and_voters_that_would_use_the_given_parameters_are_refused(wrappe
     wrapped = WRAPPERS[wrapper]()(HoldsParameters())
     with torch.set_grad_enabled(gradients), pytest.raises(UnreachedParametersError, match=r"c\.bias, c\.weight"):
         wrapped(torch.randn(6, 5), return_risk=True)
+
+
+LAYER: Any = None
+
+
+def patch_forward(wrapped: Any) -> None:
+    wrapped.c.forward = lambda h: F.linear(h, LAYER.weight, LAYER.bias)
+
+
+def add_hook(wrapped: Any) -> None:
+    wrapped.c.register_forward_hook(lambda layer, inputs, output: output + F.linear(*inputs, LAYER.weight, LAYER.bias))
+
+
+@pytest.mark.parametrize("called", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("change", [patch_forward, add_hook])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_layers_reached_by_a_global_name_from_a_later_function_are_refused(
+    wrapper: str, change: Any, gradients: bool, called: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapped, x = WRAPPERS[wrapper]()(Net()).eval(), torch.randn(6, 5)
+    monkeypatch.setitem(globals(), "LAYER", wrapped.c)
+    with torch.set_grad_enabled(gradients):
+        if called:
+            wrapped(x, return_risk=True)
+        change(wrapped)
+        with pytest.raises(UnreachedParametersError, match=r"c\.bias, c\.weight by a reference"):
+            wrapped(x, return_risk=True)
+
+
+@pytest.mark.parametrize("called", [True, False])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_hooks_reach_the_layer_of_their_branch_by_their_argument(wrapper: str, called: bool) -> None:
+    wrapped, x = WRAPPERS[wrapper]()(Net()).eval(), torch.randn(6, 5)
+    if called:
+        wrapped(x, return_risk=True)
+    wrapped.c.register_forward_hook(lambda layer, inputs, output: output + F.linear(*inputs, layer.weight, layer.bias))
+    answers = [(voter.c(voter.trunk(x))) * voter.gain for voter in Wrapped.voters(wrapped)]
+    torch.testing.assert_close(wrapped(x, return_risk=True)[0], torch.stack(answers).mean(0))
+
+
+def test_inputs_may_be_computed_from_the_weights_that_the_model_shows() -> None:
+    wrapped, x = vote.Wrapper(3)(Net()).eval(), torch.randn(6, 5)
+    x = x * wrapped.c.weight.sum()
+    expected = torch.stack([voter(x) for voter in Wrapped.voters(wrapped)]).mean(0)
+    torch.testing.assert_close(wrapped(x, return_risk=True)[0], expected)

@@ -65,6 +65,7 @@ class Runtime:
             root,
             functools.partial(plain_clone, root),
             self._originals,
+            lambda: self.table.views,
             self.table.homes,
             functools.partial(plain_forward, root),
         )

@@ -62,6 +62,7 @@ class Clones:
     def __init__(self, root: nn.Module, build: Build) -> None:
         self.root, self._build = root, build
         self.impure: frozenset[Attribute] = frozenset()  # the attributes that forward was observed to change
+        self.generation = 0  # how often the wrapped object has changed
         self.ever_impure = False  # whether forward was observed to change attributes, also in passes that were not kept
         self.dense_slots = DenseSlots()  # slots that must hold dense tensors
         self.watched: set[bool] = set()  # the modes (training or not) in which forward has run
@@ -266,14 +267,14 @@ class Clones:
         """Prepare for a call: drop clones that no longer match the wrapped object, whose layers, attributes or lists may have changed."""
         self.undisturbed = not in_modes()
         same = self._objects.unchanged()
-        if same and self._modules is not None and self._modules.unchanged():
-            return
-        if same and self._tree and structure(self._tree, self.impure) == self._facts:
+        unchanged = same and self._modules is not None and self._modules.unchanged()
+        if unchanged or (same and self._tree and structure(self._tree, self.impure) == self._facts):
             return
         self._modules, self._facts = None, ()  # an interrupt from here on makes the next call inspect the object again
         self._tree = {path: module for path, module in modules(self.root).items() if "@" not in path}
         self.modes = modes_of(self._tree)
         if not same or structure(self._tree, self.impure, modes=False) != self._shape:
+            self.generation += 1
             self._memory = self.remembered()
             self._current = set(self._memory)
             self._clones.clear()

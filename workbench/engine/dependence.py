@@ -20,6 +20,12 @@ def reached(outputs: list[Tensor]) -> set[int]:
     return ids | {id(tensor) for tensor in outputs if tensor.is_leaf}
 
 
+def passed(outputs: list[Tensor], tensors: dict[str, Tensor]) -> set[str]:
+    """Return the names of those tensors, themselves computed, that the outputs were computed from."""
+    nodes = set(_nodes(outputs))
+    return {name for name, tensor in tensors.items() if tensor.grad_fn in nodes}
+
+
 def has_reentrant_checkpoint(outputs: list[Tensor]) -> bool:
     """Return whether a part of the graph is only made in the backward pass, by `torch.utils.checkpoint` with use_reentrant=True."""
     return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(outputs))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
 from .clones import Build, Clones, branch_key
 from .combine import Branched, combine
-from .dependence import DependenceTracker, has_reentrant_checkpoint, reached
+from .dependence import DependenceTracker, has_reentrant_checkpoint, passed, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import commit, merged_buffers
 from .effects.containers import Containers
@@ -42,6 +42,7 @@ class Engine:
         root: the wrapped module.
         build: see `Clones`.
         originals: returns, by slot, the parameters of the given model that branches replace, and that outputs must no longer depend on.
+        views: returns, by slot, the tensors of the first branch that the wrapped module shows, and that no other branch must use.
         entries: returns, by slot, the dict entries of the wrapped module that hold its tensor.
         forward: the method that a branch calls on the wrapped module itself.
     """
@@ -51,10 +52,11 @@ class Engine:
         root: nn.Module,
         build: Build,
         originals: Callable[[], dict[str, Tensor]],
+        views: Callable[[], dict[str, Tensor]],
         entries: Callable[[], traced.Entries],
         forward: Callable[..., Any],
     ) -> None:
-        self.root, self._originals = root, originals
+        self.root, self._originals, self._views = root, originals, views
         self.lock = threading.RLock()
         self.clones = Clones(root, build)
         self.effects = InputEffects()
@@ -64,6 +66,8 @@ class Engine:
         self.selects: dict[tuple[Any, ...], bool] = {}
         self._checked = False  # whether the autograd graph has shown which tensors the outputs depend on
         self._followed = False  # whether this was checked without gradients
+        self._depended: set[bool] = set()  # whether by the graph: outputs have depended on what branches replace
+        self._generation = 0  # of the clones that were checked last
 
     def run(
         self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
@@ -106,6 +110,8 @@ class Engine:
             request = replace(request, args=args, kwargs=kwargs)
         with self.lock:
             clones.refresh()
+            if self._generation != clones.generation:
+                self._generation, self._checked, self._followed = clones.generation, False, False
             leaves = request.flat[0]
             if not are_plain(leaves):
                 if plan.size > 1:
@@ -295,7 +301,7 @@ class Engine:
             self.effects.remember_outputs([branch_key(plan, index) for index in plan.indices], columns)
 
     def _check_reach(self, request: Request, results: Sequence[Result]) -> None:
-        """Check once that the outputs depend on tensors that the methods own, and on none that these replace.
+        """Check that the outputs depend on tensors that the methods own, once, and on none that these replace, anew after each change.
 
         Raises:
             UnreachedParametersError: if they do not.
@@ -327,6 +333,8 @@ class Engine:
             else:
                 originals = {**heads, **self._originals()}
                 stale = {name for name, tensor in originals.items() if id(tensor) in source_ids - input_ids}
+                views = self._views_of_others(plan, index)
+                stale |= passed(outputs, views) - passed(tensors((request.args, request.kwargs)), views)
             # the graph of the layers inside a reentrant checkpoint is not known yet
             depends = not source_ids.isdisjoint(map(id, owned.values())) or has_reentrant_checkpoint(outputs)
         elif self._followed:
@@ -336,15 +344,17 @@ class Engine:
             stale, depends = self._follow(request, owned, index)
         if stale:
             raise UnreachedParametersError(
-                f"the model uses {', '.join(sorted(stale)[:3])} of the model that was given, by a reference that wrapping cannot replace (a "
-                "partial function or an object that holds the tensor): the branches would not differ there. Access it through "
-                "the module, as self.layer.weight"
+                f"the model uses {', '.join(sorted(stale)[:3])} by a reference that wrapping cannot replace (a global name, a partial "
+                "function or an object that holds the tensor): the branches would not differ there. Access it through the module, as "
+                "self.layer.weight, or in a hook through its argument"
             )
-        if owned and not depends:
+        # what a user switches off later, such as adapters, was reached before
+        if owned and not depends and self._checked not in self._depended:
             raise UnreachedParametersError(
                 f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
                 "branches: these layers did not run, or their result is detached. Choose more layers"
             )
+        self._depended.add(self._checked)
 
     def look(self, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> None:
         """Run the only branch of a plan without gradients, so that its interventions can observe it; no side effect is kept."""
@@ -364,12 +374,14 @@ class Engine:
             The slots whose original tensors the outputs depend on, and whether the outputs depend on any owned tensor.
         """
         plan = request.plan
-        originals = {**self._originals(), **_of_other_heads(plan, index)}  # held here so that ids stay unique
+        heads, views = _of_other_heads(plan, index), self._views_of_others(plan, index)
+        originals = [*self._originals().items(), *heads.items(), *views.items()]  # held here so that ids stay unique
         bank = Bank(plan.bank.get)
         branch_plan = replace(plan, axes=(), fixed=dict(index), dealt="", bank=bank, interventions=(), folding=None)
         probe, sources = replace(request, plan=branch_plan), set(map(id, owned.values()))
         tracker = DependenceTracker(
-            {*sources, *map(id, originals.values())}, map(id, (*self.root.parameters(), *self.root.buffers()))
+            {*sources, *(id(tensor) for _, tensor in originals)},
+            map(id, (*self.root.parameters(), *self.root.buffers())),
         )
         try:
             with self.clones.lent(plan, index):
@@ -384,7 +396,17 @@ class Engine:
                 depends = not all(map(torch.equal, old, new))
         except Exception:  # an operation that does not support dispatch modes
             return set(), True
-        return {name for name, tensor in originals.items() if id(tensor) in source_ids}, depends
+        return {name for name, tensor in originals if id(tensor) in source_ids}, depends
+
+    def _views_of_others(self, plan: Plan, index: Index) -> dict[str, Tensor]:
+        """Return, by slot, the tensors of the first branch that the wrapped module shows and that a branch must not use."""
+        rules = plan.rules
+        others = [slot for slot in rules if any(index.get(axis) for axis in rules[slot].axes())]
+        return {
+            slot: view
+            for slot, view in self._views().items()
+            if slot in others and rules[slot].pick(plan.bank, index) is not view
+        }
 
     def _dry_run(self, request: Request, mode: AbstractContextManager[Any] | None = None) -> list[Tensor]:
         """Return the output tensors of one branch, run without gradients and with `mode` active; no side effect is kept."""
