@@ -302,7 +302,9 @@ class _Body:
             return keywords
         if isinstance(function, type):
             fields = getattr(function, "_fields", None)
-            if fields is None and dataclasses.is_dataclass(function) and "__post_init__" not in vars(function):
+            # dataclasses that are dicts, such as the outputs of transformers, enter their fields there, others may change them
+            is_kept = issubclass(function, dict) or not hasattr(function, "__post_init__")
+            if fields is None and dataclasses.is_dataclass(function) and is_kept:
                 fields = [field.name for field in dataclasses.fields(function) if field.init]
             return None if fields is None else {**dict(zip(fields, arguments, strict=False)), **keywords}
         if not arguments:
