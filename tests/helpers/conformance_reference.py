@@ -69,7 +69,7 @@ class Reference(reference.Reference):
         wrapping: How the wrapped model was made.
         wrapped: The wrapped model. Its tensors are copied at once, so that it may be called and changed afterwards.
         dtype: Precision of models and inputs.
-        without_prior: Paths of outputs to which no prior is added, since their meaning is not declared.
+        without_prior: Paths of outputs to which no prior is added, since they are averaged only; in `LIMITED` are those of limited range.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Reference(reference.Reference):
         without_prior: Container[str] = (),
     ) -> None:
         super().__init__(case, wrapped, dtype)
-        self.without_prior = without_prior
+        self.without_prior = {*without_prior, *(path for name, path in LIMITED if name == case.name.partition("-")[0])}
         self.by_rule = {}
         self.wrapping = wrapping
         self.heads = wrapping.heads or int("aleatoric" in wrapping.kinds)
@@ -220,6 +220,9 @@ UNDONE = {
     ("hf_dataclass", "hidden"): _of_tanh,
     ("nested_out", "heads.1.0"): _of_tanh,
 }
+
+# (model, output) of limited range, beside other outputs: tanh, softplus and the weights of attention
+LIMITED = {*UNDONE, ("mha_module", "1"), ("nn.MultiheadAttention", "1")}
 
 
 def spoken(raw: list[Tensor]) -> dict[str, Tensor]:

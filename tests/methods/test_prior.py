@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import workbench
-from workbench import compose, fit, laplace, neo, sample, sculpt, vote
-from workbench.errors import WorkbenchWarning
-from workbench.outputs import Binary, Mean, Values
+from workbench import compose, fit, neo, sample, sculpt, vote
+from workbench.outputs import Binary
 
 SCALE, VOTERS, PLACE = 2.0, 3, "extras@workbench.prior."
 
@@ -316,123 +315,6 @@ def test_other_initializations_than_a_layers_own_are_shuffled() -> None:
     rows = wrapped.state_dict()[f"{PLACE}gain"]
     assert all(torch.equal(row.sort().values, torch.linspace(0.5, 1.5, 8)) for row in rows)
     assert not torch.equal(rows[0], rows[1])
-
-
-# ---- what is refused
-class _Constant(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "model", "words"),
-    [
-        (lambda: vote.Wrapper(prior=1, output="probs"), nn.Linear(2, 3), "holds probabilities"),
-        (lambda: vote.Wrapper(prior=1, output=Binary(logits=False)), nn.Linear(2, 3), "holds probabilities"),
-        (lambda: vote.Wrapper(prior=1, output={"a": "probs"}), nn.Linear(2, 3), "holds probabilities"),
-        (lambda: vote.Wrapper(prior=1, state="1"), nn.GRU(2, 3), "passes from call to call"),
-        (lambda: vote.Wrapper(prior=1, finetune=True), nn.Linear(2, 3), "finetune"),
-        (lambda: compose(vote.Wrapper(prior=1), laplace.Wrapper()), nn.Linear(2, 3), "laplace"),
-        (lambda: vote.Wrapper(prior=1), _Constant(), "would differ between untrained models"),
-        (lambda: vote.Wrapper(prior=1), vote.Wrapper(prior=1)(nn.Linear(2, 1)).unwrap(), "has one already"),
-    ],
-)
-def test_what_has_no_prior_is_refused_when_wrapping(wrapper: Any, model: nn.Module, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        wrapper()(model)
-
-
-def test_laplace_is_refused_behind_a_prior() -> None:
-    with pytest.raises(ValueError, match="laplace models the posterior of the last layer only"):
-        laplace.Wrapper()(vote.Wrapper(prior=1)(nn.Linear(2, 3)))
-
-
-@pytest.mark.parametrize("prior", [-1.0, float("nan"), float("inf"), "much", True])
-def test_scales_are_numbers_that_are_not_negative(prior: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="prior must be"):
-        vote.Wrapper(prior=prior)
-
-
-class _Several(nn.Module):
-    """What a model may give beside its scores."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.layer, self.kind, self.last = nn.Linear(2, 3), kind, None
-
-    def forward(self, x: Tensor, kept: Any = None) -> Any:
-        y = self.layer(x)
-        if self.kind == "loss":
-            return {"y": y, "loss": y.square().mean()}
-        if self.kind == "whole numbers":
-            return {"y": y, "best": y.argmax(-1)}
-        if self.kind == "attribute":
-            self.last = y
-        if self.kind == "noise":
-            return y + torch.randn_like(y)
-        if self.kind == "list":
-            kept.append(y)
-        if self.kind == "hidden":
-            return {"y": y, "hidden": x + 1}
-        return y
-
-
-@pytest.mark.parametrize("end", [nn.Softplus(), nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.ELU()])
-def test_priors_of_limited_range_are_refused(end: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"the model ends in .* would leave its range"):
-        vote.Wrapper(prior=1)(nn.Sequential(nn.Linear(2, 1), end))
-
-
-@pytest.mark.parametrize("output", [None, "logits"])
-@pytest.mark.parametrize("end", [nn.Softmax(-1), nn.LogSoftmax(-1)])
-def test_priors_are_not_added_to_probabilities(end: nn.Module, output: Any) -> None:
-    wrapped = vote.Wrapper(prior=1, output=output)(nn.Sequential(nn.Linear(2, 3), end)).eval()
-    with pytest.raises(ValueError, match=r"holds (log )?probabilities, to which nothing can be added"):
-        wrapped(_x())
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("loss", "'loss' is a number without dimensions"),
-        ("whole numbers", "'best' is of torch.int64"),
-        ("attribute", "changes attributes of the model"),
-        ("list", "changes objects or lists"),
-        ("noise", "draws random numbers in evaluation mode"),
-    ],
-)
-def test_what_would_lack_the_prior_is_refused_when_called(kind: str, words: str) -> None:
-    wrapped = vote.Wrapper(prior=1)(_Several(kind)).eval()
-    with pytest.raises(ValueError, match=words):
-        wrapped(_x(), *([[]] if kind == "list" else []))
-
-
-def test_what_is_averaged_without_a_risk_has_no_prior() -> None:
-    wrapped = vote.Wrapper(prior=1, output={"y": Values(), "hidden": Mean()})(_Several("hidden")).eval()
-    torch.testing.assert_close(wrapped(_x())["hidden"], _x() + 1)
-
-
-class _Zeroed(nn.Module):
-    """A LoRA of bare parameters, whose second factor is zero on purpose."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = nn.Linear(2, 3).requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.randn(1, 2)), nn.Parameter(torch.zeros(3, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + x @ self.a.T @ self.b.T
-
-
-def test_priors_that_are_all_the_same_are_told() -> None:
-    torch.manual_seed(0)
-    wrapped = vote.Wrapper(prior=1)(_Zeroed()).eval()
-    with pytest.warns(WorkbenchWarning, match="the output is the same in all untrained models of prior="):
-        wrapped(_x())
 
 
 @pytest.mark.parametrize("name", ["scale", "shared", "value"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from .ownership import engine_of, table_of
 NAME = "prior"
 
 
-_TAKEN = frozenset([*dir(nn.Module()), "scale", "axis", "drawn", "shared", "rules", "value", "of_branch"])
+_TAKEN = frozenset([*dir(nn.Module()), "scale", "axis", "drawn", "shared", "left_out", "rules", "value", "of_branch"])
 
 
 class Prior(nn.Module):
@@ -39,11 +40,21 @@ class Prior(nn.Module):
         axis: name of the axis whose branches have one untrained model each.
         drawn: slot -> randomly initialized tensors of all branches, [branches, ...].
         shared: slot -> tensor that is the same in all branches.
+        left_out: name -> why, of the outputs to which no prior is added.
     """
 
-    def __init__(self, scale: float, axis: str, drawn: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
+    left_out: Mapping[str, str] = MappingProxyType({})  # also of priors that an earlier version has pickled
+
+    def __init__(
+        self,
+        scale: float,
+        axis: str,
+        drawn: Mapping[str, Tensor],
+        shared: Mapping[str, Tensor],
+        left_out: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
-        self.scale, self.axis = scale, axis
+        self.scale, self.axis, self.left_out = scale, axis, dict(left_out or {})
         self.drawn, self.shared = tuple(drawn), tuple(shared)
         for slot, value in {**drawn, **shared}.items():
             self.register_buffer(_key(slot), value.detach())
@@ -64,7 +75,8 @@ class Prior(nn.Module):
         """Return the prior of one branch, with its own copies of the tensors."""
         i = index.get(self.axis, 0)
         values = {slot: self.value(slot)[i].clone() for slot in self.drawn}
-        return Prior(self.scale, self.axis, {}, {**values, **{slot: self.value(slot).clone() for slot in self.shared}})
+        values |= {slot: self.value(slot).clone() for slot in self.shared}
+        return Prior(self.scale, self.axis, {}, values, self.left_out)
 
 
 def _key(slot: str) -> str:
@@ -111,7 +123,6 @@ def check_prior(root: nn.Module, record: Any) -> None:
     outputs = record.output.values() if isinstance(record.output, Mapping) else [record.output]
     for entry in outputs:
         _check_meaning(None if entry is None else meaning_of(entry), "output")
-    _check_ends(root, record)
     scripted = [path for path, module in root.named_modules() if is_scripted(module)]
     if scripted:
         raise ValueError(
@@ -120,15 +131,35 @@ def check_prior(root: nn.Module, record: Any) -> None:
         )
 
 
-def _check_ends(root: nn.Module, record: Any) -> None:
-    for name, end in ends_of(root, record.method).items():
-        entry = record.output.get(name) if isinstance(record.output, Mapping) else record.output
-        if entry is None or isinstance(meaning_of(entry), Values | Classes):
-            what = f"output {name!r} of the model" if name else "the model"
-            raise ValueError(
-                f"prior: {what} ends in {end.function}, and the sum with a prior would leave its range: let it end in its last linear layer "
-                "(for targets above 0 or between 0 and 1 train on their logarithm or logit), or leave prior out"
-            )
+def limited_outputs(root: nn.Module, record: Any) -> dict[str, str]:
+    """Return the outputs beside others that a sum with a prior would take out of their range, with what they end in.
+
+    Args:
+        root: the model.
+        record: record of its wrapping.
+
+    Raises:
+        ValueError: if it is the only output, or one that `output=` names.
+    """
+    ends = {name: f"ends in {end.function}" for name, end in ends_of(root, record.method).items()}
+    for name, end in ends.items():
+        entry = record.output.get(name) if isinstance(record.output, Mapping) else None
+        if not name or (entry is not None and isinstance(meaning_of(entry), Values | Classes)):
+            raise ValueError(_no_sum(name, end))
+    return ends
+
+
+def _no_sum(name: str, why: str) -> str:
+    what = f"output {name!r} of the model" if name else "the model"
+    if why.startswith("ends in"):
+        return (
+            f"prior: {what} {why}, and the sum with a prior would leave its range: let it end in its last linear layer (for targets above 0 or "
+            "between 0 and 1 train on their logarithm or logit), or leave prior out"
+        )
+    return (
+        f"prior: {what} {why}, to which nothing can be added: let it return logits, without its last softmax, and wrap it with "
+        'output="logits"'
+    )
 
 
 def _check_meaning(meaning: Meaning | None, name: str) -> None:
@@ -194,21 +225,17 @@ def run_with_prior(
             f"prior: forward of {type(wrapped)._plain_class.__name__} changes {side_effects}, so that its outputs may depend on earlier calls, "
             "which did not include the prior; return what it stores as an output, or leave prior out"
         )
-    _add(wrapped, branched, fixed, prior.scale, plan.axes)
+    _add(wrapped, branched, fixed, prior, plan.axes)
     return branched, results
 
 
-def _check_scores(scores: Tensor, meaning: Meaning, what: str, depth: int) -> None:
-    """Raise ValueError if scores [branches, ..., n, classes] are probabilities or their logarithms, although no one said so."""
-    if isinstance(meaning, Binary) or scores.dim() - depth < 2:
-        return
+def _kind_of_scores(scores: Tensor, meaning: Meaning, depth: int) -> str:
+    """Return what scores [branches, ..., n, classes] are by their numbers, probabilities or their logarithms; "" for logits and values."""
+    if isinstance(meaning, Binary) or scores.dim() - depth < 2 or scores.is_complex():
+        return ""
     logits = (meaning if isinstance(meaning, Logits) else Logits(-1)).at_end(scores.dim() - depth)
-    for found, values in (("probabilities", scores), ("log probabilities", scores.exp())):
-        if logits.problem(values):
-            raise ValueError(
-                f"prior: {what} holds {found}, to which nothing can be added: let the model return logits, without its last softmax, and wrap "
-                'it with output="logits"'
-            )
+    kinds = {"probabilities": scores, "log probabilities": scores.exp()}
+    return next((kind for kind, values in kinds.items() if logits.problem(values)), "")
 
 
 def _side_effects(engine: Any) -> str:
@@ -220,14 +247,16 @@ def _side_effects(engine: Any) -> str:
     return "objects or lists among its inputs" if effects.changes_objects or effects.fills_containers else ""
 
 
-def _add(wrapped: Any, branched: Branched, fixed: Branched, scale: float, axes: Sequence[Axis]) -> None:
+def _add(wrapped: Any, branched: Branched, fixed: Branched, prior: Prior, axes: Sequence[Axis]) -> None:
     """Add the outputs of the prior to those of the branches, in place."""
+    scale, n_sums = prior.scale, 0
     meanings = meanings_of(wrapped._workbench, branched)
     tree_names = names(branched.rebuild(branched.leaves))
     own_first = {axis.name for axis in axes if axis.own_first}
     depth = len(branched.axes)
-    check_equal = bool(fixed.axes) and not values_unavailable() and "prior" not in wrapped._workbench.told
-    if check_equal:
+    is_first = not values_unavailable() and "prior" not in wrapped._workbench.told
+    check_equal = is_first and bool(fixed.axes)
+    if is_first:
         wrapped._workbench.told.add("prior")
     if len(fixed.leaves) != len(branched.leaves):
         raise ValueError(
@@ -250,8 +279,16 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, scale: float, axes: 
         _check_meaning(meaning, what)
         if not isinstance(meaning, Values | Classes):
             continue
-        if check_equal:
-            _check_scores(leaf, meaning, what, depth)
+        if is_first and (kind := _kind_of_scores(leaf, meaning, depth)):
+            prior.left_out = {**prior.left_out, name: f"holds {kind}"}
+        if (why := prior.left_out.get(name)) is not None:
+            if not name or wrapped._workbench.output is not None:
+                raise ValueError(_no_sum(name, why))
+            if check_equal:
+                advice = "if it is a prediction, let it end in its last linear layer"
+                tell(wrapped, f"prior {i}", f"{what} gets no prior, since it {why}; {advice}")
+            continue
+        n_sums += 1
         if check_equal and len(other) > 1 and other[0].numel() and all(torch.equal(row, other[0]) for row in other[1:]):
             tell(
                 wrapped,
@@ -273,6 +310,11 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, scale: float, axes: 
             continue
         primary, auxiliary = leaf.narrow(heads, 0, 1), leaf.narrow(heads, 1, leaf.shape[heads] - 1)
         branched.leaves[i] = torch.cat([(primary + scale * other).to(leaf.dtype), auxiliary], heads)
+    if prior.left_out and not n_sums:
+        model = type(wrapped)._plain_class.__name__
+        raise ValueError(
+            f"prior: no output of {model} takes one, since all are probabilities or of limited range; leave prior out"
+        )
 
 
-__all__ = ["NAME", "Prior", "Whole", "check_prior", "install", "run_with_prior"]
+__all__ = ["NAME", "Prior", "Whole", "check_prior", "install", "limited_outputs", "run_with_prior"]

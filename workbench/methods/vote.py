@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.additions import extra
 from ..core.method import Call, Method
 from ..core.prior import NAME as PRIOR
-from ..core.prior import Prior, check_prior, install
+from ..core.prior import Prior, check_prior, install, limited_outputs
 from ..core.quantized import refuse_quantized, refuse_unfrozen
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -249,7 +249,7 @@ class Vote(Method):
                 "initialization is not random); leave prior out"
             )
         assert self.wrapper.prior is not None  # the caller has checked
-        return Prior(self.wrapper.prior, self.name, drawn, shared)
+        return Prior(self.wrapper.prior, self.name, drawn, shared, limited_outputs(table.root, table.record))
 
     def settle_prior(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make the priors near zero at these training rows, only once: trained voters have learned with the priors as they are.
