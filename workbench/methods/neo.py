@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from ..core.method import Method, evaluating
 from ..core.outputs.options import form_of
 from ..core.ownership import table_of
 from ..core.prior import run_with_prior
+from ..core.refusals import nearest
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.effects.private_random import own_random
@@ -166,13 +166,10 @@ class Neo(Method):
             density.forget()
 
     def attach(self, table: Table) -> None:
-        paths = {path for path, _ in table.root.named_modules() if "@" not in path}
+        paths = [path for path, _ in table.root.named_modules() if "@" not in path]
         for layer in self.layers or ():
             if layer not in paths:
-                near = difflib.get_close_matches(layer, sorted(paths), 3)
-                raise ValueError(
-                    f"layers: the model has no module {layer!r}; {'nearest: ' + ', '.join(near) if near else 'see named_modules()'}"
-                )
+                raise ValueError(f"layers: the model has no module {layer!r}{nearest(layer, paths)}")
         chosen = self.wrapper.density
         density = DENSITIES[chosen]() if isinstance(chosen, str) else copy.deepcopy(chosen)
         form = form_of(table.record.output)
