@@ -56,7 +56,8 @@ STYLE = f"""{pictures.STYLE}{CASES}
 .wb-frame .wb-over .widget-html-content{{position:absolute;left:0;top:0;right:0;bottom:0}}
 .wb-here{{position:absolute;box-sizing:border-box;width:14px;height:14px;margin:-7px 0 0 -7px;border-radius:50%;
 border:2.5px solid var(--jp-ui-font-color1,currentColor);box-shadow:0 0 0 1.5px var(--jp-layout-color0,Canvas)}}
-.wb-models .wb-length{{height:7px;min-width:84px;margin-top:2px;background:var(--jp-layout-color3,color-mix(in srgb,currentColor 15%,transparent));border-radius:1px;overflow:hidden}}
+.wb-models .wb-length{{height:7px;min-width:84px;margin-top:2px;border-radius:1px;overflow:hidden;
+background:var(--jp-layout-color3,color-mix(in srgb,currentColor 15%,transparent))}}
 .wb-models .wb-length div{{height:100%}}
 .wb-models .wb-current td:first-child{{font-weight:600;box-shadow:inset 3px 0 var(--jp-brand-color1,#1976d2)}}
 .wb-confused :is(th,td){{text-align:center;padding:3px 6px}}
