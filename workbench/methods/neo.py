@@ -23,7 +23,7 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.effects.private_random import own_random
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
-from ..engine.tree import is_float, tensors, tree_map
+from ..engine.tree import is_float, map_tensors, tensors
 from ..errors import NotFittedError
 from . import position_risk, row_risk
 from .densities import DENSITIES, Density, DensityName
@@ -262,9 +262,7 @@ class Neo(Method):
 
         like = next(wrapped.parameters())
         for args, kwargs, target in tqdm(spread(inputs, wrapped, max_rows), desc="signature", delay=2, leave=False):
-            args, kwargs = tree_map(
-                lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-            )
+            args, kwargs = map_tensors(lambda t: t.to(like.device), (args, kwargs))
             if (scaling := extra(wrapped, "scaling")) is not None:
                 args, kwargs = scaling.inputs(args, kwargs)
             yield args, kwargs, target
