@@ -222,10 +222,11 @@ class Settings:
 
 def _checking_names(cls: type[Settings]) -> Callable[..., None]:
     """Return the `__init__` of a class, with an error for unknown settings that says which ones there are."""
-    init, known = cls.__init__, [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    init = cls.__init__
 
     @functools.wraps(init)
     def checked(self: Settings, *args: Any, **kwargs: Any) -> None:
+        known = [described.name for described in settings_of(cls)]
         for name in kwargs:
             if name not in known:
                 raise TypeError(f"{cls._display_name()} has no setting {name!r}: {hint(name, known)}")
