@@ -1,4 +1,4 @@
-"""The numbers on the page "What these risks mean, measured" are those of the tables in Benchmarks, which are made from the results."""
+"""The numbers of README and "What these risks mean, measured" are those of the tables in Benchmarks, which are made from the results."""
 
 from __future__ import annotations
 
@@ -144,7 +144,27 @@ def guarantees() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("claims", [aleatoric, epistemic, vacuitic, total, guarantees])
-def test_the_page_has_the_numbers_of_the_tables(claims: Callable[[], list[str]]) -> None:
-    page = " ".join((ROOT / "docs" / "measured.md").read_text(encoding="utf-8").split())
-    assert [claim for claim in claims() if claim not in page] == []
+def costs() -> list[str]:
+    on_cpu, _, on_gpu = rows("speed", wrapper="vote, all layers, n = 16")  # at batches of 64, of 1, and of 64
+    last = rows("speed", wrapper="vote, last layer, n = 16")[0]
+    forward = [numbers([last], model)[0] for model in ("cnn", "resnet18", "transformer", "lstm", "gpt2")]
+    whole = [numbers([on_cpu], model)[0] for model in ("cnn", "transformer", "lstm")]
+    words = {9: "a ninth"}
+    return [
+        f"take {min(forward)} to {max(forward)} times as long",
+        f"whole networks {min(whole)} to {max(whole)} times",
+        f"takes {1 / one('throughput', 'to the loop', method='vote'):.1f} times as long",
+        f"MLPs {words[round(16 / numbers([on_gpu], 'mlp')[0])]} of 16 passes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "claims"),
+    [
+        ("README.md", costs),
+        *(("docs/measured.md", claims) for claims in (aleatoric, epistemic, vacuitic, total, guarantees)),
+    ],
+)
+def test_the_page_has_the_numbers_of_the_tables(page: str, claims: Callable[[], list[str]]) -> None:
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert [claim for claim in claims() if claim not in text] == []

@@ -64,6 +64,15 @@ def test_what_does_not_fit_is_refused_with_what_does(wrong: dict[str, Any], mess
         Plain(**wrong)
 
 
+def test_a_misspelled_setting_is_refused_with_its_nearest() -> None:
+    wrong: Any = {"speeed": "fast"}
+    with pytest.raises(TypeError, match=r"Plain has no setting 'speeed': did you mean speed\? there are size, share, "):
+        Plain(**wrong)
+    wrong = {"n_voter": 5}
+    with pytest.raises(TypeError, match=r"vote\.Wrapper has no setting 'n_voter': did you mean n_voters"):
+        vote.Wrapper(**wrong)
+
+
 def test_values_are_kept_in_one_form() -> None:
     made = Plain(share=0, noise=sample.Normal, mixed="all")
     assert (type(made.share), made.share, made.mixed) == (float, 0.0, "all")

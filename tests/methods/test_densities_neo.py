@@ -158,6 +158,8 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         neo.Wrapper(density="energy", classes=False)
     with pytest.raises(ValueError, match="MaxLogit works on logits"):
         neo.Wrapper(density="max_logit", output="probs")(classifier())
+    with pytest.raises(ValueError, match="layers: the model has no module 'trunk'; it has 0, 1, 2"):
+        neo.Wrapper(layers="trunk")(classifier())
     for wrapper in (neo.Wrapper(density="energy"), neo.Wrapper(classes=True)):
         with pytest.raises(ValueError, match=r"no output \[rows, classes\]"):
             wrapper(nn.Linear(5, 1)).fit(X)

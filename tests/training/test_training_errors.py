@@ -85,8 +85,8 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((x20, y20[:-1]), {}, ValueError, "x has 20 rows and y has 19"),
     ((x20, torch.arange(20)), {}, ValueError, "class numbers go from 0 to 19, but the model gives 1 scores"),
     ((x20, torch.zeros(20, 1, dtype=torch.int64)), {}, ValueError, r"class numbers are \[n, 1\]"),
-    ((x20[:1], y20[:1]), {"validation": 0}, ValueError, "found 1 rows"),
-    ((x20[:2], y20[:2]), {}, ValueError, "2 rows are too few"),
+    ((x20[:1], y20[:1]), {"validation": 0}, ValueError, "found 1 row; training needs at least 2"),
+    ((x20[:2], y20[:2]), {}, ValueError, "2 rows are too few: validation=0.1 holds out 1"),
     ((np.array(["a", "b"]), y20[:2]), {}, TypeError, "x is .*can't be made a tensor"),
     ((x20, 3.0), {}, ValueError, "y is a single number"),
     ((x20, None), {}, ValueError, "y is None; its first dimension must be the rows"),
@@ -180,11 +180,13 @@ def test_an_error_leaves_every_layer_in_its_mode() -> None:
 
 
 def test_what_is_not_wrapped_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Sequential is not wrapped; compose\(\)\(model\)"):
+    with pytest.raises(TypeError, match=r"Sequential is not wrapped: wrap it first, as in vote\.Wrapper\(5\)\(model\)"):
         quiet(net(), plane())
     function: Any = F.relu
-    with pytest.raises(TypeError, match="found function"):
+    with pytest.raises(TypeError, match=r"found function; give a wrapped model"):
         quiet(function, plane())
+    with pytest.raises(ValueError, match=r"its parameter 0\.weight is on the device 'meta', which holds no numbers"):
+        quiet(compose()(net().to("meta")), plane())
     frozen = compose()(net().requires_grad_(False))
     with pytest.raises(ValueError, match="nothing to train"):
         quiet(frozen, plane())

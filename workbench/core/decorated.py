@@ -68,15 +68,7 @@ def decorated(cls: type[nn.Module], wrap: Callable[[nn.Module], None]) -> type[n
                 wrap(instance)
             return instance
 
-    namespace = {
-        name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__", "__slots__")
-    }
-    skipped: dict[str, Any] = {
-        name: _SkipOriginal(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")
-    }
-    # the user's class may require keyword arguments here that only its own subclasses give
-    skipped["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
-    namespace.pop("__init_subclass__", None)
+    namespace, past = namespace_and_past(cls)
     loaders = [name for name in dir(cls) if _LOADS.match(name)]
     for name in loaders:
         static = inspect.getattr_static(cls, name)
@@ -90,7 +82,20 @@ def decorated(cls: type[nn.Module], wrap: Callable[[nn.Module], None]) -> type[n
         return cls.load_state_dict(self, state_dict, *args, **kwargs)
 
     namespace["load_state_dict"] = functools.wraps(cls.load_state_dict)(load_state_dict)
-    return Built(cls.__name__, (type("Past", (), skipped), cls), namespace)
+    return Built(cls.__name__, (past, cls), namespace)
+
+
+def namespace_and_past(cls: type) -> tuple[dict[str, Any], type]:
+    """Return the attributes of the class that takes the place of a user's class, and a base by which `super()` skips the latter."""
+    hidden = ("__dict__", "__weakref__", "__slots__")
+    namespace = {name: value for name, value in vars(cls).items() if name not in hidden}
+    skipped: dict[str, Any] = {
+        name: _SkipOriginal(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")
+    }
+    # the user's class may require keyword arguments here that only its own subclasses give
+    skipped["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
+    namespace.pop("__init_subclass__", None)
+    return namespace, type("Past", (), skipped)
 
 
 def _loader(static: Any, loading: _Depth, wrap: Callable[[nn.Module], None]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from ..engine.effects.random import values_unavailable, were_drawn
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Rule, Shared, Stacked
 from ..engine.results import Result
 from ..engine.run import Branched
-from ..engine.tree import flatten, names, tree_map
+from ..engine.tree import flatten, map_tensors, names
 from ..introspect.ends import ends_of
 from .additions import EXTRAS, add_extra, extra
 from .batches.dealing import tell
@@ -206,9 +206,7 @@ def run_with_prior(
         fixed=plan.fixed,
         chunk=plan.chunk,
     )
-    prior_args, prior_kwargs = own_inputs(
-        tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-    )
+    prior_args, prior_kwargs = own_inputs(map_tensors(lambda t: t.clone(), (args, kwargs)))
     sources = engine.clones.sources(flatten((prior_args, prior_kwargs))[0])
     check_equal = "prior" not in wrapped._workbench.told and not values_unavailable()
     before = sources.all() if check_equal else None

@@ -107,7 +107,7 @@ def part_at(model: nn.Module, at: str | None) -> nn.Module:
             hint = (
                 f"; {step!r} is a method, give method={step!r}"
                 if inspect.ismethod(attribute)
-                else _near(str(at), names)
+                else nearest(str(at), names)
             )
             raise ValueError(f"at: {type(model).__name__} has no sub-module {at!r}{hint}")
         part = eager(inner)
@@ -130,10 +130,13 @@ def _check_method(model: nn.Module, method: str) -> None:
     if isinstance(attribute, property | staticmethod | classmethod) or not callable(attribute) or is_inherited:
         names = [n for n in dir(type(model)) if not hasattr(nn.Module, n) and not hasattr(Wrapped, n)]
         known = [n for n in names if inspect.isfunction(inspect.getattr_static(type(model), n))]
-        raise ValueError(f"method: {name} defines no instance method {method!r}{_near(method, known)}")
+        raise ValueError(f"method: {name} defines no instance method {method!r}{nearest(method, known)}")
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the names that it resembles, or else the first ones that there are."""
     names = [n for n in known if n and MARK not in n]
     near = difflib.get_close_matches(name, names, 3, cutoff=0.4)
-    return f"; nearest: {', '.join(near)}" if near else f"; it has {', '.join(names[:6]) or 'none'}"
+    if near:
+        return f"; nearest: {', '.join(near)}"
+    return f"; it has {', '.join(names[:6]) or 'none'}{', ...' * (len(names) > 6)}"

@@ -196,6 +196,7 @@ class Settings:
         bases = [base for base in cls.__mro__[1:] if issubclass(base, Settings) and base is not Settings]
         if "__init__" not in vars(cls) and all("__dataclass_params__" in vars(base) for base in bases):
             dataclass(frozen=True, repr=False, eq=False)(cls)
+            cls.__init__ = _checking_names(cls)  # type: ignore[method-assign]
             cls.__doc__ = _documented(cls)
 
     def __post_init__(self) -> None:
@@ -212,7 +213,26 @@ class Settings:
         }
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
+        return f"{self._display_name()}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
+
+    @classmethod
+    def _display_name(cls) -> str:
+        return f"{cls.__module__.rpartition('.')[2]}.Wrapper" if cls.__name__ == "Wrapper" else cls.__name__
+
+
+def _checking_names(cls: type[Settings]) -> Callable[..., None]:
+    """Return the `__init__` of a class, with an error for unknown settings that says which ones there are."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self: Settings, *args: Any, **kwargs: Any) -> None:
+        known = [described.name for described in settings_of(cls)]
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(f"{cls._display_name()} has no setting {name!r}: {hint(name, known)}")
+        init(self, *args, **kwargs)
+
+    return checked
 
 
 def settings_of(cls: Any) -> tuple[Setting, ...]:

@@ -445,7 +445,9 @@ def words_of_plain(model: nn.Module) -> str:
     parts = [path for path, part in model.named_modules() if is_wrapped(part)]
     if parts:
         return f"{name} is not wrapped as a whole, its part {parts[0]!r} is: give model.get_submodule({parts[0]!r})"
-    return f"{name} is not wrapped; compose()(model) makes the plain baseline of it"
+    return (
+        f"{name} is not wrapped: wrap it first, as in vote.Wrapper(5)(model); compose()(model) makes the plain baseline"
+    )
 
 
 def is_wrapped(model: object) -> bool:

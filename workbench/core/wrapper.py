@@ -269,14 +269,6 @@ class Wrapper(Settings):
         attach(part, self)
         return part
 
-    def __repr__(self) -> str:
-        return f"{self._display_name()}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
-
-    @classmethod
-    def _display_name(cls) -> str:
-        module = cls.__module__
-        return f"{module.rpartition('.')[2]}.Wrapper" if module.startswith("workbench.") else cls.__name__
-
 
 COMMON: dict[str, Any] = {described.name: described.default for described in settings_of(Wrapper)}
 

@@ -177,7 +177,7 @@ def check_target(y: Tensor, task: Task, classes: Sequence[str] | None, what: str
         if valid.numel() and not 0 <= int(valid.min()) <= int(valid.max()) < len(classes):
             raise ValueError(
                 f"{what}: class numbers must lie between 0 and {len(classes) - 1}, as there are {len(classes)} classes; found "
-                f"{int(valid.min())} to {int(valid.max())}. No class is {VOID}; Data.from_arrays(..., void=...) converts another number to it"
+                f"{int(valid.min())} to {int(valid.max())}. {VOID} means no class; Data.from_arrays(..., void=...) converts another number to it"
             )
 
 

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.calls.predict import plan_of
 from ..core.method import Call
 from ..core.outputs.meanings import Meaning
 from ..core.wrapped import is_wrapped
 from ..engine.run import STRATEGIES
-from ..engine.tree import flatten, is_float, tensors, tree_map
+from ..engine.tree import flatten, is_float, map_tensors, tensors, tree_map
 from ..errors import SettingsNeededError
 from ..introspect.locations import NOWHERE, Location, call_model, locate_error
 from ..introspect.source_lines import first_sentence
@@ -207,9 +207,7 @@ def _inputs(call: ExampleCall, **more: Any) -> tuple[tuple[Any, ...], dict[str, 
     args, kwargs = call.inputs()
     n_rows = call.n_rows()
     if n_rows is not None and 0 < n_rows < 4 and all(t.dim() for t in tensors((args, kwargs))):
-        args, kwargs = tree_map(
-            lambda leaf: torch.cat([leaf] * 4) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-        )
+        args, kwargs = map_tensors(lambda t: torch.cat([t] * 4), (args, kwargs))
     return args, {**kwargs, **more}
 
 

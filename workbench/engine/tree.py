@@ -152,6 +152,11 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return rebuild([function(*items) for items in zip(leaves, *(flatten(other)[0] for other in others), strict=True)])
 
 
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply `function` to the tensors of a tree; other leaves stay."""
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
 def replace_node(tree: Any, name: str, function: Callable[[Any], Any]) -> Any:
     """Return the tree with `function` applied to the node of a dotted name, "" for the whole tree."""
     if not name:

@@ -20,7 +20,7 @@ from ..core.ownership import engine_of, table_of
 from ..core.prior import Whole
 from ..engine.effects.private_random import own_random
 from ..engine.plan import Bank, Plan, Shared, Stacked
-from ..engine.tree import flatten, names, tree_map
+from ..engine.tree import flatten, map_tensors, names
 from ..errors import NotFittedError
 from .densities.moments import double, full_precision
 from .evidence import EPS, ignorance, level_of, noise, whitening_of
@@ -192,7 +192,7 @@ class Design:
             probe = Probe(layer_names)
             plan = Plan((), rules, Bank(table.get), (Whole(), probe), keep_state=False, fixed={"design": i})
             with evaluating(wrapped):
-                engine.run(plan, *_cloned((args, kwargs)))
+                engine.run(plan, *map_tensors(lambda t: t.clone(), (args, kwargs)))
             phi = probe.taps.get("features")
             if phi is None or probe.calls != 1:
                 raise ValueError(
@@ -300,7 +300,8 @@ class Design:
 def _predict(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return prediction and risks in evaluation mode, with the epistemic risk of the voters or the posterior."""
     with evaluating(wrapped):
-        return reduced(wrapped, run(wrapped, plan_of(wrapped, RISK_CALL), *_cloned((args, kwargs)))[0], True)
+        branched, _ = run(wrapped, plan_of(wrapped, RISK_CALL), *map_tensors(lambda t: t.clone(), (args, kwargs)))
+        return reduced(wrapped, branched, True)
 
 
 def _batches(wrapped: Any, inputs: Any, description: str) -> Iterator[tuple[tuple, dict[str, Any], Any]]:
@@ -311,13 +312,8 @@ def _batches(wrapped: Any, inputs: Any, description: str) -> Iterator[tuple[tupl
 
     device, scaling = next(wrapped.parameters()).device, extra(wrapped, "scaling")
     for batch in tqdm(batches_of(inputs, wrapped), desc=description, delay=2, leave=False):
-        args, kwargs, target = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+        args, kwargs, target = map_tensors(lambda t: t.to(device), batch)
         yield *((args, kwargs) if scaling is None else scaling.inputs(args, kwargs)), target
-
-
-def _cloned(inputs: tuple[tuple, dict[str, Any]]) -> tuple[tuple, dict[str, Any]]:
-    """Clone the tensors among the inputs, for a model that writes into them."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
 
 
 def _checked_output(

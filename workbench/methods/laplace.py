@@ -18,7 +18,7 @@ from ..core.ownership import engine_of, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Bank, Intervention, Plan, Shared, Stacked
-from ..engine.tree import flatten, names, tree_map
+from ..engine.tree import flatten, map_tensors, names
 from ..errors import NotFittedError
 from .densities.moments import full_precision
 from .design import NAMES, Design
@@ -295,7 +295,7 @@ class Laplace(Method):
         like = next(wrapped.parameters())
         with torch.no_grad(), evaluating(wrapped):
             for batch in tqdm(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
-                batch = tree_map(lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, batch)
+                batch = map_tensors(lambda t: t.to(like.device), batch)
                 for curvature_fit in fits:
                     curvature_fit(*batch)
             if not fits[0].curvature.rows:
@@ -319,7 +319,7 @@ def _voters(table: Table) -> Axis | None:
 def _negative_log_likelihood(wrapped: Any, args: tuple, kwargs: dict[str, Any], target: Any) -> float:
     """Return the sum of -log p of the true classes in a batch."""
     device = next(wrapped.parameters()).device
-    args, kwargs, target = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (args, kwargs, target))
+    args, kwargs, target = map_tensors(lambda t: t.to(device), (args, kwargs, target))
     y = wrapped(*args, **kwargs)
     leaves, paths = flatten(y)[0], names(y)
     meanings: Any = resolve(wrapped._workbench.output, lambda: paths, leaves, 0)

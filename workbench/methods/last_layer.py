@@ -25,7 +25,7 @@ from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan
 from ..engine.sites import Sites, TensorFacts, tensors_among
 from ..engine.state import Sealed
-from ..engine.tree import children, flatten, is_float, names, paths, tree_map
+from ..engine.tree import children, flatten, is_float, map_tensors, names, paths
 from ..errors import WorkbenchWarning
 from ..introspect.objects import tensors_and_generators
 from ..introspect.source_lines import user_stacklevel
@@ -260,7 +260,7 @@ class CurvatureFit:
         )
         engine = engine_of(self.wrapped)
         if engine.effects.writes_tensors is not False:
-            args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+            args, kwargs = map_tensors(lambda t: t.clone(), (args, kwargs))
         return engine.run(plan, args, kwargs)
 
     def __call__(self, args: tuple, kwargs: dict[str, Any], target: Any) -> None:

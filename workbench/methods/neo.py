@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +17,13 @@ from ..core.method import Method, evaluating
 from ..core.outputs.options import form_of
 from ..core.ownership import table_of
 from ..core.prior import run_with_prior
+from ..core.refusals import nearest
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.effects.private_random import own_random
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
-from ..engine.tree import is_float, tensors, tree_map
+from ..engine.tree import is_float, map_tensors, tensors
 from ..errors import NotFittedError
 from . import position_risk, row_risk
 from .densities import DENSITIES, Density, DensityName
@@ -166,13 +166,10 @@ class Neo(Method):
             density.forget()
 
     def attach(self, table: Table) -> None:
-        paths = {path for path, _ in table.root.named_modules() if "@" not in path}
+        paths = [path for path, _ in table.root.named_modules() if "@" not in path]
         for layer in self.layers or ():
             if layer not in paths:
-                near = difflib.get_close_matches(layer, sorted(paths), 3)
-                raise ValueError(
-                    f"layers: the model has no module {layer!r}; {'nearest: ' + ', '.join(near) if near else 'see named_modules()'}"
-                )
+                raise ValueError(f"layers: the model has no module {layer!r}{nearest(layer, paths)}")
         chosen = self.wrapper.density
         density = DENSITIES[chosen]() if isinstance(chosen, str) else copy.deepcopy(chosen)
         form = form_of(table.record.output)
@@ -265,9 +262,7 @@ class Neo(Method):
 
         like = next(wrapped.parameters())
         for args, kwargs, target in tqdm(spread(inputs, wrapped, max_rows), desc="signature", delay=2, leave=False):
-            args, kwargs = tree_map(
-                lambda leaf: leaf.to(like.device) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-            )
+            args, kwargs = map_tensors(lambda t: t.to(like.device), (args, kwargs))
             if (scaling := extra(wrapped, "scaling")) is not None:
                 args, kwargs = scaling.inputs(args, kwargs)
             yield args, kwargs, target

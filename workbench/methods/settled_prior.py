@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..core.additions import extra
 from ..core.method import evaluating
 from ..core.ownership import engine_of, table_of
 from ..core.prior import NAME, Whole, bank_of
 from ..engine.plan import Plan
-from ..engine.tree import tree_map
+from ..engine.tree import map_tensors
 from .densities.moments import double, full_precision
 from .last_layer import Probe, flatten_rows
 
@@ -53,9 +52,7 @@ def settle(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
             fixed={prior.axis: i},
         )
         with evaluating(wrapped):
-            engine_of(wrapped).run(
-                plan, *tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-            )
+            engine_of(wrapped).run(plan, *map_tensors(lambda t: t.clone(), (args, kwargs)))
         if probe.calls != 1:
             return False
         phi, values = double(flatten_rows(probe.taps["features"])), double(probe.taps["weights"])

@@ -18,7 +18,7 @@ from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Bank, Plan
 from ..engine.surroundings import Reverted
-from ..engine.tree import tree_map
+from ..engine.tree import map_tensors
 from ..errors import WorkbenchWarning
 from .weight_sets import Swap, WeightSets, method_of
 
@@ -225,7 +225,7 @@ class Swag(WeightSets):
         swap = () if place < 0 else (Swap(self, table, buffers=False),)
         fixed = {} if place < 0 else {self.name: place}
         plan = Plan(tuple(heads), table.record.rules, Bank(table.get), swap, fixed=fixed)
-        copies = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, batch)
+        copies = map_tensors(lambda t: t.clone(), batch)
         engine_of(wrapped).run(plan, *copies)
 
     # ---- within `workbench.fit`
@@ -260,7 +260,7 @@ def _batches(inputs: Any, wrapped: Any) -> Iterator[tuple[Any, int]]:
     """Iterate over the inputs of each batch (args, kwargs), on the model's device and in its units, and its number of rows."""
     like = next(wrapped.parameters())
     for args, kwargs, _ in batches_of(inputs, wrapped):
-        batch = tree_map(lambda t: t.to(like.device) if isinstance(t, Tensor) else t, (args, kwargs))
+        batch = map_tensors(lambda t: t.to(like.device), (args, kwargs))
         if (scaling := extra(wrapped, "scaling")) is not None:
             batch = scaling.inputs(*batch)
         yield batch, next((len(t) for t in (*batch[0], *batch[1].values()) if isinstance(t, Tensor) and t.dim()), 1)

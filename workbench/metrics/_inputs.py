@@ -72,13 +72,6 @@ def same_rows(**values: Any) -> None:
         check_index(reference, other, "metric", (first, name))
 
 
-def errors_of(prediction: Any, target: Any) -> Tensor:
-    """Return prediction - target."""
-    prediction, target = numbers("prediction", prediction), numbers("target", target)
-    same_shape(prediction=prediction, target=target)
-    return prediction - target
-
-
 def risks(risk: Any, positive: bool = False, full: Tensor | None = None) -> Tensor:
     """Return risks >= 0 (or > 0); the total of a composed risk (an object with the attribute `total`). `full` as in `numbers`."""
     risk = numbers("risk", getattr(risk, "total", risk), full=full)
@@ -128,14 +121,20 @@ def family_of(distribution: Any) -> Any:
     )
 
 
-def labels(target: Any, classes: Tensor, name: str) -> Tensor:
-    """Return integer labels [rows] that fit scores [..., classes], flattened."""
+def integer_labels(target: Any) -> Tensor:
+    """Return the target as a tensor of class numbers."""
     target = tensor_of(target, "target")
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise ValueError(
             f"target must hold integer class labels, found {target.dtype} of shape {tuple(target.shape)}; "
             "convert it with .long()"
         )
+    return target
+
+
+def labels(target: Any, classes: Tensor, name: str) -> Tensor:
+    """Return integer labels [rows] that fit scores [..., classes], flattened."""
+    target = integer_labels(target)
     if classes.ndim < 2 or classes.shape[-1] < 2:
         raise ValueError(f"{name} must have shape [rows, classes >= 2], found {tuple(classes.shape)}")
     if target.shape != classes.shape[:-1]:

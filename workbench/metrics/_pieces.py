@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.metrics._inputs import numbers, real, risks, same_rows, same_shape, tensor_of
+from workbench.metrics._inputs import integer_labels, numbers, real, risks, same_rows, same_shape, tensor_of
 
 PIECE_SIZE = 2**18  # numbers per piece: 2 MiB in float64
 
@@ -173,12 +173,7 @@ def class_pieces(
     """
     same_rows(**{name: scores, "target": target})
     scores = real(name, scores)
-    target = tensor_of(target, "target")
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise ValueError(
-            f"target must hold integer class labels, found {target.dtype} of shape {tuple(target.shape)}; "
-            "convert it with .long()"
-        )
+    target = integer_labels(target)
     if void is not None and (isinstance(void, bool) or not isinstance(void, int | np.integer)):
         raise TypeError(f"void must be the class number that marks targets without a label, found {void!r:.100}")
     dim = _class_dimension(scores, target, name, dim)

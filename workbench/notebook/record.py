@@ -113,10 +113,8 @@ def _drawn(figure: Any, dpi: int) -> bytes:
 
 
 def _row(name: str, text: str) -> str:
-    """Return a table row: the name in words, the value, and the name in code if it differs from the words."""
-    label, raw, value = html.escape(spoken(name)), html.escape(name), html.escape(text)
-    code = "" if label == raw else f"<td><code>{raw}</code></td>"
-    return f'<tr><th title="{raw}">{label}</th><td>{value}</td>{code}</tr>'
+    """Return a table row: the name in words, with the name itself as a tooltip, and the value."""
+    return f'<tr><th title="{html.escape(name)}">{html.escape(spoken(name))}</th><td>{html.escape(text)}</td></tr>'
 
 
 def record_check(claim: str, holds: Any, **found: Any) -> None:

@@ -21,7 +21,7 @@ from ..core.prior import NAME as PRIOR
 from ..core.wrapped import Wrapped, is_wrapped
 from ..core.wrapper import Wrapper, compose
 from ..engine.run import STRATEGIES
-from ..engine.tree import flatten, is_float, tree_map
+from ..engine.tree import flatten, is_float, map_tensors
 from .branches import (
     check_autocast,
     check_bfloat16,
@@ -205,7 +205,7 @@ def check_loss(trial: Trial) -> None:
 
 
 def _arguments(args: tuple[Any, ...], y: Any) -> tuple[Any, Any]:
-    return args if len(args) > 1 else args[0], tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, y)
+    return args if len(args) > 1 else args[0], map_tensors(lambda t: t.detach(), y)
 
 
 def check_state_dict(trial: Trial) -> None:

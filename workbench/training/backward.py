@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workbench.core.batches.rows import Batch
 from workbench.core.wrapped import Wrapped
-from workbench.engine.tree import tree_map
+from workbench.engine.tree import map_tensors
 from workbench.training.traced_step import TracedStep
 from workbench.training.unshadowed import unshadowed
 
@@ -56,7 +56,7 @@ class Backward:
         """
         self._calls += 1
         # a copy, since a model that writes into its input would do so again while a graph is recorded
-        copied = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
+        copied = map_tensors(lambda t: t.clone(), x)
         step = self._traced.take(Batch(None, copied, y), PER_STEP * self._calls)
         if step is not None:
             step.backward()

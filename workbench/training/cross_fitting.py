@@ -25,7 +25,7 @@ from workbench.core.runtime import untie
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split
 from workbench.engine.surroundings import Surroundings
-from workbench.engine.tree import tree_map
+from workbench.engine.tree import map_tensors
 from workbench.errors import WorkbenchWarning
 from workbench.introspect.source_lines import user_stacklevel
 from workbench.methods.vote import NAME as VOTERS
@@ -438,8 +438,8 @@ class CrossFit:
                 generator.set_state(state["generators"][name])
             self.records, (self.snapshots, self.answers) = (
                 list(state["records"]),
-                tree_map(
-                    lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf,
+                map_tensors(
+                    lambda t: t.to(device),
                     (state["snapshots"], state["said"]),
                 ),
             )

@@ -17,7 +17,7 @@ from workbench.core.batches.rows import Batch, Source
 from workbench.core.method import evaluating
 from workbench.core.outputs.meanings import IGNORED
 from workbench.engine.effects.private_random import own_random
-from workbench.engine.tree import tree_map
+from workbench.engine.tree import map_tensors
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.described_settings import checksum
@@ -149,10 +149,7 @@ class ParallelLoop(Loop):
         if isinstance(batch.y, Tensor) and not batch.y.is_floating_point() and batch.y.numel():
             labelled = (batch.y != IGNORED).reshape(n, -1).double().sum(1)
             weight = labelled[index].sum() * bool(own_rows) * self.world / labelled.sum().clamp_min(1)
-        x, y, source = (
-            tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
-            for tree in (batch.x, batch.y, batch.source)
-        )
+        x, y, source = (map_tensors(lambda t: t[index], tree) for tree in (batch.x, batch.y, batch.source))
         training = self.parallel if torch.is_grad_enabled() else self.parallel.module
         loss = training(x, y, source)
         return (weight.to(loss.dtype) if isinstance(weight, Tensor) else weight) * loss

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from workbench.core.additions import MARK
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import Source, TensorRows, place
 from workbench.core.crossfit import seat
@@ -360,10 +361,15 @@ def fit(
 
 def _checked(wrapped: Any) -> Wrapped:
     if isinstance(wrapped, Wrapped):
+        if (empty := next((name for name, p in wrapped.named_parameters() if p.is_meta), None)) is not None:
+            raise ValueError(
+                f"wrapped: its parameter {empty.partition(MARK)[0]} is on the device 'meta', which holds no numbers; make the model on another "
+                "device, or model.to_empty(device=...) and load its weights, before wrapping it"
+            )
         return wrapped
     if isinstance(wrapped, nn.Module) and not is_wrapped(wrapped):  # which raises for a wrapped Keras model
         raise TypeError(words_of_plain(wrapped))
-    raise TypeError(f"wrapped: found {type(wrapped).__name__}; give what a wrapper made of a model")
+    raise TypeError(f"wrapped: found {type(wrapped).__name__}; give a wrapped model, such as vote.Wrapper(5)(model)")
 
 
 def _check_folds(wrapped: Wrapped, validation: Any, optimizer: Any, patience: Any) -> None:

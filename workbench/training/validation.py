@@ -18,8 +18,8 @@ def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: 
     if isinstance(train, DataLoader):
         if batch_size is not None:
             raise ValueError(f"batch_size: the DataLoader has its own; leave batch_size={batch_size} out")
-    elif len(cast(Sized, train)) < 2:
-        raise ValueError(f"data: found {len(cast(Sized, train))} rows; training needs at least 2")
+    elif (n := len(cast(Sized, train))) < 2:
+        raise ValueError(f"data: found {n} row{'s' * (n != 1)}; training needs at least 2")
     if not isinstance(validation, int | float):
         return train, _validation_rows(validation, train)
     if isinstance(train, DataLoader) and validation:
@@ -54,7 +54,10 @@ def hold_out(
     n = len(cast(Sized, source))
     held_out = max(1, round(n * fraction))
     if n - held_out < 2:
-        raise ValueError(f"data: {n} rows are too few to train on 2 and hold out {fraction:g} for validation")
+        raise ValueError(
+            f"data: {n} rows are too few: validation={fraction:g} holds out {held_out}, and training needs at least 2; "
+            "give more rows, or validation=0"
+        )
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     labels = (
         next((t for t in source.targets if not t.is_floating_point() and t.dim() == 1), None)

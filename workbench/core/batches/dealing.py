@@ -98,7 +98,7 @@ def deal(
             reason = "the input is a single graph, whose nodes depend on each other"
         elif given and not lengths:
             found = ", ".join(sorted({type(leaf).__name__ for leaf in given}))
-            reason = f"no input is a tensor with rows (found {found}): torch.as_tensor(x) makes one of an array"
+            reason = f"no input is a tensor with rows (found {found}; torch.as_tensor(x) makes a tensor of an array)"
         tell_whole(wrapped, "deal", reason)
         return None
     count, kind = lengths.pop(), "row" if graphs is None else "graph"

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...engine.clone import eager
 from ...engine.effects.private_random import own_random
-from ...engine.tree import flatten, is_float, names, tree_map
+from ...engine.tree import flatten, is_float, map_tensors, names
 from ..function import Function
-from ..outputs.class_scores import Classes, Logits, Probs
+from ..outputs.class_scores import Classes, Logits, Probs, at_least_float32
 from ..outputs.meanings import IGNORED, Meaning, Values
 from ..outputs.resolution import resolve
 from ..ownership import table_of
@@ -155,7 +155,7 @@ class _Probe:
             _DependOnLabels: if the call fails.
         """
         try:
-            return self._call(**_copied(self.inputs), **more)
+            return self._call(**map_tensors(lambda t: t.clone(), self.inputs), **more)  # which some models write into
         except Exception as error:
             message = str(error).partition("\n")[0]
             raise _DependOnLabels(
@@ -206,12 +206,12 @@ class _Probe:
         finally:
             self.plain.eval()
         scores = [classes_last(leaf) for leaf in leaves if is_float(leaf) and leaf.shape == shape]
-        return any(bool(_close(loss, kind.loss(_precise(y), kind.target(labels)), loss.dtype)) for y in scores)
+        return any(bool(_close(loss, kind.loss(at_least_float32(y), kind.target(labels)), loss.dtype)) for y in scores)
 
     def _with_loss(self, labels: Tensor) -> tuple[Tensor, list[Any]]:
         """Return the model's own loss and all its output leaves, for a call with labels."""
         try:
-            y = self._call(**_copied(self.inputs), **{LABELS: labels.clone()})
+            y = self._call(**map_tensors(lambda t: t.clone(), {**self.inputs, LABELS: labels}))
         except Exception as error:
             raise ValueError(
                 f"data: the batches have {LABELS}, and the model fails to compute its loss for labels {list(labels.shape)} "
@@ -247,7 +247,9 @@ def _kind(probe: _Probe, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
     for candidate in (candidates := _candidate_labels(labels, classes_last(scores).float())):
         new_scores = scores_of(candidate)[0]
         model_loss = probe.loss(candidate, new_scores)
-        by_kind = {kind.words: kind.loss(_precise(classes_last(new_scores)), kind.target(candidate)) for kind in kinds}
+        by_kind = {
+            kind.words: kind.loss(at_least_float32(classes_last(new_scores)), kind.target(candidate)) for kind in kinds
+        }
         if not model_loss.isfinite() and candidate is labels:
             continue  # such as if all labels are left out
         compared = [f"    {loss:.7g}  {words}" for words, loss in by_kind.items()]
@@ -287,11 +289,6 @@ def _kind(probe: _Probe, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
     return kind
 
 
-def _copied(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Copy the inputs, since some models write into them."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
-
-
 def _few(inputs: dict[str, Any], labels: Tensor) -> tuple[dict[str, Any], Tensor]:
     """Return the first `ROWS` rows; everything if inputs differ in length."""
     if not labels.dim() or not all(
@@ -329,10 +326,6 @@ def _candidate_labels(labels: Tensor, scores: Tensor) -> list[Tensor]:
         )
         candidates += [y.masked_fill(left_out, IGNORED) for y in candidates[1:2]]
     return candidates
-
-
-def _precise(scores: Tensor) -> Tensor:
-    return scores.to(torch.promote_types(torch.float32, scores.dtype))
 
 
 def _close(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ from ...engine.plan import Bank, Plan
 from ...engine.results import Running
 from ...engine.run import Branched, NotDealableError
 from ...engine.state import BranchedState, of_one_branch, states_in
-from ...engine.tree import children, is_float, names, tensors, tree_map
+from ...engine.tree import children, is_float, map_tensors, names, tensors
 from ...risk import Risk
 from ..additions import extra
 from ..batches.dealing import NO_ROWS, NUMBER, deal, rows_of, tell, tell_whole
@@ -136,7 +136,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     # not inside an if block, where Dynamo cannot trace a comprehension under Python 3.12
     refining = [method for method in record.methods if asks and method.refines]
     if measuring or refining:  # copies, since the model may write into its inputs in this call
-        probe = own_inputs(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, probe))
+        probe = own_inputs(map_tensors(lambda t: t.clone(), probe))
     plan = plan_of(wrapped, call, rows, graphs if call.dealt else None)
     if not call.dealt:
         plan.folding = folding_of(wrapped, plan.axes, committee_of(wrapped), return_risk)

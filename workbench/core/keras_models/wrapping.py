@@ -9,6 +9,7 @@ import keras
 from torch import nn
 
 from ...introspect.objects import is_keras
+from ..decorated import namespace_and_past
 from .model import WrappedKeras, wrapped_twin
 from .tensors import KerasModule, refuse_layers
 
@@ -77,16 +78,6 @@ def wrap_function(wrapper: Any, function: Callable[..., Any], modules: list[Any]
     return wrapper(KerasModule(modules, function).eval())
 
 
-class _SkipOriginal:
-    """Descriptor for `super(Net, self).name` in methods of a decorated class Net, which skips the user's class; see `core.decorated`."""
-
-    def __init__(self, cls: type, name: str) -> None:
-        self.cls, self.name = cls, name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return getattr(super(self.cls, owner if instance is None else instance), self.name)
-
-
 def _decorated(cls: type[nn.Module], wrapper: Any) -> type[nn.Module]:
     meta: Any = type(cls)
 
@@ -94,12 +85,8 @@ def _decorated(cls: type[nn.Module], wrapper: Any) -> type[nn.Module]:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return wrapped_twin(super().__call__(*args, **kwargs), (wrapper,), decorated=True)
 
-    hidden = ("__dict__", "__weakref__", "__slots__")
-    namespace = {name: value for name, value in vars(cls).items() if name not in hidden}
-    skipped: Any = {name: _SkipOriginal(cls, name) for name, value in namespace.items() if hasattr(value, "__get__")}
-    skipped["__init_subclass__"] = classmethod(lambda cls, **kwargs: None)
-    namespace.pop("__init_subclass__", None)
-    return Built(cls.__name__, (type("Past", (), skipped), cls), namespace)
+    namespace, past = namespace_and_past(cls)
+    return Built(cls.__name__, (past, cls), namespace)
 
 
 __all__ = ["check_backend", "wrap", "wrap_function"]

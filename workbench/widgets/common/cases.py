@@ -33,14 +33,16 @@ FULL_VACUITIC = 4.0  # vacuitic risk, in standard deviations, at which its bar i
 STYLE = """
 .wb-cases{display:flex;flex-wrap:wrap;gap:8px;line-height:1.35;font-size:12px;color:var(--jp-ui-font-color1,inherit)}
 .wb-case{position:relative;box-sizing:border-box;padding:6px;border-radius:4px;text-align:left;
-border:1px solid var(--jp-border-color2,#ccc);background:var(--jp-layout-color1,transparent);line-height:1.35}
+border:1px solid var(--jp-border-color2,color-mix(in srgb,currentColor 25%,transparent));
+background:var(--jp-layout-color1,transparent);line-height:1.35}
 .wb-cases .wb-case{width:128px}
 .wb-case img{display:block;width:100%;image-rendering:pixelated;border-radius:2px;margin:2px 0 4px;max-height:150px;object-fit:contain}
 .wb-case b,.wb-listing b{font-weight:600}
 .wb-name{color:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent))}
 .wb-wrong{color:color-mix(in srgb,var(--jp-error-color1,#d32f2f) 65%,var(--jp-ui-font-color1,currentColor))}
 .wb-split{margin:4px 0 1px;min-width:80px;text-align:left}
-.wb-split div{font-size:0;line-height:0;background:var(--jp-layout-color3,#ddd);border-radius:1px;overflow:hidden}
+.wb-split div{font-size:0;line-height:0;border-radius:1px;overflow:hidden;
+background:var(--jp-layout-color3,color-mix(in srgb,currentColor 15%,transparent))}
 .wb-split .wb-shares{height:9px}
 .wb-split .wb-far{height:5px;margin-top:2px}
 .wb-more{visibility:hidden;position:absolute;left:0;right:0;bottom:0;min-height:60%;box-sizing:border-box;padding:5px 6px;z-index:2;
@@ -51,8 +53,9 @@ border-radius:4px;font-size:11px;pointer-events:none}
 .wb-listing{border-collapse:collapse;font-size:12px;line-height:1.35;color:var(--jp-ui-font-color1,inherit)}
 .wb-listing caption,.wb-caption{text-align:left;font-size:12px;line-height:1.35;padding:2px 0 4px;
 color:var(--jp-ui-font-color2,color-mix(in srgb,currentColor 72%,transparent))}
-.wb-listing th,.wb-listing td{padding:3px 8px;text-align:right;border-bottom:1px solid var(--jp-border-color2,#ddd);position:relative}
-.wb-listing th{font-weight:600;vertical-align:bottom;box-sizing:content-box;min-width:7em;max-width:14em;overflow-wrap:anywhere}
+.wb-listing th,.wb-listing td{padding:3px 8px;text-align:right;position:relative;
+border-bottom:1px solid var(--jp-border-color2,color-mix(in srgb,currentColor 20%,transparent))}
+.wb-listing th{font-weight:600;vertical-align:bottom;box-sizing:content-box;min-width:7em;max-width:14em;overflow-wrap:break-word}
 .wb-listing th:first-child,.wb-listing td:first-child{text-align:left}
 .wb-listing th:first-child{overflow-wrap:normal;min-width:0}
 .wb-listing td{white-space:nowrap;font-variant-numeric:tabular-nums}

@@ -55,14 +55,15 @@ STYLE = f"""{pictures.STYLE}{CASES}
 .wb-frame .wb-over{{position:absolute;left:0;top:0;right:0;bottom:0;height:100%;pointer-events:none}}
 .wb-frame .wb-over .widget-html-content{{position:absolute;left:0;top:0;right:0;bottom:0}}
 .wb-here{{position:absolute;box-sizing:border-box;width:14px;height:14px;margin:-7px 0 0 -7px;border-radius:50%;
-border:2.5px solid var(--jp-ui-font-color1,#222);box-shadow:0 0 0 1.5px var(--jp-layout-color0,#fff)}}
-.wb-models .wb-length{{height:7px;min-width:84px;margin-top:2px;background:var(--jp-layout-color3,#ddd);border-radius:1px;overflow:hidden}}
+border:2.5px solid var(--jp-ui-font-color1,currentColor);box-shadow:0 0 0 1.5px var(--jp-layout-color0,Canvas)}}
+.wb-models .wb-length{{height:7px;min-width:84px;margin-top:2px;border-radius:1px;overflow:hidden;
+background:var(--jp-layout-color3,color-mix(in srgb,currentColor 15%,transparent))}}
 .wb-models .wb-length div{{height:100%}}
 .wb-models .wb-current td:first-child{{font-weight:600;box-shadow:inset 3px 0 var(--jp-brand-color1,#1976d2)}}
 .wb-confused :is(th,td){{text-align:center;padding:3px 6px}}
 .wb-confused th{{min-width:0;max-width:none;white-space:nowrap}}
 .wb-confused.wb-upright thead th{{writing-mode:vertical-rl;text-align:right}}
-.wb-line{{position:absolute;width:0;border-left:2px solid var(--jp-ui-font-color1,#222);opacity:.75}}
+.wb-line{{position:absolute;width:0;border-left:2px solid var(--jp-ui-font-color1,currentColor);opacity:.5}}
 .wb-static .wb-frame{{display:inline-block;vertical-align:top;margin:0 12px 8px 0}}
 .wb-static section{{margin-bottom:10px}}
 """
