@@ -27,6 +27,7 @@ from workbench.core.saving.training_data import note_training
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data.loading import load
 from workbench.data.provenance import facts
+from workbench.engine.effects.private_random import own_random
 from workbench.trackers.base import Tracker
 from workbench.trackers.delivery import tracker_of
 from workbench.training.asked_device import on_requested_device
@@ -56,6 +57,7 @@ from workbench.training.epoch_choice import lengths_of, train_lengths
 from workbench.training.exclusive import one_at_a_time
 from workbench.training.first_batch import criterion_of, try_first_batch
 from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
+from workbench.training.fold_losses import refuse_one_sided
 from workbench.training.history import History
 from workbench.training.loop import Loop
 from workbench.training.lost_voters import VoterWatch
@@ -231,6 +233,9 @@ def fit(
         first = try_first_batch(
             wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight
         )
+        if fold_layout is not None:
+            with own_random(seed, parameter.device):
+                refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y)
     except BaseException as error:
         savepoint.restore(error)
         raise
@@ -248,7 +253,12 @@ def fit(
         criterion = (
             criterion
             or first.weighted_loss
-            or criterion_of(wrapped, [first.batch, train, valid], first.structured, has_folds=fold_layout is not None)
+            or criterion_of(
+                wrapped,
+                [first.batch, train, valid],
+                structured=not isinstance(first.prediction, Tensor),
+                has_folds=fold_layout is not None,
+            )
         )
         settings = {
             "wrapped": wrapped._workbench_name(),
