@@ -92,7 +92,7 @@ def try_first_batch(
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)
         limits = limits_of(leaves, batch.y)
-        if limits.range != Range.FREE:
+        if max(limits.ranges) != Range.FREE:
             probe = Batch(batch.numbers, with_graph(batch.x), batch.y)
             with suppress(RuntimeError):  # of models that do not take inputs with a graph
                 leaves = flatten(try_batch(wrapped, probe, criterion, in_memory, keeps_scaling)[2])[0]

@@ -144,8 +144,9 @@ def fit(
             given whose optimum this could change (any but mean squared and mean absolute error). Counts and positive values under a
             class of torch.distributions keep their units; instead, the bias of the last layer is shifted so that predictions start at the mean
             and variance of the targets, if they are off by more than a factor of e. Targets of a model that ends in a function of limited
-            range, such as sigmoid, keep their units as well, and with softplus, relu or exp they are only divided. A model that already has a
-            standardization keeps it, and one whose prediction is frozen gets none. The inputs of a model with a module whose
+            range, such as sigmoid, keep their units as well, and with softplus, relu or exp they are only divided; where a model joins columns
+            at its end (torch.cat, torch.stack), each by its own end. A model that already has a standardization keeps it, and one whose
+            prediction is frozen gets none. The inputs of a model with a module whose
             `standardizes_inputs` is True, such as those of `workbench.models.tabular`, are left as they are. Pass False for a model that
             was trained elsewhere in original units.
         seed: seed of the choice of validation rows, of the order of rows, and of all random draws of torch.
