@@ -50,8 +50,9 @@ def test_the_quantile_is_the_order_statistic(n: int, coverage: str) -> None:
 
 def test_too_few_rows_for_a_coverage_are_refused() -> None:
     assert conformal_quantile(torch.arange(9.0), 0.9) == 8
-    with pytest.raises(ValueError, match=r"coverage 0.9 needs at least 9 held-out rows, there are 8.*at most 0.8889"):
+    with pytest.raises(ValueError, match=r"coverage 0.9 needs at least 9 held-out rows, there are 8.*at most 0.8888"):
         conformal_quantile(torch.arange(8.0), 0.9)
+    assert conformal_quantile(torch.arange(8.0), 0.8888) == 7
     with pytest.raises(ValueError, match=r"coverage 0\.99 needs at least 99 held-out rows, there are 98"):
         conformal_quantile(torch.arange(98.0), 0.99)
     for coverage in (0.0, 1.0, 90):

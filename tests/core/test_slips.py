@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import WorkbenchWarning, fit, laplace, sculpt, vote
+from workbench import WorkbenchWarning, compose, fit, laplace, sculpt, vote
 from workbench.errors import NonTensorOutputError, OutputShapeError
 from workbench.outputs import Binary, Logits
 
@@ -294,3 +294,22 @@ def test_targets_far_from_standard_units_beside_others_are_told() -> None:
     y = {"c": LABELS, "r": 500 + 100 * torch.randn(40, 1)}
     assert any("none is standardized" in said for said in messages(lambda: fit(wrapped, (X, y), epochs=1)))
     assert messages(lambda: fit(wrapped, (X, {**y, "r": torch.randn(40, 1)}), epochs=1)) == []
+
+
+@pytest.mark.parametrize(
+    "wrapper", [sculpt.Wrapper(), compose(vote.Wrapper(2), sculpt.Wrapper(output="values"))], ids=str
+)
+@pytest.mark.parametrize("criterion", [None, F.cross_entropy])
+def test_risk_heads_of_values_say_how_to_take_class_numbers(wrapper: Any, criterion: Any) -> None:
+    says = r'class numbers \[n\], but the risk heads of sculpt take the outputs \[n, 3\] for values, .*: wrap with output="logits"'
+    with pytest.raises(ValueError, match=says):
+        wrapper(nn.Linear(4, 3)).loss(criterion, X, LABELS)
+    with pytest.raises(ValueError, match=says):
+        fit(wrapper(nn.Linear(4, 3)), (X, LABELS), epochs=1, criterion=criterion, progress=False)
+    with pytest.raises(ValueError, match=r"\[n, 4\], .*\[n, 3, 4\] for values, .*: wrap with output=Logits\(dim=1\)"):
+        wrapper(nn.Conv1d(1, 3, 1)).loss(None, X[:, None], LABELS[:, None].expand(-1, 4))
+
+
+def test_folds_say_it_too() -> None:
+    with pytest.raises(ValueError, match='wrap with output="logits"'):
+        fit(compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(4, 3)), (X, LABELS), epochs=1, folds=2, progress=False)

@@ -63,6 +63,16 @@ def test_validation_keeps_the_shares_of_the_classes():
     assert torch.bincount(validation.y).tolist() == [8, 2]
 
 
+def test_more_classes_than_test_rows_are_drawn_alike():
+    labels = torch.cat([torch.arange(40) % 20, torch.tensor([20, 21])])  # of the last two there is one row each
+    d = Data.from_arrays(torch.randn(42, 2), labels, test=0.2)
+    assert len(d.test) == 9
+    assert len(d.train) == 33
+    assert not {20, 21} & set(d.test.y.tolist())
+    x = torch.cat([d.train.x, d.test.x])
+    assert len(x.unique(dim=0)) == 42
+
+
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
 def test_validation_refuses_fractions_that_leave_a_part_empty(fraction):
     with pytest.raises(ValueError, match="fraction must lie above 0 and below 1"):

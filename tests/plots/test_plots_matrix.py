@@ -56,6 +56,12 @@ def inside(axes):
     assert box.y1 < page[1] + 0.05
 
 
+def test_constant_inputs_have_a_plane_of_a_width():
+    d = data.Data.from_arrays(torch.ones(40, 3), torch.randn(40, 1))
+    axes = plots.matrix({"both": compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(3, 1))}, d)
+    inside(axes)
+
+
 def test_a_curve_has_the_models_own_numbers_and_the_true_noise_dashed():
     d, models = data.toy.cubic(n_train=30, n_test=40), pair(1, 1)
     axes = plots.matrix(models, d)

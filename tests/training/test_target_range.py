@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import compose, fit, sculpt, vote
+from workbench import compose, fit, sample, sculpt, vote
 from workbench.core.calls.bounded_ends import bounded_end
 from workbench.errors import WorkbenchWarning
 from workbench.training.target_range import Range, limits_of
@@ -57,6 +57,46 @@ def test_one_bounded_column_beside_a_free_one_is_learned() -> None:
     assert (wrapped(X) - y).abs().max().item() < 0.3
 
 
+def _mixed(z: Tensor) -> Tensor:
+    return torch.cat([z[:, :2], z[:, 2:3].sigmoid(), F.softplus(z[:, 3:])], -1)
+
+
+def _stacked(z: Tensor) -> Tensor:
+    return torch.stack([z[:, 0], z[:, 1], z[:, 2].sigmoid(), F.softplus(z[:, 3])], 1)
+
+
+MIXED_TARGETS = torch.cat([1000 + 300 * X, 0.01 * X.sin(), (2 * X).sigmoid(), 50 * (1 + X.square())], 1)
+
+
+@pytest.mark.parametrize("end", [_mixed, _stacked])
+@pytest.mark.parametrize(
+    "wrapper",
+    [compose(), vote.Wrapper(2), vote.Wrapper(2, strategy="vmap"), vote.Wrapper(2, share=1), sample.Wrapper(2), sculpt.Wrapper()],
+    ids=str,
+)  # fmt: skip
+def test_each_column_is_standardized_as_far_as_its_end_lets_it(end: Callable[[Tensor], Tensor], wrapper: Any) -> None:
+    torch.manual_seed(0)
+    wrapped, y = wrapper(Ending(end, outputs=4)), MIXED_TARGETS
+    fit(wrapped, (X, y), epochs=40, lr=0.02, batch_size=32, validation=0, progress=False)
+    means, sizes = y.double().mean(0), y.double().square().mean(0).sqrt()
+    spreads = y.double().std(0, correction=0)
+    torch.testing.assert_close(wrapped.scaling.y_mean.double(), means * torch.tensor([1, 1, 0, 0]))
+    torch.testing.assert_close(wrapped.scaling.y_scale[[0, 1]].double(), spreads[:2])
+    torch.testing.assert_close(
+        wrapped.scaling.y_scale[[2, 3]].double(), torch.stack([torch.ones_like(sizes[2]), sizes[3]])
+    )
+    assert ((wrapped(X) - y).square().mean(0).sqrt() < 0.5 * spreads).all()
+
+
+def test_columns_written_by_autoregression_are_followed_without_recursion() -> None:
+    z = [Ending(torch.sigmoid)(X[:5])]
+    for _ in range(1500):
+        z = [torch.cat([*z, z[0][:, :1]], 1)]
+    limits = limits_of(z, z[0].detach())
+    assert set(limits.ranges) == {Range.FIXED}
+    assert set(limits.ends) == {"sigmoid"}
+
+
 class Change(nn.Module):
     """Adds a limited change to its input, as to the last value of a series."""
 
@@ -100,8 +140,8 @@ def test_units_of_positive_targets_do_not_matter() -> None:
 )
 def test_ranges(end: Callable[[Tensor], Tensor], expected: Range) -> None:
     prediction = Ending(end)(X[:5])
-    assert limits_of([prediction], Y[:5]).range == expected
-    assert limits_of([prediction], Y[:5, 0]).range == Range.FREE  # of another shape than the targets
+    assert limits_of([prediction], Y[:5]).ranges == (expected,)
+    assert limits_of([prediction], Y[:5, 0]).ranges == (Range.FREE,)  # of another shape than the targets
 
 
 @pytest.mark.parametrize(
@@ -114,6 +154,19 @@ def test_targets_out_of_range_are_told_once(end: Callable[[Tensor], Tensor], wor
         fit(wrapped, (X, Y - 2), epochs=1, progress=False)
     fit(wrapped, (X, Y - 2), epochs=1, progress=False)  # a warning would be an error
     fit(vote.Wrapper(2)(Ending(end)), (X, Y / 5), epochs=1, progress=False)
+
+
+def test_each_column_has_its_own_range() -> None:
+    def two(end: Callable[[Tensor], Tensor]) -> Any:
+        return vote.Wrapper(2)(Ending(lambda z: torch.cat([z[:, :1].sigmoid(), end(z[:, 1:])], 1), outputs=2))
+
+    fit(two(F.softplus), (X, torch.cat([Y / 5, 50 * Y], 1)), epochs=1, progress=False)
+    with pytest.warns(WorkbenchWarning, match=r"ends in softplus, so that no prediction of y\[:, 1\] is below 0, but"):
+        fit(two(F.softplus), (X, torch.cat([Y / 5, -50 * Y], 1)), epochs=1, progress=False)
+    with pytest.warns(
+        WorkbenchWarning, match=r"ends in sigmoid, so that no prediction of y\[:, 0\] is below 0 or above 1"
+    ):
+        fit(two(lambda z: z), (X, torch.cat([50 * Y, Y], 1)), epochs=1, progress=False)
 
 
 class Epidemic(nn.Module):
@@ -136,5 +189,5 @@ def test_the_graph_of_a_solver_is_looked_at_once() -> None:
     x = torch.randn(8, 2)
     for n_steps in (1500, 40):
         infected = Epidemic(n_steps)(x)
-        assert limits_of([infected], infected) == (Range.FIXED, None)
+        assert limits_of([infected], infected) == ((Range.FIXED,), (None,))
         assert bounded_end(infected.grad_fn) == "sigmoid"

@@ -304,6 +304,23 @@ def test_the_snapshot_is_html_without_scripts_and_a_picture(make: Any, monkeypat
         Outline(f"<section>{part}")
 
 
+def test_rows_of_constant_features_are_shown_without_anything_to_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: shown.append(bundle))
+    explorer = Explorer(ensemble(), (torch.ones(60, 2), torch.randn(60)))
+    assert not view(explorer).problem
+    explorer.snapshot()
+    (bundle,) = shown
+    assert bundle["image/png"].startswith("iVBOR")
+    assert 'class="wb-spot"' in bundle["text/html"]
+
+
+def test_rows_of_one_class_are_refused_as_such() -> None:
+    x = torch.randn(60, 2)
+    with pytest.raises(ValueError, match="all rows of your data are of one class"):
+        Explorer(vote.Wrapper(2, output="logits")(nn.Linear(2, 2)), (x, torch.zeros(60, dtype=torch.int64)))
+
+
 def test_nothing_is_drawn_through_pyplot(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib as mpl
 

@@ -62,8 +62,9 @@ def _rank(n: int, coverage: float) -> int:
     k = math.ceil((n + 1) * probability)
     if k > n:
         min_rows = math.ceil(probability / (1 - probability))
+        most = math.floor(10_000 * n / (n + 1)) / 10_000  # rounded up it would be refused as well
         raise ValueError(
-            f"coverage {coverage:g} needs at least {min_rows} held-out rows, there are {n}; hold out more, or ask for at most {n / (n + 1):.4g}"
+            f"coverage {coverage:g} needs at least {min_rows} held-out rows, there are {n}; hold out more, or ask for at most {most}"
         )
     return k
 

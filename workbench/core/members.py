@@ -27,7 +27,7 @@ from .outputs.meanings import Values
 from .outputs.options import form_of
 from .outputs.resolution import check_numbers
 from .outputs.said_distributions import mixture, with_moments
-from .outputs.slips import listening, warn_unsaid
+from .outputs.slips import listening, refuse_class_numbers, warn_unsaid
 from .ownership import table_of
 from .standardize import Scaling
 
@@ -49,6 +49,7 @@ def loss(
     """
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, dealt=True, loss=True), rows), args, {})
     record, pair = wrapped._workbench, pair_of(wrapped._workbench, branched.axes)
+    refuse_class_numbers(wrapped, pair, y, branched.leaves, len(branched.axes))
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(branched.axes))
     criterion = listening(wrapped, criterion, y)
     groups = [None] if whole else list(rows)

@@ -14,7 +14,7 @@ from workbench.errors import require
 def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Split the row numbers 0 to n - 1 in two, the second part of this size (a share or a number), stratified by labels [n].
 
-    The row of a class with a single row goes to the first part.
+    The row of a class with a single row goes to the first part. With more classes than rows in a part, all rows are drawn alike.
     """
     split = require("sklearn.model_selection").train_test_split
     seed = whole_number("the split, which is the seed of the rows drawn", seed)
@@ -31,9 +31,11 @@ def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> t
                 raise ValueError(
                     f"{n_single} of {n} rows are the only one of their class; if the targets are amounts that came as texts, make them numbers"
                 )
-            size = math.ceil(size * n) if size < 1 else size
-            first, second = split(rows[~is_single], test_size=size, random_state=seed, stratify=labels[~is_single])
-            return np.concatenate([first, rows[is_single]]), second
+            first, second = partition(n - n_single, math.ceil(size * n) if size < 1 else size, seed, labels[~is_single])
+            return np.concatenate([rows[~is_single][first], rows[is_single]]), rows[~is_single][second]
+        n_second = math.ceil(size * n) if size < 1 else size
+        if len(counts) > min(n_second, n - n_second):
+            labels = None
     first, second = split(rows, test_size=size, random_state=seed, stratify=labels)
     return first, second
 

@@ -173,7 +173,7 @@ class Ladder:
             rows, is_small = 3, device != "cpu"
         else:
             n_weights = self.clones.n_weights
-            rows = max((leaf.shape[0] for leaf in leaves if leaf.dim()), default=1)
+            rows = max((leaf.size(0) for leaf in leaves if leaf.dim()), default=1)
             is_tabular = n_weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
             is_small = rows <= 2 or (is_tabular and rows * n_weights <= _SMALL_PASS)
             if is_small and (models := _n_models(plan)) < 4:

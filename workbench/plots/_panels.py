@@ -312,6 +312,8 @@ def _plane(
 def _widened(values: Array, share: float) -> tuple[float, float]:
     """Return the range of values, with a margin of a share of its width at both ends."""
     low, high = values.min(), values.max()
+    if low == high:
+        return low - 0.5, high + 0.5
     return low - share * (high - low), high + share * (high - low)
 
 

@@ -136,7 +136,7 @@ def try_batch(
                 if output in ("logits", "probs"):
                     hint = f', or, for output="{output}", be class numbers, y.long()'
                 raise ValueError(
-                    f"y: targets are {_shape_of_rows(y)}, but the model gives {_shape_of_rows(prediction)}; "
+                    f"y: targets are {shape_of_rows(y)}, but the model gives {shape_of_rows(prediction)}; "
                     + (
                         f"they must have one shape{hint}"
                         if target_shape == prediction.shape
@@ -214,7 +214,7 @@ def _describe_dtypes(keys: Mapping[Key, torch.dtype]) -> str:
 def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) -> None:
     if prediction.dim() < 2 or y.shape != prediction.shape[:1] + prediction.shape[2:]:
         raise ValueError(
-            f"y: class numbers are {_shape_of_rows(y)}, but the model gives {_shape_of_rows(prediction)}; cross entropy wants "
+            f"y: class numbers are {shape_of_rows(y)}, but the model gives {shape_of_rows(prediction)}; cross entropy wants "
             "class numbers [n] for scores [n, classes]; "
             + (
                 "convert one-hot rows to class numbers, y.argmax(1)"
@@ -244,7 +244,7 @@ def _renumbering(labels: Tensor, classes: int) -> str:
     return "; torch.unique(y, return_inverse=True)[1] numbers the classes from 0"
 
 
-def _shape_of_rows(tensor: Tensor) -> str:
+def shape_of_rows(tensor: Tensor) -> str:
     return f"[{', '.join(['n', *map(str, tensor.shape[1:])])}]" if tensor.dim() else "one number"
 
 

@@ -17,7 +17,7 @@ from workbench.core.outputs.said_distributions import nll
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
-from workbench.engine.tree import flatten, names
+from workbench.engine.tree import flatten, names, tree_map
 from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches
 from workbench.training.checks import sole_likelihood, try_batch
@@ -36,7 +36,7 @@ class FirstBatch(NamedTuple):
         trainable: whether the prediction can be trained.
         converted: inputs to convert to floating point, with their dtypes.
         weighted_loss: the loss with class weights, None without.
-        structured: whether the prediction is a structure of tensors.
+        prediction: the prediction, without a graph.
         limits: what the model can predict.
     """
 
@@ -44,7 +44,7 @@ class FirstBatch(NamedTuple):
     trainable: bool
     converted: dict[Key, torch.dtype]
     weighted_loss: LossByMeaning | None
-    structured: bool
+    prediction: Any
     limits: Limits
 
 
@@ -92,12 +92,13 @@ def try_first_batch(
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)
         limits = limits_of(leaves, batch.y)
-        if limits.range != Range.FREE:
+        if max(limits.ranges) != Range.FREE:
             probe = Batch(batch.numbers, with_graph(batch.x), batch.y)
             with suppress(RuntimeError):  # of models that do not take inputs with a graph
                 leaves = flatten(try_batch(wrapped, probe, criterion, in_memory, keeps_scaling)[2])[0]
                 limits = limits_of(leaves, batch.y)
-        return FirstBatch(batch, trainable, converted, weighted_loss, not isinstance(prediction, Tensor), limits)
+        detached = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, prediction)
+        return FirstBatch(batch, trainable, converted, weighted_loss, detached, limits)
 
 
 def criterion_of(wrapped: Wrapped, rows: Sequence[Any], structured: bool, has_folds: bool) -> Criterion | None:

@@ -28,6 +28,7 @@ from workbench.core.saving.training_data import note_training
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data.loading import load
 from workbench.data.provenance import facts
+from workbench.engine.effects.private_random import own_random
 from workbench.trackers.base import Tracker
 from workbench.trackers.delivery import tracker_of
 from workbench.training.asked_device import on_requested_device
@@ -57,6 +58,7 @@ from workbench.training.epoch_choice import lengths_of, train_lengths
 from workbench.training.exclusive import one_at_a_time
 from workbench.training.first_batch import criterion_of, try_first_batch
 from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
+from workbench.training.fold_losses import refuse_one_sided
 from workbench.training.history import History
 from workbench.training.loop import Loop
 from workbench.training.lost_voters import VoterWatch
@@ -143,8 +145,9 @@ def fit(
             given whose optimum this could change (any but mean squared and mean absolute error). Counts and positive values under a
             class of torch.distributions keep their units; instead, the bias of the last layer is shifted so that predictions start at the mean
             and variance of the targets, if they are off by more than a factor of e. Targets of a model that ends in a function of limited
-            range, such as sigmoid, keep their units as well, and with softplus, relu or exp they are only divided. A model that already has a
-            standardization keeps it, and one whose prediction is frozen gets none. The inputs of a model with a module whose
+            range, such as sigmoid, keep their units as well, and with softplus, relu or exp they are only divided; where a model joins columns
+            at its end (torch.cat, torch.stack), each by its own end. A model that already has a standardization keeps it, and one whose
+            prediction is frozen gets none. The inputs of a model with a module whose
             `standardizes_inputs` is True, such as those of `workbench.models.tabular`, are left as they are. Pass False for a model that
             was trained elsewhere in original units.
         seed: seed of the choice of validation rows, of the order of rows, and of all random draws of torch.
@@ -232,6 +235,9 @@ def fit(
         first = try_first_batch(
             wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight
         )
+        if fold_layout is not None:
+            with own_random(seed, parameter.device):
+                refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y)
     except BaseException as error:
         savepoint.restore(error)
         raise
@@ -249,7 +255,12 @@ def fit(
         criterion = (
             criterion
             or first.weighted_loss
-            or criterion_of(wrapped, [first.batch, train, valid], first.structured, has_folds=fold_layout is not None)
+            or criterion_of(
+                wrapped,
+                [first.batch, train, valid],
+                structured=not isinstance(first.prediction, Tensor),
+                has_folds=fold_layout is not None,
+            )
         )
         settings = {
             "wrapped": wrapped._workbench_name(),

@@ -83,10 +83,14 @@ def choose_standardization(
     if keeps_units or wrapped._workbench.says_distributions:
         return values  # counts and shares must keep their units
     if has_values and not standardize and allows_standardization(criterion):
-        tell_out_of_range(wrapped, limits.end, y)
-    if has_values and (standardize or (allows_standardization(criterion) and limits.range != Range.FIXED)):
-        centre = unshadowed(wrapped, "_location_scale") and (bool(standardize) or limits.range == Range.FREE)
-        values["y_mean"], values["y_scale"] = moments(y, centre)
+        tell_out_of_range(wrapped, limits.ends, y)
+    if has_values and (standardize or (allows_standardization(criterion) and min(limits.ranges) != Range.FIXED)):
+        mean, scale = moments(y, unshadowed(wrapped, "_location_scale"))
+        if not standardize:  # each column as far as its range lets it
+            ranges = torch.tensor(limits.ranges, device=y.device).reshape(scale.shape)
+            mean = mean.where(ranges == Range.FREE, 0.0)
+            scale = scale.where(ranges == Range.FREE, moments(y, centre=False)[1]).where(ranges != Range.FIXED, 1.0)
+        values["y_mean"], values["y_scale"] = mean, scale
         if standardize is None:
             _warn_about_series(wrapped, y, values["y_scale"])
     return values

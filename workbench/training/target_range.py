@@ -18,6 +18,8 @@ _HALF = frozenset(["Softplus", "Relu", "Exp", "Abs", "LogSigmoid", "Sqrt"])
 _SHIFTING = frozenset(["Add", "Sub", "Rsub", "Reciprocal"])
 _RESCALING = _SHIFTING | {"Mul", "Div", "Neg", "Sum"}
 _SIDE_BY_SIDE = frozenset(["Cat", "Stack"])
+_MINUS_ONE = 2**64 - 1  # as nodes store it
+_MAX_DEPTH = 20  # of columns within columns
 _RANGES = {
     "softplus": (0.0, math.inf),
     "relu": (0.0, math.inf),
@@ -40,15 +42,15 @@ class Range(IntEnum):
 
 
 class Limits(NamedTuple):
-    """What a model can predict.
+    """What a model can predict: of targets [n, k] an entry for each column, otherwise one.
 
     Attributes:
-        range: the narrowest range among the outputs of the shape of the targets.
-        end: name of the function of limited range that all of them are results of, None if there is none, or if arithmetic follows it.
+        ranges: the narrowest range among the outputs of the shape of the targets.
+        ends: name of the function of limited range that all of them are results of, None if there is none, or if arithmetic follows it.
     """
 
-    range: Range
-    end: str | None
+    ranges: tuple[Range, ...]
+    ends: tuple[str | None, ...]
 
 
 def limits_of(prediction: Sequence[Any], target: Any) -> Limits:
@@ -59,9 +61,36 @@ def limits_of(prediction: Sequence[Any], target: Any) -> Limits:
         target: the targets of the same rows.
     """
     shape = target.shape if isinstance(target, Tensor) else None
-    nodes = [leaf.grad_fn for leaf in prediction if isinstance(leaf, Tensor) and leaf.shape == shape and leaf.grad_fn]
-    ends = {bounded_end(node, KEEPING - _RESCALING) for node in nodes}
-    return Limits(max(map(_range, nodes), default=Range.FREE), ends.pop() if len(ends) == 1 else None)
+    roots = [leaf.grad_fn for leaf in prediction if isinstance(leaf, Tensor) and leaf.shape == shape and leaf.grad_fn]
+    if shape is not None and len(shape) == 2:
+        outputs = [_columns(root, shape[1]) for root in roots]
+        columns = [set().union(*nodes) for nodes in zip(*outputs, strict=True)] or [set()] * shape[1]
+    else:
+        columns = [set(roots)]
+    ends = [{bounded_end(node, KEEPING - _RESCALING) for node in nodes} for nodes in columns]
+    return Limits(
+        tuple(max(map(_range, nodes), default=Range.FREE) for nodes in columns),
+        tuple(names.pop() if len(names) == 1 else None for names in ends),
+    )
+
+
+def _columns(node: Any, width: int, depth: int = 0) -> list[set[Any]]:
+    """Return, for each column of a result [..., width], the nodes of autograd that it comes from, before means over branches."""
+    name, dim = node.name().split("Backward")[0], getattr(node, "_saved_dim", None)
+    parts = node.next_functions
+    if depth < _MAX_DEPTH and all(part is not None for part, _ in parts):
+        is_last = dim in (len(node._input_metadata[0].shape) - 1, _MINUS_ONE)
+        if name == "Stack" and is_last:
+            return [{part} for part, _ in parts]
+        if name == "Cat" and is_last:
+            widths = [part._input_metadata[index].shape[-1] for part, index in parts]
+            return [nodes for (part, _), n in zip(parts, widths, strict=True) for nodes in _columns(part, n, depth + 1)]
+        if name in _SIDE_BY_SIDE or (name == "Mean" and dim == (0,)):
+            return [
+                set().union(*nodes)
+                for nodes in zip(*(_columns(part, width, depth + 1) for part, _ in parts), strict=True)
+            ]
+    return [{node} for _ in range(width)]
 
 
 def _range(node: Any) -> Range:
@@ -90,26 +119,28 @@ def with_graph(inputs: Any) -> Any:
     )
 
 
-def tell_out_of_range(wrapped: Wrapped, end: str | None, y: Tensor) -> None:
+def tell_out_of_range(wrapped: Wrapped, ends: Sequence[str | None], y: Tensor) -> None:
     """Warn once of targets that a model cannot predict since it ends in a function of limited range.
 
     Args:
         wrapped: the model.
-        end: name of the function, None if there is none.
+        ends: names of the functions, None where there is none, one for each column of targets [n, k], otherwise one.
         y: the targets.
     """
-    if end not in _RANGES:
-        return
-    low, high = _RANGES[end]
-    smallest, largest = (float(bound) for bound in y.aminmax())
-    if smallest < low or largest > high:
-        bounds = f"below {low:g}" if high == math.inf else f"below {low:g} or above {high:g}"
-        tell(
-            wrapped,
-            "out of range",
-            f"fit: the model ends in {end}, so that no prediction is {bounds}, but the targets go from {smallest:.3g} to {largest:.3g}. Let it "
-            "end in its last linear layer, or bring the targets into that range",
-        )
+    for i, (end, column) in enumerate(zip(ends, y.unbind(1) if y.dim() == 2 else [y], strict=True)):
+        if end not in _RANGES:
+            continue
+        low, high = _RANGES[end]
+        smallest, largest = (float(bound) for bound in column.aminmax())
+        if smallest < low or largest > high:
+            bounds = f"below {low:g}" if high == math.inf else f"below {low:g} or above {high:g}"
+            of = f" of y[:, {i}]" if len(set(ends)) > 1 else ""
+            tell(
+                wrapped,
+                "out of range",
+                f"fit: the model ends in {end}, so that no prediction{of} is {bounds}, but the targets go from {smallest:.3g} to {largest:.3g}. "
+                "Let it end in its last linear layer, or bring the targets into that range",
+            )
 
 
 __all__ = ["Limits", "Range", "limits_of", "tell_out_of_range", "with_graph"]

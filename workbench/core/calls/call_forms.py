@@ -69,6 +69,7 @@ def form_of(args: tuple) -> Any:
             type(tensor) is not Tensor
             or tensor.device != device
             or tensor.layout is not torch.strided
+            or tensor.is_nested
             or tensor.requires_grad
             or tensor.is_conj()
             or tensor.is_neg()

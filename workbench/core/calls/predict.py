@@ -31,7 +31,7 @@ from ..outputs.detections import ragged_leaves
 from ..outputs.meanings import Meaning, Values
 from ..outputs.options import has_classes, has_detections
 from ..outputs.resolution import resolve, targets_of
-from ..outputs.slips import listening, warn_unsaid
+from ..outputs.slips import listening, refuse_class_numbers, warn_unsaid
 from ..outputs.transformed_losses import refuse_transformed
 from ..ownership import engine_of, table_of
 from ..prior import run_with_prior
@@ -225,9 +225,10 @@ def loss_of_branches(
     if criterion is not None:
         _check_criterion(criterion)
         refuse_transformed(wrapped, criterion, axes)
+    pair = pair_of(record, axes)
+    refuse_class_numbers(wrapped, pair, y, branched.leaves, len(axes))
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
     leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
-    pair = pair_of(record, axes)
     if pair is None and criterion is None:
         raise ValueError(
             "criterion: without sculpt there is no likelihood to train by; give criterion(prediction, target)"

@@ -16,7 +16,7 @@ from ...engine.effects.random import values_unavailable
 from ...engine.tree import flatten, is_float, names
 from ..batches.dealing import tell
 from .class_scores import Binary, Classes, Logits
-from .options import meaning_of
+from .options import has_classes, meaning_of
 from .resolution import resolve
 
 # magnitudes between which risks are accurate in float32; below the first, squares of standard deviations 1000 times smaller lose precision
@@ -246,11 +246,8 @@ def _tell_contradiction(wrapped: Any, name: str, declared: Any, implied: Classes
 def _tell_unsaid(wrapped: Any, implied: Classes | None, y: Any, leaves: Sequence[Any], depth: int = 0) -> None:
     if not isinstance(y, Tensor):
         return
-    scores = [leaf for leaf in leaves if is_float(leaf) and leaf.dim() > depth]
     binary = isinstance(implied, Binary)
-    classes = len(scores) == 1 and not y.is_floating_point() and scores[0].dim() - depth == y.dim() + 1
-    classes = classes and scores[0].dim() > depth + 1 and scores[0].shape[depth + 1] > 1
-    if not binary and not classes:
+    if not binary and _scores_of(y, leaves, depth) is None:
         return
     kind, option = ("yes or no", "binary") if binary else ("class numbers", "logits")
     tell(
@@ -262,8 +259,39 @@ def _tell_unsaid(wrapped: Any, implied: Classes | None, y: Any, leaves: Sequence
     )
 
 
+def _scores_of(y: Tensor, leaves: Sequence[Any], depth: int) -> Tensor | None:
+    """Return the output with a number for each class, if targets have the dtype and shape of class numbers."""
+    scores = [leaf for leaf in leaves if is_float(leaf) and leaf.dim() > depth]
+    if len(scores) != 1 or y.is_floating_point() or scores[0].dim() - depth != y.dim() + 1:
+        return None
+    return scores[0] if scores[0].dim() > depth + 1 and scores[0].shape[depth + 1] > 1 else None
+
+
+def refuse_class_numbers(wrapped: Any, pair: Any, y: Any, leaves: Sequence[Any], depth: int) -> None:
+    """Raise ValueError if the targets of risk heads of values are class numbers.
+
+    Args:
+        wrapped: the wrapped object.
+        pair: the method of the risk heads, None if there is none.
+        y: targets.
+        leaves: output leaves; tensors have `depth` leading dimensions of branches.
+        depth: number of leading dimensions.
+    """
+    if not getattr(getattr(pair, "distribution", None), "own_prediction", False) or not isinstance(y, Tensor):
+        return
+    scores = None if has_classes(wrapped._workbench.output) else _scores_of(y, leaves, depth)
+    if scores is None:
+        return
+    labels, outputs = (", ".join(["n", *map(str, shape)]) for shape in (y.shape[1:], scores.shape[depth + 1 :]))
+    option = '"logits"' if y.dim() == 1 else "Logits(dim=1)"
+    raise ValueError(
+        f"y: the targets are class numbers [{labels}], but the risk heads of {pair.name} take the outputs [{outputs}] for values, of "
+        f"{pair.distribution}: wrap with output={option} (see workbench.outputs for probabilities and tokens)"
+    )
+
+
 def _agrees(declared: Classes, implied: Classes) -> bool:
     return declared == implied if isinstance(implied, Binary) else type(declared) is type(implied)
 
 
-__all__ = ["listening", "tell_doubts", "tell_whole_numbers", "warn_unsaid"]
+__all__ = ["listening", "refuse_class_numbers", "tell_doubts", "tell_whole_numbers", "warn_unsaid"]

@@ -40,6 +40,15 @@ def comparable_data(data: Any, split: int = 0) -> Data:
     return suited
 
 
+def refuse_one_class(data: Data) -> None:
+    """Raise ValueError if all rows are of one class."""
+    if data.classes is not None and len(data.classes) < 2 and data.task == "classification":
+        raise ValueError(
+            f"data: all rows of {data.name} are of one class, {data.classes[0]!r}, so that there is nothing to classify; give rows of another "
+            "class as well"
+        )
+
+
 def takes_several(data: Any) -> bool:
     """Return whether rows of the data given to an explorer have several targets of one kind."""
     if isinstance(data, str):

@@ -13,7 +13,7 @@ from workbench.core.wrapper import Wrapper
 from workbench.data import Data
 
 from ..common.inputs import Model, check_fits
-from ..common.positions import comparable_data
+from ..common.positions import comparable_data, refuse_one_class
 from .controls import MAX_REPEATS
 from .settings import PLAIN, Candidate, Part, candidates, fitting, wrapper_classes
 from .trials import Training, check_training
@@ -81,11 +81,7 @@ def prepared(model: Any, source: Any, request: Request) -> Prepared:
     Model(model)
     data = comparable_data(source, request.split)
     to_wrap, task, output = Model(model, data), data.task, request.output
-    if data.classes is not None and len(data.classes) < 2 and task == "classification":
-        raise ValueError(
-            f"data: all rows of {data.name} are of one class, {data.classes[0]!r}, so that there is nothing to classify; give rows of another "
-            "class as well"
-        )
+    refuse_one_class(data)
     chosen = candidates(DEFAULTS[task] if request.wrappers is None else request.wrappers)
     chosen = [Candidate(c.name, [fitting(part, task) for part in c.parts]) for c in chosen if c.parts]
     for candidate in chosen:

@@ -15,6 +15,7 @@ from workbench.data.reader import data_of
 from workbench.risk import Risk
 from workbench.widgets.common.cases import Case, cases, format_number
 from workbench.widgets.common.labelled import explorable
+from workbench.widgets.common.positions import refuse_one_class
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, rankings, risk_unit
 from workbench.widgets.explorer.abstaining import Abstention, checked_coverage
 from workbench.widgets.explorer.carriers import Carriers
@@ -41,6 +42,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         max_rows: int = 2000,
     ) -> None:
         self.data, self.k = data_of(explorable(wrapped, data)), k
+        refuse_one_class(self.data)
         test = self.data.test
         if not 2 <= test.x.ndim <= 4:
             raise ValueError(

@@ -194,25 +194,27 @@ class SavedPage:
 
 def snapshot(e: Exploration) -> None:
     """See `Explorer.snapshot`."""
-    has_risk = len(e.rankings) > 1
-    figure = pictures.new_figure(5.4, 3.4)
-    ax = pictures.paint(figure.subplots())
-    alt = draw_edit(ax, e)
-    pages = [f'<div class="wb-frame">{pictures.svg(figure, alt)}{mark_edit(ax, e)}</div>', still(e, all_cases(e)[0])]
-    whole = pictures.new_figure(15 if has_risk else 10.5, 3.6)
-    axes = whole.subplots(1, 3 if has_risk else 2)
+    has_risk, can_edit = len(e.rankings) > 1, bool(e._editor.knobs)
+    pages = [still(e, all_cases(e)[0])]
+    whole = pictures.new_figure(6 + 4.5 * (has_risk + can_edit), 3.6)
+    axes = whole.subplots(1, 1 + has_risk + can_edit, squeeze=False)[0]
     for ax in axes:
         pictures.paint(ax)
-    draw_edit(axes[0], e)
-    draw_all(axes[1], e)
+    if can_edit:
+        figure = pictures.new_figure(5.4, 3.4)
+        ax = pictures.paint(figure.subplots())
+        alt = draw_edit(ax, e)
+        pages.insert(0, f'<div class="wb-frame">{pictures.svg(figure, alt)}{mark_edit(ax, e)}</div>')
+        draw_edit(axes[0], e)
+    draw_all(axes[int(can_edit)], e)
     refusing = ""
     if has_risk:
         figure = pictures.new_figure(4.4, 3.4)
         ax = pictures.paint(figure.subplots())
         draw_coverage(ax, e.data, e.refusals, e.refusal_error)
         pages.append(f'<div class="wb-frame">{pictures.svg(figure, "risk-coverage curve")}{line(ax, e.coverage)}</div>')
-        draw_coverage(axes[2], e.data, e.refusals, e.refusal_error)
-        axes[2].axvline(e.coverage, color=pictures.INK, linewidth=1)
+        draw_coverage(axes[-1], e.data, e.refusals, e.refusal_error)
+        axes[-1].axvline(e.coverage, color=pictures.INK, linewidth=1)
         lines = e.summary(), e.areas_in_words()
         summary = "".join(f"<div>{html.escape(words)}</div>" for words in lines)
         refusing = f"<section>{summary}{refused(e)}</section>"
@@ -232,7 +234,7 @@ def snapshot(e: Exploration) -> None:
     pictures.display_static(
         page,
         whole,
-        f"{e.data.name}, row {e.row}: risk around the case, all cases, risk and coverage",
+        f"{e.data.name}, row {e.row}: {'risk around the case, ' if can_edit else ''}all cases, risk and coverage",
         style=CASES + STYLE,
     )
 
