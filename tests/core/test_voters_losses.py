@@ -98,7 +98,7 @@ KNOWN: dict[str, tuple[list[Any], Any, Callable[[int], Tensor], bool]] = {
 }
 
 
-@pytest.mark.parametrize("n_voters", [3, 10])
+@pytest.mark.parametrize("n_voters", [3, 10, 16])
 @pytest.mark.parametrize("name", KNOWN)
 def test_one_call_for_all_voters_gives_the_gradients_of_one_for_each(
     name: str, n_voters: int, monkeypatch: pytest.MonkeyPatch
@@ -125,7 +125,7 @@ def test_one_call_for_all_voters_gives_the_gradients_of_one_for_each(
         return loss.detach(), [p.grad.clone() for p in wrapped.parameters() if p.grad is not None]
 
     gradients(8)  # in the first batch it is listened to what a criterion does
-    for rows, possible in ((16, together), (12, False)):
+    for rows, possible in ((16, together), (12, False), (96, together and n_voters == 16)):
         counted.clear()
         monkeypatch.setattr(predict, "joined", count)
         loss, at_once = gradients(rows)

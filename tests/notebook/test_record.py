@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from workbench.notebook import read_records, record, record_figure, record_table
 
@@ -177,6 +178,24 @@ def test_a_figure_is_stored_sharp_and_shown_once(kernel: Kernel) -> None:
     assert (told["width"], told["height"], told["alt"]) == (width // 2, height // 2, "two lines")
     assert width == pytest.approx(3 * 50 * 2, rel=0.15)
     assert base64.b64decode(kernel.outputs[0].data["image/png"]) == found
+
+
+def test_a_figure_is_laid_out_once_for_light_and_dark_mode(kernel: Kernel) -> None:
+    layouts = []
+
+    class Counted(ConstrainedLayoutEngine):
+        def execute(self, fig: Any) -> Any:
+            layouts.append(fig)
+            return super().execute(fig)
+
+    engine = Counted()
+    figure = Figure(layout=engine)
+    axes = figure.subplots(1, 2)
+    figure.colorbar(axes[0].imshow(np.eye(3)), ax=axes[0])
+    record_figure("two_panels", axes[1])
+    assert layouts == [figure]
+    assert figure.get_layout_engine() is engine
+    assert kernel.outputs[0].data["image/png"]
 
 
 @pytest.mark.parametrize("wrong", [None, "plot.png", pd.DataFrame()])

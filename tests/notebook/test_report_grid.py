@@ -21,7 +21,7 @@ from bs4 import BeautifulSoup
 from conftest import write_notebook
 
 from workbench.cli import main
-from workbench.notebook import pdf, read_run, run_grid, run_notebook
+from workbench.notebook import grid, pdf, read_run, run_grid, run_notebook
 from workbench.notebook.client import MAX_PRINTED
 from workbench.notebook.grid import combinations
 from workbench.notebook.run import finished, plan
@@ -433,3 +433,29 @@ def test_pages_are_printed_by_what_is_found(tmp_path: Path, monkeypatch: pytest.
     fake.write_text("#!/bin/sh\necho no display >&2\n")
     with pytest.raises(RuntimeError, match=r"printed no PDF of a page\.html: no display"):
         pdf.print_pdf(page, str(fake))
+
+
+def test_modules_are_imported_once_a_kernel_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needed_for_the_page.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with grid._importing("needed_for_the_page"):
+        pass  # the run has ended before
+    monkeypatch.setattr(grid, "KERNEL_START", 0.0)
+    assert "needed_for_the_page" not in sys.modules
+    with grid._importing("missing_module", "needed_for_the_page"):
+        end = time.monotonic() + 30
+        while "needed_for_the_page" not in sys.modules and time.monotonic() < end:
+            time.sleep(0.01)
+    assert sys.modules.pop("needed_for_the_page").__file__ == str(tmp_path / "needed_for_the_page.py")
+
+
+def test_notebooks_are_read_without_grammars_of_iris() -> None:
+    code = """
+import sys
+from workbench.notebook.parameters import skip_iri_grammars
+skip_iri_grammars()
+import nbformat
+assert "jsonschema" in sys.modules and not {"rfc3987_syntax", "lark"} & set(sys.modules)
+nbformat.validate(nbformat.v4.new_notebook())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,6 +17,7 @@ from .outputs.options import meaning_of
 # means over the elements of a target that is shaped like the prediction
 _FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 _MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_REGISTERS = 32  # numbers that a step of a vectorized loop computes: at most two registers of AVX-512, 16 float32 each
 
 
 def joined(
@@ -24,8 +25,9 @@ def joined(
 ) -> tuple[Tensor, Tensor] | None:
     """Return the concatenated rows of all models and their targets; None if the criterion must be called for each model separately.
 
-    Only criteria known to be means are called jointly. Gradients are bitwise equal to those of separate calls: the number of targets must be a
-    power of two, so that dividing by it is exact, before or after dividing by the number of models.
+    Only criteria known to be means are called jointly. Gradients are bitwise equal to those of separate calls: the number of targets or that of
+    models must be a power of two, so that dividing by it is exact, before or after dividing by the other. Targets whose number is no power of
+    two must also fill the vector registers, since exp and log round differently for the numbers left over.
 
     Args:
         record: record of the wrapped object.
@@ -52,11 +54,16 @@ def joined(
         return None
     shape, n_targets = leaf.shape[depth:], y.numel()
     fits = y.shape == shape or (of_classes and len(shape) > 1 and y.shape == (shape[0], *shape[2:]))
-    if not fits or not shape or n_targets == 0 or n_targets & (n_targets - 1):
+    exact = _is_power_of_two(n_targets) or (_is_power_of_two(n_models) and n_targets % _REGISTERS == 0)
+    if not fits or not shape or n_targets == 0 or not exact:
         return None
     stacked = leaf.reshape(n_models, *leaf.shape[len(models) :])
     rows = stacked.flatten(0, 1) if pair is None else stacked.movedim(0, 1).flatten(1, 2)
     return rows, y.expand(n_models, *y.shape).flatten(0, 1)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _is_mean(criterion: Any, functions: Sequence[Any], modules: Sequence[type[nn.Module]]) -> bool:

@@ -123,18 +123,19 @@ def _inspect(optimizer: Optimizer, history: _History) -> None:
     for wrapped in [ref() for ref in list(_wrapped.values())]:
         if wrapped is None:
             continue
-        _report_decay(optimizer, wrapped)
-        _report_alike(wrapped, trained, history)
-        _report_heads(wrapped, trained, history)
-        _report_sizes(optimizer, wrapped, trained)
         parameters = dict(nn.Module.named_parameters(wrapped))
+        trains_some = any(id(p) in trained for p in parameters.values())
+        if trains_some:
+            _report_decay(optimizer, wrapped)
+            _report_alike(wrapped, trained, history)
+            _report_heads(wrapped, trained, history)
+            _report_sizes(optimizer, wrapped, trained)
         missed = {name: p for name, p in parameters.items() if _has_gradient(p) and id(p) not in trained}
         if not missed:
             continue
         stale = _stale(wrapped, trained, missed)
         assigned = [name for name, ref in _assigned.get(wrapped, ()) if name in missed and id(ref()) in trained]
-        trains_some = not history.warned and any(id(p) in trained for p in parameters.values())
-        if not (stale or assigned or trains_some):
+        if not (stale or assigned or (trains_some and not history.warned)):
             continue
         elsewhere = _held_by_any_optimizer()
         missed = {name: p for name, p in missed.items() if id(p) not in elsewhere and _is_fresh(p, history)}

@@ -82,8 +82,10 @@ def add_diff(commands: Any) -> None:
 def run_report(arguments: argparse.Namespace) -> int:
     """Run ``workbench report`` and return the exit code."""
     from .grid import run_grid
+    from .parameters import skip_iri_grammars
     from .record import failed_checks
 
+    skip_iri_grammars()
     if arguments.store is not None:
         return _report_store(arguments)
     if arguments.notebook is None:

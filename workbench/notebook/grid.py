@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import itertools
 import json
 import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ from ..errors import require
 from ..experiments.environment import environment
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
-from .parameters import load_notebook
+from .parameters import load_notebook, skip_iri_grammars
 from .run import CLOCK, ENDED_BADLY, Run, check_timeout, finished, log_run, perform, plan, read, stamp_of, write
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 GRACE_PERIOD = 20.0  # seconds that a run has to save its outputs after SIGTERM
 EXTRA_TIME = 300.0  # seconds after a run's time limit at which its process is ended, in case the process itself hangs
+KERNEL_START = 5.0  # seconds after which a kernel has probably started
 MAX_NAME_BYTES = 120  # of a file name
 
 
@@ -272,7 +275,7 @@ class _Grid:
             grace=GRACE_PERIOD,
         )
         try:
-            with _sigterm_as_interrupt(), contextlib.closing(ended):
+            with _sigterm_as_interrupt(), contextlib.closing(ended), _importing("workbench.metrics"):
                 for outcome in ended:
                     with _uninterrupted():
                         name, problem = self._add_outcome(outcome)
@@ -383,6 +386,7 @@ def work(
     source: str, run: dict[str, Any], values: dict[str, Any], timeout: float | None, chromium: str | None
 ) -> dict[str, Any]:
     """Execute one run in a worker process. On SIGTERM the outputs so far are saved."""
+    skip_iri_grammars()
     import nbformat
 
     def interrupt(*_: Any) -> None:
@@ -391,10 +395,28 @@ def work(
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        done = perform(nbformat.reads(source, as_version=4), Run(**run), values, timeout=timeout)
+        with _importing("workbench.metrics", "nbconvert", "bs4"):
+            done = perform(nbformat.reads(source, as_version=4), Run(**run), values, timeout=timeout)
         return {"problem": _publish(Path(done.output), chromium)}
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _importing(*modules: str) -> Iterator[None]:
+    """Import modules that are needed after this context in a thread, while its kernel works in another process."""
+
+    def load() -> None:
+        for module in modules:
+            with contextlib.suppress(Exception):  # raised again where the module is needed
+                importlib.import_module(module)
+
+    timer = threading.Timer(KERNEL_START, load)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _publish(output: Path, chromium: str | None) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
+import importlib
 import itertools
+import sys
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,6 +22,21 @@ if TYPE_CHECKING:
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 # the default of a parameter such as `x = some_call()`, whose value is known only after running the cell
 COMPUTED: Any = type("Computed", (), {"__repr__": lambda self: "<computed by the notebook>"})()
+
+
+def skip_iri_grammars() -> None:
+    """Import jsonschema, which nbformat needs, without its checks of IRIs, whose grammars take a second to build.
+
+    Notebooks hold no IRIs. For processes of this package only: user code may want these checks.
+    """
+    if "jsonschema" in sys.modules or "rfc3987_syntax" in sys.modules:
+        return
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # an import raises ImportError, which jsonschema expects
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("jsonschema")
+    finally:
+        del sys.modules["rfc3987_syntax"]
 
 
 def load_notebook(path: Path | str) -> NotebookNode:

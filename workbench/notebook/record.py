@@ -8,6 +8,7 @@ values, and ``read_records`` reads them with nbformat alone: no kernel, no torch
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import datetime
 import html
@@ -91,7 +92,7 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
     from .dark import darkened
 
     png = _drawn(figure_object, dpi)
-    with darkened(figure_object):
+    with darkened(figure_object), _kept_layout(figure_object):
         dark = embedded(base64.b64encode(_drawn(figure_object, dpi)).decode())
     width, height = (int.from_bytes(png[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG header
     _display(
@@ -104,6 +105,20 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
     import matplotlib.pyplot as plt
 
     plt.close(figure_object)
+
+
+@contextlib.contextmanager
+def _kept_layout(figure: Any) -> Iterator[None]:
+    """Leave all axes where they are, since a layout takes as long as the drawing."""
+    engine = figure.get_layout_engine()
+    if engine is None:
+        yield
+        return
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
 
 
 def _drawn(figure: Any, dpi: int) -> bytes:
