@@ -7,8 +7,9 @@ what in that reference is independent of the code under test.
   heads it has, and where it puts noise. A risk that is not a variance over voters, samples or heads needs its formula in `Reference.reduced`.
 - To add a model, write a function with `@case(...)` in `workbench/testing/zoo/`; `tests/testing/test_zoo.py` checks its tags.
 - The default suite runs all checks of each model under one wrapper, which rotates over the models. In the other cells, which are slow, the
-  checks in `ALWAYS` run for every model under every wrapper. Every other check rotates over one in `EVERY` of the cells to which it applies,
-  so that it covers every model under some wrappers and every wrapper on some models. `WORKBENCH_EXHAUSTIVE=1` runs all checks everywhere.
+  checks in `IN_TURN` alternate from cell to cell, so that each cell has one. Every other check rotates over one in `EVERY` of the cells to
+  which it applies. So each check covers every model under some wrappers and every wrapper on some models. `WORKBENCH_EXHAUSTIVE=1` runs all
+  checks everywhere.
 - `WORKBENCH_TEST_DEVICE=cuda` puts models and inputs on that device; a sixth of the cells is then not slow.
 - Intended refusals are rows of `EXPECTED_REFUSALS` (by model and wrapper) or `REFUSED_BY` (by check and model).
 
@@ -285,8 +286,8 @@ CHECKS: dict[str, Callable[[Case, Wrapping], None]] = {
     "noise": check_noise,
     "signature": check_signature,
 }
-ALWAYS = ("answers", "step")  # the values and gradients of voters and heads
-EVERY = 6  # the other checks run in one of so many cells
+IN_TURN = ("answers", "step")  # the values and gradients of voters and heads
+EVERY = 12  # the other checks run in one of so many cells
 
 
 def applies(check: str, wrapping: Wrapping) -> bool:
@@ -336,18 +337,25 @@ def checks_of_cell(case: Case, wrapping: Wrapping) -> dict[str, Callable[[], Non
 
 @functools.cache
 def checks_due() -> dict[tuple[str, str], list[str]]:
-    """Return the names of the checks to run in each cell, by model and wrapper: `ALWAYS`, and those of the others whose turn it is."""
+    """Return the names of the checks to run in each cell, by model and wrapper: one of `IN_TURN`, and those of the others whose turn it is."""
     cells: dict[str, dict[str, list[str]]] = {}  # check -> model -> wrappers to which it applies
-    for case, wrapping in itertools.product(zoo.CASES.values(), WRAPPERS.values()):
-        for check in checks_of_cell(case, wrapping):
-            cells.setdefault(check, {}).setdefault(case.name, []).append(wrapping.name)
     due: dict[tuple[str, str], list[str]] = {}
+    for (row, case), (column, wrapping) in itertools.product(
+        enumerate(zoo.CASES.values()), enumerate(WRAPPERS.values())
+    ):
+        checks = checks_of_cell(case, wrapping)
+        alternating = [check for check in IN_TURN if check in checks]
+        due[case.name, wrapping.name] = [
+            check for number, check in enumerate(alternating) if is_due(row + number, column, len(alternating))
+        ]
+        for check in checks.keys() - alternating:
+            cells.setdefault(check, {}).setdefault(case.name, []).append(wrapping.name)
     for check, models in cells.items():
         for row, (model, wrappers) in enumerate(models.items()):
-            every = 1 if check in ALWAYS else min(EVERY, len(models), len(wrappers))
+            every = min(EVERY, len(models), len(wrappers))
             for column, wrapper in enumerate(wrappers):
                 if is_due(row, column, every):
-                    due.setdefault((model, wrapper), []).append(check)
+                    due[model, wrapper].append(check)
     return due
 
 
