@@ -152,7 +152,7 @@ def test_it_moves_with_the_model() -> None:
 
 
 def test_models_that_are_not_wrapped_are_refused() -> None:
-    with pytest.raises(TypeError, match="Linear is not wrapped; compose"):
+    with pytest.raises(TypeError, match="Linear is not wrapped: wrap it first"):
         calibrate(nn.Linear(2, 1), (torch.zeros(3, 2), torch.zeros(3, 1)))
     with pytest.raises(TypeError, match="found function; give a model wrapped"):
         calibrate(lambda x: x, (torch.zeros(3, 2), torch.zeros(3, 1)))  # type: ignore[arg-type]

@@ -180,7 +180,7 @@ def test_cqr_of_a_model_that_gives_quantiles() -> None:
     ends = wrapped(x).detach().sort(1).values.numpy()
     q = quantile(np.maximum(ends[:, :1] - y.numpy(), y.numpy() - ends[:, 1:]), "0.9")
     lower, upper = calibrated.fit((x, y)).interval(x)
-    np.testing.assert_allclose(torch.cat([lower, upper], 1).detach().numpy(), ends + np.r_[-q, q], atol=1e-6)
+    np.testing.assert_allclose(torch.cat([lower, upper], 1).detach().numpy(), ends + np.r_[-q, q], atol=1e-5)
 
 
 def test_intervals_of_a_plain_baseline_and_of_a_calibrated_model() -> None:
