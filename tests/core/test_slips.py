@@ -310,6 +310,13 @@ def test_risk_heads_of_values_say_how_to_take_class_numbers(wrapper: Any, criter
         wrapper(nn.Conv1d(1, 3, 1)).loss(None, X[:, None], LABELS[:, None].expand(-1, 4))
 
 
+def test_risk_heads_of_classes_take_class_numbers() -> None:
+    wrapped = sculpt.Wrapper(sculpt.LogitNormal)(nn.Linear(4, 3))
+    with pytest.warns(WorkbenchWarning, match="the targets are class numbers, but the wrapper has no output="):
+        assert wrapped.loss(F.cross_entropy, X, LABELS).isfinite()
+    fit(wrapped, (X, LABELS), epochs=1, progress=False)
+
+
 def test_folds_say_it_too() -> None:
     with pytest.raises(ValueError, match='wrap with output="logits"'):
         fit(compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(4, 3)), (X, LABELS), epochs=1, folds=2, progress=False)

@@ -215,10 +215,10 @@ def test_greedy_search_in_bfloat16_writes_the_most_probable_token_of_the_mean() 
 
 
 def test_every_step_is_one_pass_of_each_voter() -> None:
-    wrapped = wrapped_as(gpt, strategy="loop")
-    generate(wrapped, PROMPTS[:1], max_new_tokens=1)  # at the first call the engine looks at the model
-    widths: list[int] = []
+    wrapped, widths = wrapped_as(gpt, strategy="loop"), list[int]()
     wrapped.transformer.wte.register_forward_hook(lambda module, args, output: widths.append(args[0].shape[1]))
+    generate(wrapped, PROMPTS[:1], max_new_tokens=1)  # at the first call the engine looks at the model
+    widths.clear()
     generate(wrapped, PROMPTS[:1], max_new_tokens=4)
     assert sorted(widths, reverse=True) == [4] * 3 + [1] * 9
 

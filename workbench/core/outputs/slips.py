@@ -277,7 +277,9 @@ def refuse_class_numbers(wrapped: Any, pair: Any, y: Any, leaves: Sequence[Any],
         leaves: output leaves; tensors have `depth` leading dimensions of branches.
         depth: number of leading dimensions.
     """
-    if not getattr(getattr(pair, "distribution", None), "own_prediction", False) or not isinstance(y, Tensor):
+    distribution = getattr(pair, "distribution", None)
+    # others than families of values, such as LogitNormal, take class numbers
+    if not isinstance(y, Tensor) or not getattr(distribution, "location_scale", False):
         return
     scores = None if has_classes(wrapped._workbench.output) else _scores_of(y, leaves, depth)
     if scores is None:
@@ -286,7 +288,7 @@ def refuse_class_numbers(wrapped: Any, pair: Any, y: Any, leaves: Sequence[Any],
     option = '"logits"' if y.dim() == 1 else "Logits(dim=1)"
     raise ValueError(
         f"y: the targets are class numbers [{labels}], but the risk heads of {pair.name} take the outputs [{outputs}] for values, of "
-        f"{pair.distribution}: wrap with output={option} (see workbench.outputs for probabilities and tokens)"
+        f"{distribution}: wrap with output={option} (see workbench.outputs for probabilities and tokens)"
     )
 
 
