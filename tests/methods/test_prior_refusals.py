@@ -92,7 +92,7 @@ def test_priors_of_limited_range_are_refused(end: nn.Module) -> None:
 @pytest.mark.parametrize("end", [nn.Softmax(-1), nn.LogSoftmax(-1)])
 def test_priors_are_not_added_to_probabilities(end: nn.Module, output: Any) -> None:
     wrapped = vote.Wrapper(prior=1, output=output)(nn.Sequential(nn.Linear(2, 3), end)).eval()
-    with pytest.raises(ValueError, match=r"holds (log )?probabilities, to which nothing can be added"):
+    with pytest.raises(ValueError, match=r"holds (log )?probabilities, to which no prior can be added"):
         wrapped(_x())
 
 

@@ -151,14 +151,9 @@ def limited_outputs(root: nn.Module, record: Any) -> dict[str, str]:
 
 def _no_sum(name: str, why: str) -> str:
     what = f"output {name!r} of the model" if name else "the model"
-    if why.startswith("ends in"):
-        return (
-            f"prior: {what} {why}, and the sum with a prior would leave its range: let it end in its last linear layer (for targets above 0 or "
-            "between 0 and 1 train on their logarithm or logit), or leave prior out"
-        )
     return (
-        f"prior: {what} {why}, to which nothing can be added: let it return logits, without its last softmax, and wrap it with "
-        'output="logits"'
+        f"prior: {what} {why}, to which no prior can be added, since the sum would leave its range: let it end in its last linear layer (return "
+        'logits, with output="logits"; for targets above 0 or between 0 and 1 train on their logarithm or logit), or leave prior out'
     )
 
 

@@ -438,10 +438,7 @@ class CrossFit:
                 generator.set_state(state["generators"][name])
             self.records, (self.snapshots, self.answers) = (
                 list(state["records"]),
-                map_tensors(
-                    lambda t: t.to(device),
-                    (state["snapshots"], state["said"]),
-                ),
+                map_tensors(lambda t: t.to(device), (state["snapshots"], state["said"])),
             )
 
 

@@ -17,7 +17,7 @@ from workbench.core.outputs.said_distributions import nll
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random
-from workbench.engine.tree import flatten, names, tree_map
+from workbench.engine.tree import flatten, map_tensors, names
 from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches
 from workbench.training.checks import sole_likelihood, try_batch
@@ -97,8 +97,9 @@ def try_first_batch(
             with suppress(RuntimeError):  # of models that do not take inputs with a graph
                 leaves = flatten(try_batch(wrapped, probe, criterion, in_memory, keeps_scaling)[2])[0]
                 limits = limits_of(leaves, batch.y)
-        detached = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, prediction)
-        return FirstBatch(batch, trainable, converted, weighted_loss, detached, limits)
+        return FirstBatch(
+            batch, trainable, converted, weighted_loss, map_tensors(lambda t: t.detach(), prediction), limits
+        )
 
 
 def criterion_of(wrapped: Wrapped, rows: Sequence[Any], structured: bool, has_folds: bool) -> Criterion | None:
