@@ -73,9 +73,7 @@ REASONS: dict[str, str] = {  # case -> why its target is missed
     "sculpt, three layers (default): forward": THREE,
     "sculpt, three layers (default): training step": THREE,
     "neo: forward": "features are pooled and projected, which is noticeable next to small networks at 64 rows",
-    "vote of sculpt, last layer, n = 16: training step": (
-        "the likelihood is computed separately for each voter, and attention with gradients must be decomposed under two nested vmaps"
-    ),
+    "vote of sculpt, last layer, n = 16: training step": "attention with gradients must be decomposed under two nested vmaps",
     "vote, last layer, n = 4, maps of 512 x 512 x 19: forward": (
         "the probabilities of each voter's map and their entropies take as long as some of the layers of so small a network"
     ),
