@@ -39,9 +39,6 @@ def joined(
         Pair (rows of all models [models * rows, ...], targets [models * rows, ...]), or None.
     """
     n_models, depth = math.prod(models), len(models) + (pair is not None)
-    # compiled separate calls are as fast, and Dynamo cannot trace the checks below
-    if torch.compiler.is_compiling():
-        return None
     if n_models < 2 or len(leaves) != 1 or not is_float(leaf := leaves[0]) or leaf.layout is not torch.strided:
         return None
     of_classes = _is_mean(criterion, (F.cross_entropy,), (nn.CrossEntropyLoss,))

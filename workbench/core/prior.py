@@ -170,18 +170,18 @@ def _check_meaning(meaning: Meaning | None, name: str) -> None:
 
 
 def run_with_prior(
-    wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
+    wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto", receiver: Any = None
 ) -> tuple[Branched, Sequence[Result]]:
     """Like `Engine.run`, with `scale` times the prior functions added to the model's outputs, but not to those of risk heads.
 
-    Prior functions run in evaluation mode, without noise, on copies of the inputs.
+    Prior functions run in evaluation mode, without noise, on copies of the inputs. A receiver gets outputs only if there is no prior.
 
     Raises:
         ValueError: if the prior cannot be added consistently, such as if the model passes on state or has random outputs.
     """
     prior, engine = extra(wrapped, NAME), engine_of(wrapped)
     if prior is None:
-        return engine.run(plan, args, kwargs, strategy)
+        return engine.run(plan, args, kwargs, strategy, receiver)
     if plan.state:
         raise ValueError(
             "prior: the state that is passed from call to call would not include the prior; leave prior out"

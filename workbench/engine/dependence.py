@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,13 @@ def reached(outputs: list[Tensor]) -> set[int]:
     return ids | {id(tensor) for tensor in outputs if tensor.is_leaf}
 
 
+def leaves_behind(outputs: list[Tensor], except_by: Iterable[Tensor] = ()) -> list[Tensor]:
+    """Return the leaf tensors that gradients from the outputs would reach, other than by way of the tensors `except_by`."""
+    ends = {tensor.grad_fn for tensor in except_by}
+    variables = {getattr(node, "variable", None) for node in _nodes(outputs, ends)}
+    return [variable for variable in variables if isinstance(variable, Tensor)]
+
+
 def passed(outputs: list[Tensor], tensors: dict[str, Tensor]) -> set[str]:
     """Return the names of those tensors, themselves computed, that the outputs were computed from."""
     nodes = set(_nodes(outputs))
@@ -31,14 +38,14 @@ def has_reentrant_checkpoint(outputs: list[Tensor]) -> bool:
     return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(outputs))
 
 
-def _nodes(outputs: list[Tensor]) -> Iterator[Any]:
-    """Iterate over the autograd graph behind the outputs."""
+def _nodes(outputs: list[Tensor], ends: Collection[Any] = ()) -> Iterator[Any]:
+    """Iterate over the autograd graph behind the outputs, but not behind the nodes `ends`."""
     pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen: set[Any] = set(pending)
     while pending:
         node = pending.pop()
         yield node
-        for next_node, _ in node.next_functions:
+        for next_node, _ in () if node in ends else node.next_functions:
             if next_node is not None and next_node not in seen:
                 seen.add(next_node)
                 pending.append(next_node)

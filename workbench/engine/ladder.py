@@ -117,6 +117,7 @@ class Ladder:
         self.clones, self.root = clones, clones.root
         self.decisions: dict[CallKind, RungDecision] = {}
         self.kind: CallKind  # kind of the last call
+        self.in_one_pass = False  # whether all branches of the last call ran in one pass
 
     def run(self, request: Request, strategy: str) -> Sequence[Result]:
         """Run a request on the rung for its kind of call. If a rung refuses, its side effects are undone and the next rung is tried."""
@@ -137,6 +138,7 @@ class Ladder:
                 else:
                     results = attempt(RUNGS[decision.rung], request)
                 self._store(kind, decision)
+                self.in_one_pass = RUNGS[decision.rung].at_once and (decision.chunk or plan.chunk) is None
                 return results
             except SpoiledInputsError as spoiled:
                 raise spoiled.error from None
@@ -159,6 +161,7 @@ class Ladder:
             first = True
         results = loop.run(request)
         self._store(kind, decision)
+        self.in_one_pass = False
         return results
 
     def _kind_of(self, request: Request, strategy: str) -> CallKind:
@@ -172,10 +175,8 @@ class Ladder:
             # torch.export would turn a comparison into a constraint on the number of rows
             rows, is_small = 3, device != "cpu"
         else:
-            n_weights = self.clones.n_weights
-            rows = max((leaf.size(0) for leaf in leaves if leaf.dim()), default=1)
-            is_tabular = n_weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
-            is_small = rows <= 2 or (is_tabular and rows * n_weights <= _SMALL_PASS)
+            n_weights, rows, is_tabular = self.clones.n_weights, _n_rows(leaves), self._is_tabular(leaves)
+            is_small = rows <= 2 or self.is_little(leaves)
             if is_small and (models := _n_models(plan)) < 4:
                 is_small = models == 3 and is_tabular and n_weights <= _LIGHT and _takes_three_at_once(request)
             if device != "cpu":
@@ -197,6 +198,13 @@ class Ladder:
             self.clones.n_hooks,
             parts if is_small else 1,
         )
+
+    def _is_tabular(self, leaves: list[Tensor]) -> bool:
+        return self.clones.n_weights > 0 and all(leaf.dim() <= 2 and leaf.is_floating_point() for leaf in leaves)
+
+    def is_little(self, leaves: list[Tensor]) -> bool:
+        """Return whether the pass of one branch, of rows of numbers through linear layers, takes no longer than Python's overhead."""
+        return self._is_tabular(leaves) and _n_rows(leaves) * self.clones.n_weights <= _SMALL_PASS
 
     def _convolves_slowly(self, plan: Plan, leaves: list[Tensor], autocast: bool) -> bool:
         """Return whether grouped convolutions on a GPU, one group for each branch, are slower than separate ones, which large ones are."""
@@ -295,7 +303,7 @@ class Ladder:
             if name == "rescue" and "vmap" in times:
                 continue  # it does the same work as vmap and more
             try:
-                times[name] = min(seconds(RUNGS[name], replace(request, first=k == 0)) for k in range(3))
+                times[name] = min(seconds(RUNGS[name], replace(request, first=k == 0, receiver=None)) for k in range(3))
             except Exception as error:
                 if name == "loop":
                     raise
@@ -304,6 +312,10 @@ class Ladder:
         reason = "measured " + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
         below = tuple(name for name in ("loop",) if name != best)
         return RungDecision(best, reason, below, decision.branches, decision.shared, refused)
+
+
+def _n_rows(leaves: list[Tensor]) -> int:
+    return max((leaf.size(0) for leaf in leaves if leaf.dim()), default=1)
 
 
 def _n_models(plan: Plan) -> int:

@@ -57,6 +57,10 @@ class Bank:
                 self._rows[name] = self.get(name).unbind(0)
         return self._rows[name][i]
 
+    def separated(self) -> dict[str, tuple[Tensor, ...]]:
+        """Return the rows of the stacked tensors that branches have used, by name."""
+        return self._rows
+
     def rebound(self) -> str | None:
         """Return the slot of a stacked tensor whose `.data` was reassigned by forward, or None. A cast to another dtype does not count."""
         for name, rows in self._rows.items():

@@ -18,6 +18,8 @@ from .selections import RowTracker
 from .state import BranchedState
 from .tree import flatten, tensors
 
+Receiver = Callable[[list[Any], Callable[[list[Any]], Any]], None]  # takes leaves with the axes in front, and rebuild
+
 
 @dataclass
 class Request:
@@ -35,6 +37,8 @@ class Request:
         autocast: device type for which autocast is enabled, "" if it is not.
         trackers: list to which row trackers are appended; None: passes are not tracked.
         track_all: whether every pass is tracked, not only that of the first branch.
+        receiver: factory of a function that gets the outputs of branches as soon as they have run; an attempt to run that fails is followed by
+            another one with a new function. None: nobody waits for them. Executors that run all branches at once do without.
     """
 
     plan: Plan
@@ -46,6 +50,7 @@ class Request:
     autocast: str = ""
     trackers: list[RowTracker] | None = None
     track_all: bool = False
+    receiver: Callable[[], Receiver] | None = None
     _flat: tuple[list[Any], Callable[..., Any]] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -70,7 +70,7 @@ class Engine:
         self._generation = 0  # of the clones that were checked last
 
     def run(
-        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto"
+        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto", receiver: Any = None
     ) -> tuple[Branched, Sequence[Result]]:
         """Run all branches of a plan.
 
@@ -78,11 +78,12 @@ class Engine:
             plan: what differs between the branches.
             args, kwargs: the inputs, the same for all branches unless the plan deals their rows.
             strategy: "auto", the name of a rung, or "tune".
+            receiver: see `Request`.
 
         Returns:
             The outputs with the axes of the plan in front, and the result of each branch, which holds its taps.
         """
-        request = Request(plan, args, kwargs, self.clones, self.effects)
+        request = Request(plan, args, kwargs, self.clones, self.effects, receiver=receiver)
         compiling = torch.compiler.is_dynamo_compiling()
         if not compiling and not is_compiling_frames():
             return self.eager(request, strategy)
@@ -133,17 +134,18 @@ class Engine:
         key = (request.training, *[leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in leaves])
         skipped = plan.size == 1 or bool(plan.dealt) or values_unavailable()
         selects = False if skipped else self.selects.get(key)
-        check_request = request
+        check_request = request if request.receiver is None else replace(request, receiver=None)
         if selects is not False:
             # the passes that check this call must not see what it has put into objects
             if selects is None and any(map(is_object, leaves)):
                 args, kwargs = own_inputs((request.args, request.kwargs))
-                check_request = replace(request, args=args, kwargs=kwargs)
+                check_request = replace(check_request, args=args, kwargs=kwargs)
             request = replace(request, trackers=[], track_all=bool(selects))
         results, branched = self._execute(request, leaves, "loop" if selects else strategy, states_before)
         if selects is not False:
             self._check_rows(check_request, results, request.trackers or [], key)
-            request = replace(request, trackers=None, track_all=False)
+        if selects is not False or request.receiver is not None:
+            request = replace(request, trackers=None, track_all=False, receiver=None)
         request = self._hand_back(request, results)
         if states_before is not None:
             self._note_first(request, results[0], states_before, clones.sources(leaves).all())

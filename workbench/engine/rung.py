@@ -138,7 +138,9 @@ def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
     before = sources.all()
     try:
         single_plan = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
-        expected = tensors(unseal(loop.run(replace(_with_copies(request), plan=single_plan, first=False))[0].output))
+        expected = tensors(
+            unseal(loop.run(replace(_with_copies(request), plan=single_plan, first=False, receiver=None))[0].output)
+        )
     finally:
         sources.restore(before)
     for tensor, wanted in zip(tensors(results[0].output), expected, strict=True):

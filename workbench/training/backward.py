@@ -1,4 +1,4 @@
-"""Loss and gradients for custom training loops, replayed from a graph where this is certain to give the same numbers."""
+"""Loss and gradients for custom training loops, in the ways of `fit`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.core.batches.rows import Batch
+from workbench.core.calls.model_by_model import backward
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import map_tensors
 from workbench.training.traced_step import TracedStep
@@ -17,11 +18,12 @@ PER_STEP = 4  # remaining steps assumed per step so far, since the length of a c
 
 
 class Backward:
-    """Replacement of `wrapped.loss(criterion, x, y).backward()` in custom training loops that replays a graph, as `fit` does.
+    """Replacement of `wrapped.loss(criterion, x, y).backward()` in custom training loops that takes the steps of `fit`.
 
-    Loss, gradients, buffers and random draws are those of that line: on the CPU to the last bit, on a GPU up to rounding. A graph is recorded
-    after some tens of calls; whatever could differ from call to call runs eagerly. Anything may happen between two calls: optimizer, schedule,
-    clipping.
+    Voters that share nothing trained are differentiated one after another, so that only the activations of one are in memory; steps of small
+    models are replayed from a graph. Loss, gradients, buffers and random draws are those of that line: on the CPU to the last bit, on a GPU up
+    to rounding. A graph is recorded after some tens of calls; whatever could differ from call to call runs eagerly. Anything may happen between
+    two calls: optimizer, schedule, clipping.
 
     Args:
         wrapped: the model, in training mode.
@@ -61,9 +63,7 @@ class Backward:
         if step is not None:
             step.backward()
             return step.loss
-        loss = self._loss(Batch(None, x, y))
-        loss.backward()
-        return loss.detach()
+        return backward(self._wrapped, self._criterion, x, y)
 
     def _loss(self, batch: Batch) -> Tensor:
         return unshadowed(self._wrapped, "loss")(self._criterion, batch.x, batch.y)

@@ -14,16 +14,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workbench.core.batches.labelled import kind_of
 from workbench.core.batches.rows import Batch, Source
+from workbench.core.calls.model_by_model import DETACHED
 from workbench.core.method import evaluating
 from workbench.core.outputs.meanings import IGNORED
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import map_tensors
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint
+from workbench.training.checks import FROZEN
 from workbench.training.described_settings import checksum
 from workbench.training.history import History
-from workbench.training.loop import Loop, loss_of
+from workbench.training.loop import Loop, identified
 from workbench.training.progress import Stopped
+from workbench.training.unshadowed import unshadowed
 
 LAUNCH = "torchrun --nproc-per-node=2 train.py"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -101,7 +104,8 @@ class _Training(nn.Module):
         self.wrapped, self.criterion = wrapped, criterion
 
     def forward(self, x: Any, y: Any, source: Any) -> Tensor:
-        return loss_of(self.wrapped, self.criterion, x, y, source)
+        with identified(self.wrapped, source):
+            return unshadowed(self.wrapped, "loss")(self.criterion, x, y)
 
 
 class ParallelLoop(Loop):
@@ -153,6 +157,13 @@ class ParallelLoop(Loop):
         training = self.parallel if torch.is_grad_enabled() else self.parallel.module
         loss = training(x, y, source)
         return (weight.to(loss.dtype) if isinstance(weight, Tensor) else weight) * loss
+
+    def _backward(self, batch: Batch) -> Tensor:
+        loss = self._loss(batch)  # of all models, since DDP waits for the gradients of one backward pass
+        if not loss.requires_grad:
+            raise ValueError(f"{DETACHED}{FROZEN}")
+        loss.backward()
+        return loss
 
     def _mean(self, loss: Tensor) -> Tensor:
         mean = loss.detach().double() / self.world

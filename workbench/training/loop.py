@@ -7,9 +7,10 @@ import math
 import operator
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.core.batches.rows import Batch, bad_rows
+from workbench.core.calls.model_by_model import DETACHED, backward
 from workbench.core.method import Method
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.wrapped import Wrapped
@@ -193,16 +195,10 @@ class Loop:
             if self.changes is not None:
                 batch = augmented(batch, self.augment, self.changes)
             traced_step = None if self.traced is None else self.traced.take(batch, self._remaining())
-            loss = self._loss(batch) if traced_step is None else traced_step.loss
+            loss = self._backward(batch) if traced_step is None else traced_step.loss
             value = losses.add(self._mean(loss), f"epoch {epoch}, step {step}", batch)
             if traced_step is not None:
                 traced_step.backward()
-            elif loss.requires_grad:
-                loss.backward()
-            else:
-                raise ValueError(
-                    f"the loss depends on no trainable parameter; is the model or the criterion detached?{FROZEN}"
-                )
             self._pace(epoch - 1, step - 1)
             self.lr = self.optimizer.param_groups[0]["lr"]
             self.optimizer.step()
@@ -216,8 +212,17 @@ class Loop:
         return mean
 
     def _loss(self, batch: Batch) -> Tensor:
+        return self._of_batch(unshadowed(self.wrapped, "loss"), batch)
+
+    def _backward(self, batch: Batch) -> Tensor:
+        """Accumulate the gradients of a batch, and return its loss."""
+        return self._of_batch(partial(backward, self.wrapped), batch)
+
+    def _of_batch(self, function: Callable[[Any, Any, Any], Tensor], batch: Batch) -> Tensor:
+        """Return function(criterion, x, y), with clearer messages."""
         try:
-            return loss_of(self.wrapped, self.criterion, batch.x, batch.y, batch.source)
+            with identified(self.wrapped, batch.source):
+                return function(self.criterion, batch.x, batch.y)
         except (IndexError, ValueError) as error:
             if (advice := _advice(batch, error)) is not None:
                 raise ValueError(advice) from error
@@ -356,18 +361,21 @@ class Loop:
             self.best, self.best_epoch, self.best_loss = state["best"], state["best_epoch"], state["best_loss"]
 
 
-def loss_of(wrapped: Wrapped, criterion: Any, x: Any, y: Any, source: tuple[Any, Any] | None) -> Tensor:
-    """Return `wrapped.loss` of a batch; `source`, the rows before augmentation, identifies them for voters that start from shared weights."""
+@contextmanager
+def identified(wrapped: Wrapped, source: tuple[Any, Any] | None) -> Iterator[None]:
+    """Context manager in which rows are known by `source`, those before augmentation, to voters that start from shared weights."""
     record = wrapped._workbench
     record.source = source
     try:
-        return unshadowed(wrapped, "loss")(criterion, x, y)
+        yield
     finally:
         record.source = None
 
 
 def _advice(batch: Batch, error: Exception) -> str | None:
     """Return a clearer message for an error caused by rows of a Dataset or DataLoader, which can't be checked in advance, or None."""
+    if str(error) == DETACHED:
+        return f"{error}{FROZEN}"
     if len(batch) == 1 and "more than 1 value per channel" in str(error):
         return "data: a batch has only one row, from which batch norm can't compute statistics: use DataLoader(..., drop_last=True)"
     labels = isinstance(batch.y, Tensor) and not batch.y.is_floating_point()

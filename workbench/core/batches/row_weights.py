@@ -45,7 +45,9 @@ def rows_equal(tensor: Tensor) -> bool:
     return plain and len(tensor) > 1 and bool((tensor == tensor[:1]).all())
 
 
-def weighed(wrapped: Any, axes: tuple[str, ...], leaves: Sequence[Any], inputs: Any, targets: Any) -> list[Any]:
+def weighed(
+    wrapped: Any, axes: tuple[str, ...], leaves: Sequence[Any], inputs: Any, targets: Any, first: int = 0
+) -> list[Any]:
     """Return the outputs of all branches, with gradients weighted per row and member if the members started equal.
 
     Each member weights each row by an Exponential(1) number (the Bayesian bootstrap, Rubin 1981) that only depends on the row and the member:
@@ -56,13 +58,14 @@ def weighed(wrapped: Any, axes: tuple[str, ...], leaves: Sequence[Any], inputs: 
         axes: axes of the branches.
         leaves: output leaves, each tensor [*axes, rows, ...].
         inputs, targets: the batch, whose contents identify the rows.
+        first: number of the first of these members.
     """
     if not wrapped.training or not torch.is_grad_enabled() or (method := alike(wrapped)) is None:
         return list(leaves)
     dim = axes.index(method.name)
     size = next(leaf.shape[dim] for leaf in leaves if isinstance(leaf, Tensor))
     inputs, targets = wrapped._workbench.source or (inputs, targets)
-    weights = row_weights(inputs, targets, size)
+    weights = row_weights(inputs, targets, first + size)[first:]
     mean_weights = weights.mean(1)  # for outputs without rows, such as a loss computed by the model
     out, by_row = [], False
     for leaf in leaves:

@@ -77,28 +77,35 @@ def plan_of(
     )
 
 
-def run(wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> tuple[Branched, Sequence[Any]]:
-    """Run a plan, checking inputs and the order of layers; return the outputs of all branches and the result of each."""
+def run(
+    wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any], receiver: Any = None
+) -> tuple[Branched, Sequence[Any]]:
+    """Run a plan, checking inputs and the order of layers; return the outputs of all branches and the result of each; see `Engine.run`."""
     if not torch.compiler.is_dynamo_compiling():
         refuse_means(wrapped, args, kwargs)
     elif carries_mean(args, kwargs):
         from .outside_graph import refuse_means_outside
 
         refuse_means_outside(wrapped, args, kwargs)
-    branched, results = run_with_prior(wrapped, plan, args, kwargs, wrapped._workbench.strategy)
+    branched, results = run_with_prior(wrapped, plan, args, kwargs, wrapped._workbench.strategy, receiver)
     for intervention in plan.interventions:
         if intervention.plain_dtypes:
             branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
     check_tails(wrapped, args, kwargs)
+    complete(wrapped, branched)
+    if (observe := wrapped.__dict__["_engine"].observe) is not None:
+        observe(branched)
+    return branched, results
+
+
+def complete(wrapped: Any, branched: Branched) -> None:
+    """Let risk heads end as if the model ended in its last layer, or warn that they do not."""
     if wrapped.training and torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
         depth = len(branched.axes)
         tell_bounded_end(
             wrapped, branched.leaves, lambda: names(branched.rebuild(branched.leaves)), depth, branched.axes
         )
     undo_ends(wrapped, branched)
-    if (observe := wrapped.__dict__["_engine"].observe) is not None:
-        observe(branched)
-    return branched, results
 
 
 # ---- prediction
@@ -221,6 +228,37 @@ def loss_of_branches(
     y: Any,
 ) -> Tensor:
     """Return the loss of the outputs of all branches for these inputs; see `Wrapped.loss`."""
+    together = False
+    if not torch.compiler.is_compiling():  # compiled separate calls are as fast, and Dynamo cannot trace these checks
+        ladder = engine_of(wrapped).ladder
+        together = ladder.in_one_pass or ladder.is_little(tensors((args, kwargs)))
+    total = losses_of_models(wrapped, branched, criterion, args, kwargs, y, together).mean()
+    record = wrapped._workbench
+    for method in record.methods:
+        if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
+            total = total + term
+    return total
+
+
+def losses_of_models(
+    wrapped: Any,
+    branched: Branched,
+    criterion: Callable[[Any, Any], Tensor] | None,
+    args: tuple,
+    kwargs: dict[str, Any],
+    y: Any,
+    together: bool = False,
+    first: int = 0,
+) -> Tensor:
+    """Return the losses [models], whose mean is the loss without regularizers.
+
+    Args:
+        wrapped: the wrapped object.
+        branched: outputs of the branches of some models.
+        criterion, args, kwargs, y: as for `loss`.
+        together: whether one call of the criterion may give the mean [1] instead.
+        first: position of the first of these models along the outermost axis.
+    """
     record, axes = wrapped._workbench, branched.axes
     if criterion is not None:
         _check_criterion(criterion)
@@ -228,7 +266,7 @@ def loss_of_branches(
     pair = pair_of(record, axes)
     refuse_class_numbers(wrapped, pair, y, branched.leaves, len(axes))
     warn_unsaid(wrapped, criterion, y, branched.leaves, len(axes))
-    leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y)
+    leaves = weighed(wrapped, axes, branched.leaves, (args, kwargs), y, first)
     if pair is None and criterion is None:
         raise ValueError(
             "criterion: without sculpt there is no likelihood to train by; give criterion(prediction, target)"
@@ -239,21 +277,16 @@ def loss_of_branches(
         )
     sizes = branched.sizes()
     models = sizes[:-1] if pair is not None else sizes
-    joint = joined(record, models, leaves, criterion, y, pair)
+    joint = joined(record, models, leaves, criterion, y, pair) if together else None
     # wrapped after `joined`, which would not recognize the wrapped criterion
     criterion = listening(wrapped, criterion, y)
     if joint is not None:
         rows, targets = joint
-        total = loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)
-    else:
-        terms = _losses(record, branched.rebuild, models, leaves, criterion, y, pair)
-        if record.losses is not None:
-            record.losses.append((dict(zip(axes, models, strict=False)), terms.detach()))
-        total = terms.mean()
-    for method in record.methods:
-        if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
-            total = total + term
-    return total
+        return loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)[None]
+    losses = _losses(record, branched.rebuild, models, leaves, criterion, y, pair)
+    if record.losses is not None:
+        record.losses.append((dict(zip(axes, models, strict=False)), losses.detach()))
+    return losses
 
 
 def _losses(

@@ -21,7 +21,7 @@ from ..effects.reseeding import RepeatedNoise
 from ..effects.written import check_written
 from ..plan import Index, Plan
 from ..request import Request
-from ..results import Result, folded
+from ..results import Result, folded, with_axes
 from ..state import BranchedState, Sealed, own_sealed
 from ..tree import counting_writes, versions
 
@@ -51,6 +51,7 @@ def run(request: Request) -> list[Result]:
     # outputs are folded only if no later check needs them
     keeps_none = plan.folding is not None and request.trackers is None and effects.writes_tensors is False
     folding = plan.folding() if keeps_none and plan.folding is not None else None
+    receive = None if request.receiver is None else request.receiver()
     is_new = request.training not in request.clones.watched
     noisy = (
         is_new
@@ -75,6 +76,8 @@ def run(request: Request) -> list[Result]:
             results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs, sealed=bool(states)))
         if folding is not None:
             results[-1].output = folded(folding, results[-1].output, len(plan.axes))
+        if receive is not None:
+            receive(*with_axes(results[-1].output, len(plan.axes)))
         if not last:
             _refuse_new_buffers(clone, results[-1])
         now = versions(branch_leaves)

@@ -60,6 +60,7 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
     results: StackedResults | None = None
     outputs: References | None = [] if request.first else None
     folding = plan.folding() if plan.folding is not None and step < outermost.size else None
+    receive = request.receiver() if request.receiver is not None and step < outermost.size else None
     for start in range(0, outermost.size, step):
         if start and request.impure:
             raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
@@ -68,6 +69,8 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
         chunk = _Pass(request, start, min(step, outermost.size - start), rescue, outputs).run()
         if folding is not None:
             chunk.leaves = folding(chunk.leaves, chunk.rebuild)
+        if receive is not None:
+            receive(chunk.leaves, chunk.rebuild)
         results = chunk if results is None else results + chunk
     if outputs is not None:
         _refuse_surviving(outputs)
