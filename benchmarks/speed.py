@@ -19,7 +19,7 @@ from speed_clock import middle, peak, timed
 from speed_fit import TRAININGS, raced, trained
 from speed_models import MODELS
 from speed_peers import TASKS, against, lacking
-from speed_targets import BUSY, LAUNCHES, TARGETS
+from speed_targets import AS_IN_FIT, BUSY, LAUNCHES, TARGETS
 
 from workbench.experiments.environment import processor
 
@@ -126,6 +126,9 @@ def _grid(device: str) -> Iterator[dict[str, Any]]:
             for batch in (1, 64):
                 yield _cell(model, wrapper, 16, batch, "forward", on=device, how="tune")
         yield _cell(model, "vote", 5, 64, "step", on=device, how="tune")
+    for model in (*AS_IN_FIT, "tiny", "small") if device == "cpu" else ():  # as in fit
+        for n in (5, 16):
+            yield _cell(model, "vote", n, 64, "step", how="backward")
     for model in ("tiny", "small") if device == "cpu" else ():  # served
         for batch in (1, 64):
             for n in (5, 16):
@@ -206,9 +209,9 @@ def seconds(cell: dict[str, Any], loop: bool | None = None, compiling: float = C
 
 def with_loop(cell: dict[str, Any]) -> bool:
     """Whether the loop over copies is measured: always for methods that run all layers n times, otherwise if it is quick."""
-    if cell["wrapper"] in (*ONE, "vote dealt"):
+    if cell["wrapper"] in ONE:
         return False
-    return cell["wrapper"] in WHOLE or seconds(cell, loop=True, compiling=0) <= BUDGET
+    return cell["wrapper"] in (*WHOLE, "vote dealt") or seconds(cell, loop=True, compiling=0) <= BUDGET
 
 
 def possible(cell: dict[str, Any]) -> str:

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from speed_clock import Pass, bytes_a_second, operations, operations_a_second
+from speed_clock import WARM_UP_CALLS, Pass, bytes_a_second, operations, operations_a_second
 from speed_models import MAPS, Encoder, batch_of, build
 from speed_targets import BUSY, LAUNCHES
 from torch import Tensor, nn
 
 from workbench import compose, neo, sample, sculpt, vote
 from workbench.outputs import Logits
+from workbench.training import Backward
 
 CRITERION = nn.MSELoss()
 P = 0.1  # dropout rate, the default of sample
@@ -101,15 +102,20 @@ def case_of(
     compiled = _compiler(on) if how == "compiled" else lambda function: function
 
     case = CellPasses()
-    wrapped = wrap(plain, wrapper, n, model, large, "auto" if how in ("compiled", "frozen") else how)
+    wrapped = wrap(plain, wrapper, n, model, large, "auto" if how in ("compiled", "frozen", "backward") else how)
     case.engine = wrapped.head if wrapper == "sample last" else wrapped
-    case.passes["wrapped"] = _wrapped_pass(wrapped, wrapper, phase, x, y, low, compiled)
+    if how == "backward":
+        case.passes["wrapped"] = _as_in_fit(wrapped, x, y, records=model in ("tiny", "small"))
+    else:
+        case.passes["wrapped"] = _wrapped_pass(wrapped, wrapper, phase, x, y, low, compiled)
     if how == "frozen":
         case.served.enter_context(wrapped.frozen())
     copied = copy.deepcopy(plain)
     case.passes["plain"] = _steps([copied], x, y, low, compiled) if training else _alone(copied, x, low, compiled)
-    if loop and wrapper.startswith(("vote", "sample")) and wrapper != "vote dealt":
-        if not training:
+    if loop and wrapper.startswith(("vote", "sample")):
+        if wrapper == "vote dealt":
+            case.passes["loop"] = _dealt_step([copy.deepcopy(plain) for _ in range(n)], x, y, low)
+        elif not training:
             case.passes["loop"] = _passes(_members(plain, wrapper, n), x, low)
         elif wrapper.startswith("vote"):
             case.passes["loop"] = _steps([copy.deepcopy(plain) for _ in range(n)], x, y, low)
@@ -193,6 +199,20 @@ def _step(
     return run
 
 
+def _as_in_fit(wrapped: Any, x: Tensor, y: Tensor, records: bool) -> Pass:
+    """Return a training step by `Backward`; if it records one, after that."""
+    backward, optimizer = Backward(wrapped, CRITERION), torch.optim.Adam(wrapped.parameters())
+
+    def run() -> None:
+        backward(x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(WARM_UP_CALLS if records else 0):
+        run()
+    return run
+
+
 def _alone(model: nn.Module, x: Tensor, low: Any, compiled: Callable[[Any], Any]) -> Pass:
     return _without_gradients(compiled(model), x, low)
 
@@ -214,6 +234,17 @@ def _steps(models: list[Any], x: Tensor, y: Tensor, low: Any, compiled: Callable
             step()
 
     return run
+
+
+def _dealt_step(models: list[Any], x: Tensor, y: Tensor, low: Any) -> Pass:
+    """Return a training step in which each model gets its share of the rows."""
+    shares = list(zip(models, x.tensor_split(len(models)), strict=True))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with low():
+            return CRITERION(torch.cat([model(rows) for model, rows in shares]), y)
+
+    return _step(loss, [p for model in models for p in model.parameters()], x, y)
 
 
 def _members(plain: nn.Module, wrapper: str, n: int) -> list[nn.Module]:

@@ -42,15 +42,16 @@ copies as there are voters, one after another, and their mean and standard devia
 hooks. *By hand*: stacked weights and `torch.baddbmm`, for the two MLPs; on GPUs also `torch.func.vmap` over stacked copies. *Floor*: a lower
 bound of the time, from the operations that cannot be shared at the best measured rate of matrix products and convolutions, or from reading the
 parameters at the best rate of copies, whichever takes longer. *Training step*: loss, backward pass and Adam; each voter is trained on every
-row, except with dealt rows. *Memory*: peak of the memory of tensors in a pass, above that before it. Ratios are medians of the ratio within a
-round, over at least 9 rounds; all other numbers are medians, too. The file of results has the quartiles. On GPUs, float32 does not use TF32.
-*n*: number of voters or samples.
+row, except with dealt rows, in the loop as well. *As in fit*: with gradients by `training.Backward`, which takes the steps of `fit`: voters are
+trained one after another, or for the MLPs by a recorded graph. *Memory*: peak of the memory of tensors in a pass, above that before it. Ratios
+are medians of the ratio within a round, over at least 9 rounds; all other numbers are medians, too. The file of results has the quartiles. On
+GPUs, float32 does not use TF32. *n*: number of voters or samples.
 
 Models: MLP 1-16-1 (tiny); MLP 8-256-256-1 (mlp); CNN of three convolutions with batch norm; ResNet-18 (width 16; 64 on GPUs); transformer
 encoder (width 64, 3 layers, 32 steps); LSTM (64-128, 32 steps); a model with the architecture of GPT-2 (width 128, 4 blocks, 32 tokens; on
-GPUs the smallest GPT-2 with 128 tokens). In addition, inside `frozen()` an MLP 8-50-50-1 (small); for one target a U-Net (width 16, three
-resolutions) with outputs of 19 classes for 512 x 512 pixels; on GPUs, in bfloat16, ResNet-50 and ViT-B/16 at 224 x 224 pixels and the smallest
-GPT-2 with 1024 tokens. For `sample`, the last block, chosen by `at=`, is the last layer.
+GPUs the smallest GPT-2 with 128 tokens). In addition, inside `frozen()` and as in `fit` an MLP 8-50-50-1 (small); for one target a U-Net
+(width 16, three resolutions) with outputs of 19 classes for 512 x 512 pixels; on GPUs, in bfloat16, ResNet-50 and ViT-B/16 at 224 x 224 pixels
+and the smallest GPT-2 with 1024 tokens. For `sample`, the last block, chosen by `at=`, is the last layer.
 
 Not all combinations of n = 1, 5, 16, 64 and batches of 1, 64, 1024 are measured. Left out are: one sample, and one voter on the last layer, at
 batches above 1; training steps of 64 voters; 1 and 64 voters of `vote of sculpt` and of rank-one factors, and 1 and 64 samples in the last
@@ -224,21 +225,29 @@ def _special(wrapped: pd.DataFrame) -> str:
     """Return a table of autocast, "tune", torch.compile and `frozen()`."""
     rows = []
     for cell in wrapped[(wrapped["how"] != "auto") | (wrapped["dtype"] != "float32")].to_dict("records"):
-        way = {"auto": "autocast", "tune": '"tune"', "compiled": "torch.compile", "frozen": "`frozen()`"}[cell["how"]]
+        way = {
+            "auto": "autocast",
+            "tune": '"tune"',
+            "compiled": "torch.compile",
+            "frozen": "`frozen()`",
+            "backward": "`Backward`",
+        }
         rows.append(
             {
                 "case": f"{cell['model']}, {_named(cell['wrapper'], cell['n'])}, batch {cell['batch']}, {PHASES[cell['phase']]}",
-                "how": way,
+                "how": way[cell["how"]],
                 "to a plain pass": _number(cell["plain"]),
                 "to the loop": _number(cell.get("loop", float("nan"))),
                 **({"to torch.func": _number(cell["func"])} if "func" in wrapped else {}),
                 "to the best rung": _number(cell.get("best", float("nan"))),
+                "memory": _number(cell["memory_wrapped"] / cell["memory_plain"]),
                 "rung": str(cell["rung"]),
             }
         )
     return _table(
-        'Time ratios under autocast to bfloat16, with the rung chosen by measurement ("tune"), compiled, and inside `frozen()`, where a '
-        "recorded graph answers. The plain pass is of the same kind; the loop is never compiled:",
+        'Time ratios under autocast to bfloat16, with the rung chosen by measurement ("tune"), compiled, inside `frozen()`, where a '
+        "recorded graph answers, and with gradients by `Backward`. The plain pass is of the same kind; the loop is never compiled. "
+        "*Memory*: relative to a plain pass.",
         rows,
     )
 

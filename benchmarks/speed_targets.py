@@ -17,6 +17,7 @@ LAUNCHES = (
     "lstm",
 )
 LARGE = ("resnet18", "gpt2")
+AS_IN_FIT = ("cnn", "resnet18", "transformer", "lstm")  # whose voters are trained one after another
 BUSY = ("resnet50", "vit", "gpt2-1024")  # large enough to keep a GPU busy
 PHASES = {"forward": "forward", "step": "training step", "predict": "prediction only", "fit": "fit"}
 
@@ -182,6 +183,8 @@ def _targets() -> list[Target]:
             _is(wrapper="vote dealt", n=5, phase="step", batch=some),
         )
     )
+    dealt = _is(wrapper="vote dealt", n=(5, 16), phase="step", batch=some, on="cpu", model=(*AS_IN_FIT, *LARGE))
+    targets.append(Target("vote, dealt rows: training step, beside a loop by hand", "loop", 1.05, dealt))
     for phase, words in (("forward", "forward"), ("step", "training step")):
         full = {"wrapper": "vote", "phase": phase, "on": "cpu"}
         targets.append(
@@ -190,6 +193,13 @@ def _targets() -> list[Target]:
         targets.append(
             Target(f"vote, all layers, CPU, batch 1: {words}", "loop", 0.5, _is(batch=1, n=(5, 16, 64), **full))
         )
+    stepped = {"wrapper": "vote", "phase": "step", "batch": 64, "on": "cpu", "how": "backward"}
+    targets.append(
+        Target("vote, all layers, as in fit: training step", "loop", 1.02, _is(model=AS_IN_FIT, **stepped)),
+    )
+    for n, most in ((5, 0.35), (16, 0.2)):
+        case = f"vote, all layers, as in fit, MLPs, n = {n}: training step"
+        targets.append(Target(case, "loop", most, _is(model=("tiny", "small"), n=n, **stepped)))
     noise = {"n": 16, "phase": "forward"}
     targets += [
         Target(
