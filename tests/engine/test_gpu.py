@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers.gpu import DEVICE, MOST, NEEDS_GPU, full_precision, no_wait
 from torch import nn
 
 from workbench import compose, fit, load, save, sculpt, vote
+from workbench.training import Backward
 
 pytestmark = NEEDS_GPU
 __all__ = ["full_precision"]  # a fixture for all tests here
@@ -167,6 +169,38 @@ def test_memory_that_is_too_small_for_all_voters_is_enough_for_some() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert "memory was too small" in str(wrapped.explain())
     torch.testing.assert_close(y, answers.mean(0), rtol=1e-2, atol=1e-3)
+
+
+def test_voters_in_turn_wait_for_nothing_and_need_the_memory_of_one() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)
+        )
+
+    def peak(step: Callable[[], Any]) -> int:
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+
+    x, y = torch.randn(256, 3, 24, 24, device=DEVICE), torch.randn(256, 2, device=DEVICE)
+    model, criterion = net().to(DEVICE), nn.MSELoss()
+    model(x[:1])
+    wrapped = vote.Wrapper(4, strategy="loop")(model).train()
+    backward = Backward(wrapped, criterion)
+    of_one = peak(lambda: criterion(model(x), y).backward())
+    wrapped.loss(criterion, x, y).backward()
+    at_once = [parameter.grad.clone() for parameter in wrapped.parameters()]
+    wrapped.zero_grad()
+    backward(x, y)
+    for parameter, gradient in zip(wrapped.parameters(), at_once, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+    with no_wait():
+        backward(x, y)
+    assert peak(lambda: backward(x, y)) < 1.5 * of_one
+    assert peak(lambda: wrapped.loss(criterion, x, y).backward()) > 3 * of_one
 
 
 def test_composed_risks_stay_on_the_device() -> None:
