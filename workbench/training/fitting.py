@@ -58,10 +58,10 @@ from workbench.training.epoch_choice import lengths_of, train_lengths
 from workbench.training.exclusive import one_at_a_time
 from workbench.training.first_batch import criterion_of, try_first_batch
 from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
-from workbench.training.fold_losses import refuse_one_sided
 from workbench.training.history import History
 from workbench.training.loop import Loop
 from workbench.training.lost_voters import VoterWatch
+from workbench.training.one_sided_losses import refuse_one_sided
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_standardization, warn_about_bytes
 from workbench.training.starting_priors import settle_priors
@@ -235,9 +235,8 @@ def fit(
         first = try_first_batch(
             wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight
         )
-        if fold_layout is not None:
-            with own_random(seed, parameter.device):
-                refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y)
+        with own_random(seed, parameter.device):
+            refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y, has_folds=fold_layout is not None)
     except BaseException as error:
         savepoint.restore(error)
         raise
@@ -335,6 +334,7 @@ def fit(
                 schedule=one_cycle,
                 seed=seed,
                 progress=progress,
+                start=initial_state,
                 checkpoint=length_file,
                 callback=callback,
             )

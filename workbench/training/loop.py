@@ -30,6 +30,7 @@ from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import FROZEN
+from workbench.training.flat_steps import refuse_flat
 from workbench.training.history import History
 from workbench.training.lost_voters import VoterWatch
 from workbench.training.progress import Callback, Progress, Stopped, call_back
@@ -198,6 +199,8 @@ class Loop:
             if traced_step is not None:
                 traced_step.backward()
             elif loss.requires_grad:
+                if not self.steps:
+                    refuse_flat(loss)
                 loss.backward()
             else:
                 raise ValueError(
