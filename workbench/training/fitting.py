@@ -46,6 +46,7 @@ from workbench.training.defaults import (
     move,
     one_cycle,
     resolve_device,
+    threads_of_steps,
 )
 from workbench.training.described_settings import (
     checksum,
@@ -308,6 +309,7 @@ def fit(
             **({} if optimizer else {"lr": lr, "weight decay": weight_decay, "optimizer": "AdamW"}),
         }
         log = callback = TrainingLog(tracker, logged_settings, callback, checkpoint_file)
+    threads = threads_of_steps(wrapped, train, size, target)
     if fold_layout is not None and isinstance(train, TensorRows):
         fold, layout = fold_layout
         on_device = train.to(target, dtype)
@@ -342,7 +344,7 @@ def fit(
                 cross_fit.traced = TracedStep(wrapped, criterion, cross_fit.loss)
             return cross_fit
 
-        with logged(log) as end_log:
+        with threads, logged(log) as end_log:
             return end_log(train_lengths(wrapped, lengths, make_cross_fit))
     loop = (Loop if parallel is None else ParallelLoop)(
         wrapped=wrapped,
@@ -366,7 +368,7 @@ def fit(
         loop.traced = TracedStep(wrapped, criterion, loop._loss)
     if parallel is None and not isinstance(valid, DataLoader):  # a loader may draw different rows each time
         loop.watch = VoterWatch.of(wrapped)
-    with logged(log) as end_log:
+    with threads, logged(log) as end_log:
         return end_log(loop.run())
 
 
