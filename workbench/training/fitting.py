@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from workbench.core.additions import MARK
+from workbench.core.batches.arrays import check_index
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import Source, TensorRows, place
 from workbench.core.crossfit import seat
@@ -89,7 +90,7 @@ def fit(
     criterion: Criterion | None = None,
     optimizer: Callable[..., Optimizer] | None = None,
     validation: Any = None,
-    folds: int | Tensor | Sequence[int] | np.ndarray | None = None,
+    folds: int | Tensor | Sequence[Any] | np.ndarray | None = None,
     patience: int | None = None,
     standardize: bool | None = None,
     seed: int = 0,
@@ -130,13 +131,13 @@ def fit(
             in any form that `data` takes, or 0 for none (the last epoch is then the best). None: 0.1, or none with folds. If the model has three
             or more voters that share no trained parameter, each voter is monitored as well: those that diverge are reported, and get the weights
             of their own best epoch.
-        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n], a tensor or array (for
-            example, to keep groups together). Each voter trains without one fold, and its predictions on that fold decide, without further
-            held-out rows, the epoch from which predictions and noise are taken (ten averages of the weights are kept), the scale of the noise
-            (a factor) and its tails (Student's t if the distribution is Normal), and, where lr or weight_decay name several settings, how much
-            the voters of each setting count. The number of voters must be a multiple of folds x settings; with two voters per fold and setting,
-            the spread of an ensemble can be estimated. `History.out_of_fold` keeps the predictions, from which `workbench.calibrate(wrapped,
-            history)` makes CV+ intervals. Standardization uses all rows.
+        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n], a tensor, array or
+            Series of whole numbers or names (for example, to keep groups together). Each voter trains without one fold, and its predictions
+            on that fold decide, without further held-out rows, the epoch from which predictions and noise are taken (ten averages of the
+            weights are kept), the scale of the noise (a factor) and its tails (Student's t if the distribution is Normal), and, where lr or
+            weight_decay name several settings, how much the voters of each setting count. The number of voters must be a multiple of folds
+            x settings; with two voters per fold and setting, the spread of an ensemble can be estimated. `History.out_of_fold` keeps the
+            predictions, from which `workbench.calibrate(wrapped, history)` makes CV+ intervals. Standardization uses all rows.
         patience: number of epochs without a smaller validation loss after which training stops; None never stops early.
         standardize: whether the model works on inputs and targets of mean 0 and standard deviation 1 over the training rows;
             predictions and risks are in original units in any case. Tables get one mean and scale per column, images one
@@ -217,6 +218,8 @@ def fit(
     tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None:
         _check_folds(wrapped, validation, optimizer, patience)
+        if isinstance(data, tuple | list) and len(data) == 2:
+            check_index(data[0], folds, "folds", ("x", "folds"))
         validation = 0
     if parallel is not None:
         device = join(parallel, folds, device)
