@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import write_notebook
 
+import workbench
 from workbench.cli import main
 from workbench.notebook import read_run
 
@@ -93,6 +94,25 @@ def test_bad_input_ends_with_2_before_anything_runs(
     assert message in captured.err
     assert captured.out == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["compare", "report", "diff a b", "bench", "demo", "data", "data list", "data show x"]
+)
+def test_an_unknown_argument_shows_how_to_call_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), "--nope"])
+    assert end.value.code == 2
+    name = " ".join(word for word in command.split() if len(word) > 1)
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: workbench {name} [-h]")
+    assert error.endswith(f"workbench {name}: error: unrecognized arguments: --nope\n")
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"workbench {workbench.__version__}\n")
 
 
 def test_a_notebook_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from workbench.experiments.compare import add_parser as add_compare
 from workbench.experiments.options import BAD_INPUT, FAILED, INTERRUPTED, OK, add_grid, add_log_to, axis
 from workbench.notebook.commands import add_diff, add_report
+from workbench.version import __version__
 from workbench.widgets.demo import add_demo
 
 
@@ -26,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code: 0 on success, 1 if a run failed, 2 for bad input, 3 if a check does not hold, 130 after Ctrl-C.
     """
-    arguments = _parser().parse_args(argv)
+    arguments, unknown = _parser().parse_known_args(argv)
+    if unknown:  # argparse would show how to call workbench instead of the subcommand
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = arguments.command(arguments)
         sys.stdout.flush()
@@ -44,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("workbench", description="Find out when not to trust a PyTorch model.")
+    parser.add_argument("--version", action="version", version=f"workbench {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     add_report(commands)
@@ -92,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         sub = actions.add_parser(action, help=text)
         sub.add_argument("name", metavar="NAME", help="one of the names of `workbench data list`")
         sub.set_defaults(command=command)
+    for sub in (*commands.choices.values(), *actions.choices.values()):
+        sub.set_defaults(parser=sub)
     return parser
 
 

@@ -165,6 +165,18 @@ def test_what_a_criterion_makes_of_the_scores_first_is_its_own() -> None:
     assert messages(lambda: wrapped.loss(lambda p, t: F.nll_loss(p.log(), t), X, LABELS)) == []
 
 
+@pytest.mark.parametrize("criterion", [nn.NLLLoss(), lambda p, t: F.nll_loss(p.double(), t)])
+def test_scores_are_no_logarithms_of_probabilities(criterion: Any) -> None:
+    """The loss of scores has no least value."""
+    with pytest.raises(ValueError, match=r"logarithms of probabilities, and it gives scores.*CrossEntropyLoss"):
+        vote.Wrapper(2, output="logits")(Gives(lambda h: h)).loss(criterion, X, LABELS)
+    wrapped = vote.Wrapper(2, output="logits")(Gives(lambda h: h.log_softmax(-1)))
+    expected = torch.stack([F.cross_entropy(voter(X), LABELS) for voter in wrapped.voters()]).mean()
+    torch.testing.assert_close(wrapped.loss(criterion, X, LABELS), expected.to(torch.float32), check_dtype=False)
+    shares = vote.Wrapper(2)(Gives(lambda h: h.softmax(-1)))  # minus their mean accuracy, which is bounded
+    assert len(messages(lambda: shares.loss(criterion, X, LABELS))) <= 1
+
+
 # ---- objects
 @pytest.mark.parametrize(
     ("function", "words"),

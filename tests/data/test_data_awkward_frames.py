@@ -193,3 +193,18 @@ def test_a_plain_frame_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Data.from_dataframe(FRAME, "y", test=(FRAME["a"] > 0).to_numpy())
+
+
+def test_ordered_categories_keep_their_order() -> None:
+    sizes = pd.Series(pd.Categorical(["M", "S", "XL", "L"] * 15, categories=["S", "M", "L", "XL", "XXL"], ordered=True))
+    expected = sizes.map({"S": 0, "M": 1, "L": 2, "XL": 3}).to_numpy()
+    frame = FRAME.assign(size=sizes)
+    for given in (sizes, sizes.array):
+        data = Data.from_arrays(FRAME[["a"]], given, test=np.arange(N) % 2 == 0)
+        assert data.classes == ("S", "M", "L", "XL")
+        np.testing.assert_array_equal(data.train.y.numpy(), expected[1::2])
+    data = Data.from_dataframe(frame, "y", test=np.arange(N) % 2 == 0)
+    assert [column.name for column in data.features[2:]] == ["size = S", "size = L"]  # those of the training rows
+    np.testing.assert_array_equal(data.train.x[:, 2:].argmax(1).numpy(), expected[1::2] // 2)
+    unordered = Data.from_arrays(FRAME[["a"]], sizes.astype("object"))
+    assert unordered.classes == ("L", "M", "S", "XL")

@@ -366,3 +366,27 @@ def test_layers_inside_an_encoder_layer_can_be_chosen(chosen: str) -> None:
         y, _ = wrapped(x, return_risk=True)
     assert kernels.fused == (0 if chosen == "1" else 2)
     torch.testing.assert_close(y, model(x))
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(5, 8), nn.Linear(8, 1)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layer(torch.cat([left, right], 1))))
+
+
+def test_a_loader_of_two_inputs_is_taken_for_that_where_the_model_needs_both() -> None:
+    torch.manual_seed(0)
+    wrapped = [neo.Wrapper()(model) for model in [Joined()] * 4]
+    left, right = X[:, :2], X[:, 2:]
+    pairs = TensorDataset(left, right)
+    wrapped[0].fit([((left, right),)])  # a batch of one element, the inputs
+    for other, data in zip(wrapped[1:], (pairs, DataLoader(pairs, batch_size=len(X)), [(left, right)]), strict=True):
+        other.fit(data)
+        torch.testing.assert_close(
+            other(left, right, return_risk=True)[1], wrapped[0](left, right, return_risk=True)[1]
+        )
+    with pytest.raises(TypeError, match="right"):
+        neo.Wrapper()(Joined()).fit(left)

@@ -148,3 +148,18 @@ def test_images_half_precision_and_other_extremes() -> None:
 def test_bad_input_says_what_was_found(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_order_of_rows_of_equal_confidence_does_not_matter() -> None:
+    """Rows sorted by their class are common; with an edge among ties, a calibrated constant would get an error of 0.4."""
+    constant = torch.tensor([[0.6, 0.4]], dtype=torch.float64).expand(10, 2)
+    target = torch.tensor([0] * 6 + [1] * 4)
+    for labels in (target, target.flip(0), target[torch.arange(10) * 3 % 10]):
+        check(metrics.adaptive_ece(constant, labels, n_bins=2), 0.0)
+    confidence = torch.tensor([0.6] * 4 + [0.7] * 3 + [0.9] * 2, dtype=torch.float64)
+    hit = torch.tensor([1, 0, 0, 1, 1, 1, 0, 1, 0])
+    # bins of three rows: three of the four at 0.6; the fourth, and two of the three at 0.7; the third, and both at 0.9
+    expected = (3 * abs(0.5 - 0.6) + abs((0.5 - 0.6) + 2 * (2 / 3 - 0.7)) + abs((2 / 3 - 0.7) + (1 - 1.8))) / 9
+    probabilities = torch.stack([confidence, 1 - confidence], 1)
+    for order in (torch.arange(9), torch.arange(9).flip(0), torch.arange(9) * 2 % 9):
+        check(metrics.adaptive_ece(probabilities[order], 1 - hit[order], n_bins=3), expected)

@@ -96,8 +96,8 @@ def test_coverage_is_the_share_within_normal_intervals(rng, ax):
     inside = [((y - (half := norm.ppf(0.5 + p / 2) * risk) <= target) & (target <= y + half)).mean() for p in levels]
     gap = np.abs(inside - levels).mean()
     assert f"{gap:.3f}" != f"{np.abs(np.array(expected) - x).mean():.3f}"
-    assert legend_texts(ax)[1] == f"observed (n = 80), calibration error {gap:.3f}"
-    assert legend_texts(ax)[1].endswith(f"{float(metrics.calibration_error(y, risk, target)):.3f}")
+    assert legend_texts(ax)[1:] == ["observed (n = 80)", f"calibration error {gap:.3f}"]
+    assert legend_texts(ax)[2].endswith(f"{float(metrics.calibration_error(y, risk, target)):.3f}")
 
 
 def test_coverage_of_zero_risk(ax):

@@ -95,9 +95,39 @@ def test_a_class_without_a_score_in_a_later_batch_is_named() -> None:
     labels = LABELS.clone()
     labels[-1] = 2
     with pytest.raises(
-        ValueError, match="class numbers of a batch go from 0 to 2, and the model has no score for one of them"
+        ValueError,
+        match="class numbers of a batch go from 0 to 2, and the model has no score for one of them, in rows of the batch 7 ",
     ):
         fit(classifier(), DataLoader(TensorDataset(X, labels), 8), validation=0, **QUIET)
+
+
+class Rows(Dataset):
+    """Rows that are read one by one."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], self.y[i]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_errors_name_rows_by_their_numbers_in_the_dataset(seed: int) -> None:
+    """Not in the part that `fit` draws for training or validation."""
+    settings = {**QUIET, "seed": seed, "validation": 0.5, "batch_size": 4}
+    labels = LABELS.repeat(3)
+    labels[115] = 2  # behind the first rows, which are checked before the training
+    with pytest.raises(ValueError, match="no score for one of them, in rows 115 "):
+        fit(classifier(), Rows(X.repeat(3, 1), labels), **settings)
+    x = X.clone()
+    x[39] = torch.nan
+    with pytest.raises(FloatingPointError, match="x holds NaN or infinite numbers in rows 39"):
+        fit(classifier(), Rows(x, LABELS), **settings)
+    with pytest.raises(FloatingPointError, match="x holds NaN or infinite numbers in rows 9"):  # of what was given
+        fit(classifier(), Subset(Rows(x, LABELS), range(30, 40)), **settings)
 
 
 @pytest.mark.parametrize(

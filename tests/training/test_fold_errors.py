@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.fold_models import net, plane, quiet
@@ -48,7 +50,7 @@ from workbench import fit, sculpt, snapshot, vote
         (lambda: vote.Wrapper(3)(net()), {"folds": 1}, ValueError, "there must be at least 2"),
         (lambda: vote.Wrapper(3)(net()), {"folds": torch.zeros(5)}, ValueError, "one whole number for each of 60 rows"),
         (lambda: vote.Wrapper(3)(net()), {"folds": "5"}, ValueError, "folds must be a whole number"),
-        (lambda: vote.Wrapper(3)(net()), {"folds": ["a", "b"] * 30}, ValueError, "folds: it holds texts, such as 'a'"),
+        (lambda: vote.Wrapper(3)(net()), {"folds": ["a", None] * 30}, ValueError, "folds: it holds texts, such as 'a'"),
         (
             lambda: vote.Wrapper(3)(net()),
             {"lr": (0.1, 0.2), "weight_decay": (0.1, 0.2, 0.3)},
@@ -70,3 +72,20 @@ def test_rows_that_are_not_in_memory_cannot_be_cut() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*plane()))
     with pytest.raises(TypeError, match="can't be split into folds"):
         fit(vote.Wrapper(3)(net()), loader, folds=3, epochs=1)
+
+
+def test_folds_by_name_are_those_by_number() -> None:
+    """A column of the frame, such as the patient; rows of another order are refused."""
+    x, y = plane()
+    frame = pd.DataFrame(x.numpy(), columns=["a", "b"]).set_axis(range(100, 160))
+    target, number = pd.DataFrame(y.numpy(), frame.index), np.arange(60) * 7 % 3
+    names = pd.Series(np.array(["Ann", "Bo", "Cy"])[number], frame.index)
+    trained = []
+    for folds in (number, names, names.astype("category"), names.to_list(), pd.Series(number, frame.index)):
+        torch.manual_seed(0)
+        model = vote.Wrapper(3)(net())
+        quiet(model, (frame, target), folds=folds)
+        trained.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert all(torch.equal(trained[0], other) for other in trained[1:])
+    with pytest.raises(ValueError, match=r"folds: row 0 has index 100 in x and 159 in folds"):
+        quiet(vote.Wrapper(3)(net()), (frame, target), folds=names[::-1])

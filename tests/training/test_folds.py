@@ -268,6 +268,8 @@ def test_a_failure_leaves_the_model_as_it_was() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(FloatingPointError, match="the weights from before the training"):
         quiet(model, (x, y), folds=3, lr=1e30)
+    assert model.scaling is None  # else the same weights would predict other numbers
+    assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
 

@@ -1,9 +1,10 @@
-"""Two threads that train one model at the same time."""
+"""Two threads that train one model at the same time, and the threads in which torch computes."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -80,3 +81,47 @@ def test_ctrl_c_at_any_line_stops_no_later_training() -> None:
         if lines <= k:
             return  # it came to its end
     raise AssertionError("more lines than were tried")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "hidden", "folds", "expected"),
+    [(3, 8, None, 1), (3, 8, 2, 1), (3, 20_000, None, 2), (None, 8, None, 2)],
+    ids=["table", "folds", "large", "images"],
+)
+def test_small_steps_run_in_one_thread_and_nothing_else_does(
+    inputs: int | None, hidden: int, folds: int | None, expected: int
+) -> None:
+    """Numbers are those of steps in several threads."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand((40, 3) if inputs else (40, 1, 3, 1), generator=generator)
+    y = x.sum(tuple(range(1, x.dim())))[:, None]
+    before, trained, seen = torch.get_num_threads(), [], []
+
+    def callback(_: Any) -> None:
+        seen.append((torch.get_num_threads(), in_another_thread(torch.get_num_threads)))
+
+    try:
+        for threads in (2, 1):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            wrapped = vote.Wrapper(2)(
+                nn.Sequential(nn.Flatten(), nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+            )
+            fit(wrapped, (x, y), epochs=2, folds=folds, progress=False, callback=callback if threads == 2 else None)
+            assert torch.get_num_threads() == threads
+            trained.append(torch.cat([p.detach().flatten() for p in wrapped.parameters()]))
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {(expected, 2)}
+    if hidden == 8:
+        assert torch.equal(*trained)
+    else:  # sums of many numbers are rounded in another order
+        torch.testing.assert_close(*trained)
+
+
+def in_another_thread(function: Callable[[], int]) -> int:
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]

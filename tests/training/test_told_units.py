@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,26 @@ def test_a_data_says_that_it_holds_float32(make: Callable[[np.ndarray], Any]) ->
         warnings.simplefilter("error")
         make(1.7e9 + 1e5 * np.arange(N))  # days apart
         make(np.full(N, 1.7e9) * (1 + np.random.default_rng(0).uniform(-1e-15, 1e-15, N)))  # constant but for rounding
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ids: Data.from_dataframe(pd.DataFrame({"id": ids, "y": Y[:, 0]}), "y"),
+        lambda ids: Data.from_dataframe(pd.DataFrame({"id": ids, "y": Y[:, 0]}).astype({"id": "Int64"}), "y"),
+        lambda ids: Data.from_arrays(X, ids, task="regression"),
+        lambda ids: data_of((ids[:, None], Y)),
+    ],
+)
+@pytest.mark.parametrize("start", [0, 1_700_000_000, 2**60])
+def test_whole_numbers_that_become_equal_are_told(make: Callable[[np.ndarray], Any], start: int) -> None:
+    """From 2^53 on, they are equal in float64 already."""
+    ids = start + np.arange(N, dtype=np.int64)
+    expected = pytest.warns(WorkbenchWarning, match="steps of float32 are") if start else nullcontext()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WorkbenchWarning)
+        with expected:
+            make(ids)
 
 
 def test_outliers_beside_which_all_else_is_equal_are_told() -> None:

@@ -20,7 +20,7 @@ from workbench.widgets.common.pictures import new_figure, paint
 from workbench.widgets.common.predictions import Predictions
 from workbench.widgets.explorer.editing import Knob
 from workbench.widgets.explorer.landscape import POINTS, draw_along
-from workbench.widgets.explorer.scene import draw_edit
+from workbench.widgets.explorer.scene import SavedPage, draw_edit
 
 
 def ensemble(inputs: int = 2) -> Any:
@@ -292,3 +292,9 @@ def test_the_plane_of_two_inputs_names_the_classes() -> None:
     ax = paint(new_figure(5.4, 3.4).subplots())
     draw_edit(ax, Explorer(vote.Wrapper(2, output="logits")(nn.Linear(2, 2)), moons))
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["outer", "inner"]
+
+
+def test_what_a_saved_notebook_shows_names_the_ranking_as_the_axes_do(explorer: Explorer) -> None:
+    for by, label in (("epistemic", "epistemic risk (MPa)"), ("error", "error |prediction − true| (MPa)")):
+        explorer.by = by
+        assert f"of highest {label}" in SavedPage(explorer)()

@@ -20,7 +20,6 @@ from workbench import compose, fit
 from workbench.errors import WorkbenchWarning
 from workbench.widgets import Job, Jobs
 from workbench.widgets.common import jobs as module
-from workbench.widgets.common.jobs import torch_threads
 
 WAIT = 20.0  # far more than anything here takes
 
@@ -344,8 +343,7 @@ def test_the_number_of_torch_threads_is_that_of_the_job_only(monkeypatch: pytest
 def test_a_number_of_threads_that_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     before = torch.get_num_threads()
-    with torch_threads(before + 1):
-        assert torch.get_num_threads() == before
+    assert Jobs().submit(lambda job: torch.get_num_threads(), threads=before + 1, block=True).result == before
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True])

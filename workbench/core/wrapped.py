@@ -135,7 +135,7 @@ class Wrapped(WrappedParameters, Persistent):
 
         Args:
             inputs: a tensor [rows, ...], an iterable of input batches or of (input, target) pairs, or rows in any form that `workbench.fit`
-                takes; laplace estimates its noise from the targets.
+                takes; laplace estimates its noise from the targets. Pairs for a model that needs two inputs are its inputs.
 
         Returns:
             The object itself.

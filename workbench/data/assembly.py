@@ -16,11 +16,11 @@ from workbench.core.batches.arrays import check_index
 from workbench.data.columns import Card, Column
 from workbench.data.conversion import PickedColumns, lazily, targets
 from workbench.data.folders import check_lossless, find_files, is_grey
-from workbench.data.frames import FrameEncoding, category_names, rows_by_index
+from workbench.data.frames import FrameEncoding, rows_by_index
 from workbench.data.images import open_image
 from workbench.data.split_drawing import partition, whole_number
 from workbench.data.splits import LazySplit, Split, row_index
-from workbench.data.targets import as_inputs, holds_texts
+from workbench.data.targets import as_inputs, category_names, holds_texts
 from workbench.engine.tree import tensors
 from workbench.errors import require
 

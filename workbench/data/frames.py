@@ -165,15 +165,6 @@ class FrameEncoding:
         return descriptions
 
 
-def category_names(series: Any) -> tuple[str, ...] | None:
-    """Return the class names of a pandas categorical that is ordered or not of texts, in its order; None for any other target."""
-    if not hasattr(series, "cat"):
-        return None
-    if not series.cat.ordered and all(isinstance(category, str) for category in series.cat.categories):
-        return None
-    return tuple(map(str, series.cat.remove_unused_categories().cat.categories))
-
-
 def rows_by_index(test: Any, index: Any) -> Any:
     """Convert test rows given by index labels of a frame to a mask or row numbers; other objects are returned unchanged.
 
@@ -217,8 +208,10 @@ def _column(name: str, series: Any) -> FrameColumn:
         )
     missing = len(present) < len(series)
     if kind == "category":
-        categories = tuple(sorted(present.unique().tolist(), key=lambda value: (type(value).__name__, value)))
         is_categorical = hasattr(series, "cat")
+        categories = tuple(sorted(present.unique().tolist(), key=lambda value: (type(value).__name__, value)))
+        if is_categorical and series.cat.ordered:
+            categories = tuple(category for category in series.cat.categories.tolist() if category in categories)
         numbers = [category for category in categories if _is_number(category)]
         if not is_categorical and 2 * len(numbers) > len(categories) > MIN_DISTINCT:
             texts = [category for category in categories if not _is_number(category)]
@@ -245,7 +238,9 @@ def _column(name: str, series: Any) -> FrameColumn:
     origin = present.min() if kind == "date" else None
     values = _numbers(present, origin)
     if np.isfinite(values).all():
-        finite_float(torch.tensor(values), f"frame: {name!r}")  # raises or warns if float32 can't represent the values
+        is_signed = kind == "number" and require("pandas").api.types.is_signed_integer_dtype(present)
+        exact = present.to_numpy(np.int64) if is_signed else values  # float64 does not hold all whole numbers
+        finite_float(torch.tensor(exact), f"frame: {name!r}")  # raises or warns if float32 can't represent the values
     return FrameColumn(name, kind, float(np.median(values)), origin=origin, missing=missing)
 
 

@@ -143,7 +143,7 @@ def _checked(rows: TensorRows) -> tuple[Tensor, Tensor]:
     if not isinstance(rows.x, Tensor):
         raise TypeError(f"data: x is a {type(rows.x).__name__} of {len(rows.inputs)} inputs; one tensor is needed")
     x, y = rows.x.cpu(), rows.y.cpu()
-    x = finite_float(x, "data: x") if x.is_floating_point() else x.float()
+    x = finite_float(x, "data: x")
     if len(x) < 25:
         raise ValueError(f"data: found {len(x)} rows; at least 25 are needed, of which a fifth is held out")
     y = y.reshape(len(y), -1)

@@ -193,7 +193,9 @@ def check_finite(tensor: Tensor, name: str, infinite: bool = True) -> None:
 def finite_float(tensor: Tensor, name: str) -> Tensor:
     """Convert to float32. Raise if a number is too large for it, and warn if numbers differ by less than its precision."""
     single = tensor.float()
-    if tensor.dtype == torch.float64 and (problem := coarse_columns(tensor, name, torch.float32)):
+    if (tensor.dtype == torch.float64 or not tensor.is_floating_point()) and (
+        problem := coarse_columns(tensor, name, torch.float32)
+    ):
         warnings.warn(
             f"{problem}, which a Data holds, so that rows can't be told apart: subtract the mean of the column first",
             WorkbenchWarning,
@@ -234,11 +236,23 @@ def holds_texts(y: Any) -> bool:
     return is_text and array.size > 0
 
 
+def category_names(values: Any) -> tuple[str, ...] | None:
+    """Return the class names of a pandas categorical that is ordered or not of texts, in its order; None for any other target."""
+    categorical = getattr(values, "cat", values)
+    if not hasattr(categorical, "categories"):
+        return None
+    if not categorical.ordered and all(isinstance(category, str) for category in categorical.categories):
+        return None
+    present = set(values)
+    return tuple(str(category) for category in categorical.categories if category in present)
+
+
 def _numbers_of_names(y: Any, classes: Any, name: str) -> tuple[Any, Any]:
     """Replace class names by class numbers, and return these with the class names; other targets are returned unchanged."""
     if not holds_texts(y):
         return y, classes
     array = np.asarray(y)
+    classes = category_names(y) if classes is None else classes
     labels = sorted({str(item) for item in array.flat}) if classes is None else list(class_names(classes, 0))
     if classes is None and (amount := _amount_among(labels)) is not None:
         raise ValueError(

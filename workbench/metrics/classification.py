@@ -257,6 +257,8 @@ def adaptive_ece(
 ) -> Tensor:
     """Expected calibration error over bins of (nearly) equal numbers of rows (Nguyen & O'Connor 2015).
 
+    Rows of equal confidence are divided between bins in equal shares, in whatever order they come.
+
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
         target: Integer labels, shaped like probabilities without the class dimension.
@@ -400,7 +402,10 @@ def adaptive_ece_of_rows(confidence: Tensor, correct: Tensor, n_bins: int) -> Te
     """Return the adaptive calibration error of confidences and of whether they were correct, each [rows]."""
     check_integer("n_bins", n_bins)
     check_not_empty(confidence.numel())
-    gaps = (correct - confidence)[confidence.argsort(stable=True)]
+    # rows of equal confidence count by their mean where an edge falls among them, so that the order of the rows does not matter
+    _, index, count = confidence.unique(return_inverse=True, return_counts=True)
+    gap = torch.zeros_like(count, dtype=torch.float64).index_add(0, index, correct - confidence) / count
+    gaps = gap.repeat_interleave(count)
     bins = gaps.tensor_split(min(n_bins, gaps.numel()))
     return torch.stack([part.sum().abs() for part in bins]).sum() / gaps.numel()
 

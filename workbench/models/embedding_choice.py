@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from workbench.core.wrapper import compose
+from workbench.engine.threads import torch_threads
 from workbench.training import fit
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def helps(plain: Tensor, embedded: Tensor, y: Tensor) -> bool:
     targets = ((targets - targets.mean(0)) / spread)[:, spread > 0]
     if len(plain) < MIN_ROWS or not targets.shape[1]:
         return False
-    with _one_thread():
+    # on such small matrices several threads are slower, by a factor of hundreds if other processes occupy a core
+    with torch_threads(1):
         return left_out_error(embedded.double(), targets) < left_out_error(plain.double(), targets)
 
 
@@ -113,17 +114,6 @@ def best_trained(candidates: Sequence[C], build: Callable[..., nn.Module], data:
             history = fit(compose()(build(*candidate)), pair, epochs=epochs, validation=0.25, progress=False)
             losses.append(min(record[2] for record in history.records))
     return candidates[min(range(len(losses)), key=losses.__getitem__)]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use a single thread: on such small matrices several are slower, by a factor of hundreds if other processes occupy a core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 __all__ = ["best_trained", "chosen_rows", "helps", "left_out_error"]

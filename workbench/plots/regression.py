@@ -66,7 +66,9 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
         >>> draws = np.random.default_rng(0).normal(scale=2.0, size=10_000)
         >>> ax = coverage(np.zeros(10_000), np.full(10_000, 2.0), draws)
         >>> ax.get_legend_handles_labels()[1]
-        ['ideal', 'observed (n = 10,000), calibration error 0.004']
+        ['ideal', 'observed (n = 10,000)']
+        >>> ax.get_legend().get_texts()[-1].get_text()
+        'calibration error 0.004'
     """
     erf = require("scipy.special").erf
     centre, sd, truth = elements(prediction=prediction, risk=risk, target=target)
@@ -82,11 +84,10 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
     gap = float(calibration_error(centre, sd, truth))  # as in all tables: at levels 0.05 to 0.95
     diagonal(ax, "ideal")
     ax.fill_between(levels, levels, observed, color=colour(ax, "total"), alpha=0.2, linewidth=0)
-    label = f"observed (n = {z.size:,}), calibration error {gap:.3f}"
-    ax.plot(levels, observed, color=colour(ax, "total"), linewidth=2, label=label)
+    ax.plot(levels, observed, color=colour(ax, "total"), linewidth=2, label=f"observed (n = {z.size:,})")
     ax.set(xlabel="expected share within the interval", ylabel="observed share within the interval")
     ax.set(xlim=(0, 1), ylim=(0, 1.005))
-    legend(ax, notes)
+    legend(ax, [f"calibration error {gap:.3f}", *notes])  # a line of its own, since one long line would reach the curve
     return ax
 
 

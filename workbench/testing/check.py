@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
-
 from ..core.wrapper import Wrapper
+from ..engine.threads import torch_threads
 from ..errors import WorkbenchWarning
 from ..methods import neo, sample, sculpt, vote
 from .checks import CHECKS, COMPOSED_ON, check_composition
@@ -158,11 +157,6 @@ def is_refusal(error: Exception, wrapper: Wrapper) -> bool:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Run with one thread, since the tensors are tiny, and without this package's warnings and the models' output."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.filterwarnings("ignore", category=WorkbenchWarning)
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with torch_threads(1), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.filterwarnings("ignore", category=WorkbenchWarning)
+        yield

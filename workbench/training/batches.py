@@ -22,6 +22,7 @@ from workbench.core.batches.rows import (
     with_class_numbers,
 )
 from workbench.engine.tree import tree_map
+from workbench.training.validation import DrawnRows
 
 MEMORY_SHARE = 1 / 8  # of the free memory of a device, which rows may take
 
@@ -78,8 +79,9 @@ class Batches:
                 yield self._batch(numbers, rows.x, rows.y)
             return
         loader = rows_loader(source, batch_sampler=cast(Any, [numbers.tolist() for numbers in chunks]))
+        in_dataset = torch.tensor(source.indices) if isinstance(source, DrawnRows) else torch.arange(n)
         for numbers, pair in zip(chunks, loader, strict=True):
-            yield self._batch(numbers, *pair)
+            yield self._batch(in_dataset[numbers], *pair)
 
     def _within_reach(self, source: TensorRows) -> TensorRows:
         """Return the rows, moved once to the device if they fit."""

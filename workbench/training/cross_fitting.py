@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import warnings
@@ -33,6 +32,7 @@ from workbench.risk import Risk
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.default_losses import labelled_share
+from workbench.training.flat_steps import refuse_flat
 from workbench.training.fold_decisions import Decisions, decide, decide_classes, log_likelihoods
 from workbench.training.fold_layout import FoldedRows, Layout
 from workbench.training.history import History, OutOfFold
@@ -64,6 +64,7 @@ class CrossFit:
         schedule: schedule(step, steps) -> share of the peak learning rate.
         seed: seed of all random draws.
         progress: whether to show a progress bar.
+        start: state of the model before `fit` standardized anything, which a failure leaves.
         checkpoint: where the state is saved; None: nowhere.
         callback: called after each step and each epoch, see `fit`.
         traced: replays the steps that it can from a graph; None: all steps run eagerly.
@@ -82,6 +83,7 @@ class CrossFit:
     schedule: Callable[[int, int], float]
     seed: int
     progress: bool
+    start: dict[str, Any]
     checkpoint: Checkpoint | None = None
     callback: Callback | None = None
     traced: TracedStep | None = None
@@ -115,7 +117,6 @@ class CrossFit:
     # ---- training
     def run(self) -> None:
         """Train all voters, and keep snapshots of their averaged weights and predictions for the rows that they have not seen."""
-        initial_state = copy.deepcopy(self.wrapped.state_dict())
         with own_random(self.seed, self.rows.device):
             surroundings = Surroundings()
             try:
@@ -129,7 +130,7 @@ class CrossFit:
             except Stopped:
                 self.stopped = True
             except BaseException:
-                self.wrapped.load_state_dict(initial_state)
+                self.wrapped.load_state_dict(self.start)
                 raise
             finally:
                 self.wrapped.eval()
@@ -201,6 +202,8 @@ class CrossFit:
         traced_step = None if self.traced is None else self.traced.take(batch, self.steps - self.optimizer.steps)
         if traced_step is None:
             loss = self.loss(batch)
+            if not self.optimizer.steps:
+                refuse_flat(loss)
             loss.sum().backward()
         else:
             loss = traced_step.loss

@@ -23,6 +23,7 @@ from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import FROZEN
 from workbench.training.described_settings import checksum
+from workbench.training.flat_steps import refuse_flat
 from workbench.training.history import History
 from workbench.training.loop import Loop, identified
 from workbench.training.progress import Stopped
@@ -162,6 +163,8 @@ class ParallelLoop(Loop):
         loss = self._loss(batch)  # of all models, since DDP waits for the gradients of one backward pass
         if not loss.requires_grad:
             raise ValueError(f"{DETACHED}{FROZEN}")
+        if not self.steps:
+            refuse_flat(loss)
         loss.backward()
         return loss
 

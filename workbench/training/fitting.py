@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from workbench.core.additions import MARK
+from workbench.core.batches.arrays import check_index
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import Source, TensorRows, place
 from workbench.core.crossfit import seat
@@ -46,6 +47,7 @@ from workbench.training.defaults import (
     move,
     one_cycle,
     resolve_device,
+    threads_of_steps,
 )
 from workbench.training.described_settings import (
     checksum,
@@ -58,10 +60,10 @@ from workbench.training.epoch_choice import lengths_of, train_lengths
 from workbench.training.exclusive import one_at_a_time
 from workbench.training.first_batch import criterion_of, try_first_batch
 from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
-from workbench.training.fold_losses import refuse_one_sided
 from workbench.training.history import History
 from workbench.training.loop import Loop
 from workbench.training.lost_voters import VoterWatch
+from workbench.training.one_sided_losses import refuse_one_sided
 from workbench.training.progress import Callback
 from workbench.training.standardization import choose_standardization, keeps_standardization, warn_about_bytes
 from workbench.training.starting_priors import settle_priors
@@ -88,7 +90,7 @@ def fit(
     criterion: Criterion | None = None,
     optimizer: Callable[..., Optimizer] | None = None,
     validation: Any = None,
-    folds: int | Tensor | Sequence[int] | np.ndarray | None = None,
+    folds: int | Tensor | Sequence[Any] | np.ndarray | None = None,
     patience: int | None = None,
     standardize: bool | None = None,
     seed: int = 0,
@@ -129,13 +131,13 @@ def fit(
             in any form that `data` takes, or 0 for none (the last epoch is then the best). None: 0.1, or none with folds. If the model has three
             or more voters that share no trained parameter, each voter is monitored as well: those that diverge are reported, and get the weights
             of their own best epoch.
-        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n], a tensor or array (for
-            example, to keep groups together). Each voter trains without one fold, and its predictions on that fold decide, without further
-            held-out rows, the epoch from which predictions and noise are taken (ten averages of the weights are kept), the scale of the noise
-            (a factor) and its tails (Student's t if the distribution is Normal), and, where lr or weight_decay name several settings, how much
-            the voters of each setting count. The number of voters must be a multiple of folds x settings; with two voters per fold and setting,
-            the spread of an ensemble can be estimated. `History.out_of_fold` keeps the predictions, from which `workbench.calibrate(wrapped,
-            history)` makes CV+ intervals. Standardization uses all rows.
+        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n], a tensor, array or
+            Series of whole numbers or names (for example, to keep groups together). Each voter trains without one fold, and its predictions
+            on that fold decide, without further held-out rows, the epoch from which predictions and noise are taken (ten averages of the
+            weights are kept), the scale of the noise (a factor) and its tails (Student's t if the distribution is Normal), and, where lr or
+            weight_decay name several settings, how much the voters of each setting count. The number of voters must be a multiple of folds
+            x settings; with two voters per fold and setting, the spread of an ensemble can be estimated. `History.out_of_fold` keeps the
+            predictions, from which `workbench.calibrate(wrapped, history)` makes CV+ intervals. Standardization uses all rows.
         patience: number of epochs without a smaller validation loss after which training stops; None never stops early.
         standardize: whether the model works on inputs and targets of mean 0 and standard deviation 1 over the training rows;
             predictions and risks are in original units in any case. Tables get one mean and scale per column, images one
@@ -216,6 +218,8 @@ def fit(
     tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None:
         _check_folds(wrapped, validation, optimizer, patience)
+        if isinstance(data, tuple | list) and len(data) == 2:
+            check_index(data[0], folds, "folds", ("x", "folds"))
         validation = 0
     if parallel is not None:
         device = join(parallel, folds, device)
@@ -235,9 +239,8 @@ def fit(
         first = try_first_batch(
             wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight
         )
-        if fold_layout is not None:
-            with own_random(seed, parameter.device):
-                refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y)
+        with own_random(seed, parameter.device):
+            refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y, has_folds=fold_layout is not None)
     except BaseException as error:
         savepoint.restore(error)
         raise
@@ -309,6 +312,7 @@ def fit(
             **({} if optimizer else {"lr": lr, "weight decay": weight_decay, "optimizer": "AdamW"}),
         }
         log = callback = TrainingLog(tracker, logged_settings, callback, checkpoint_file)
+    threads = threads_of_steps(wrapped, train, size, target)
     if fold_layout is not None and isinstance(train, TensorRows):
         fold, layout = fold_layout
         on_device = train.to(target, dtype)
@@ -335,6 +339,7 @@ def fit(
                 schedule=one_cycle,
                 seed=seed,
                 progress=progress,
+                start=initial_state,
                 checkpoint=length_file,
                 callback=callback,
             )
@@ -342,7 +347,7 @@ def fit(
                 cross_fit.traced = TracedStep(wrapped, criterion, cross_fit.loss)
             return cross_fit
 
-        with logged(log) as end_log:
+        with threads, logged(log) as end_log:
             return end_log(train_lengths(wrapped, lengths, make_cross_fit))
     loop = (Loop if parallel is None else ParallelLoop)(
         wrapped=wrapped,
@@ -366,7 +371,7 @@ def fit(
         loop.traced = TracedStep(wrapped, criterion, loop._loss)
     if parallel is None and not isinstance(valid, DataLoader):  # a loader may draw different rows each time
         loop.watch = VoterWatch.of(wrapped)
-    with logged(log) as end_log:
+    with threads, logged(log) as end_log:
         return end_log(loop.run())
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from workbench.core.additions import EXTRAS
-from workbench.core.batches.arrays import numbers_of
+from workbench.core.batches.arrays import is_frame, numbers_of
 from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.outputs.options import form_of
+from workbench.data.targets import holds_texts
 from workbench.engine.plan import Rule, Split, Stacked
 from workbench.methods.vote import NAME as VOTERS
 
@@ -140,9 +141,13 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
             f"folds: the model gives class scores, and y is {train.y.dtype}; cross-fitting takes class numbers"
         )
     n = len(train)
+    if is_frame(folds):
+        folds = folds.to_numpy()
     if isinstance(folds, np.ndarray | list | tuple):
+        if holds_texts(folds):
+            folds = np.unique(np.asarray(folds, dtype=str), return_inverse=True)[1]
         try:
-            folds = torch.as_tensor(numbers_of(folds))
+            folds = torch.tensor(numbers_of(folds))
         except TypeError as error:
             raise ValueError(f"folds: {error}") from error
     if isinstance(folds, Tensor):
@@ -164,7 +169,7 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
     else:
         if isinstance(folds, bool) or not isinstance(folds, int):
             raise ValueError(
-                "folds must be a whole number, or a tensor or array of one for each row, in their order; found "
+                "folds must be a whole number, or a tensor, array or Series with the fold of each row, in their order; found "
                 f"{folds if isinstance(folds, str | float) else type(folds).__name__!r}"
             )
         count = folds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import FROZEN
+from workbench.training.flat_steps import refuse_flat
 from workbench.training.history import History
 from workbench.training.lost_voters import VoterWatch
 from workbench.training.progress import Callback, Progress, Stopped, call_back
@@ -216,7 +218,7 @@ class Loop:
 
     def _backward(self, batch: Batch) -> Tensor:
         """Accumulate the gradients of a batch, and return its loss."""
-        return self._of_batch(partial(backward, self.wrapped), batch)
+        return self._of_batch(partial(backward, self.wrapped, look=None if self.steps else refuse_flat), batch)
 
     def _of_batch(self, function: Callable[[Any, Any, Any], Tensor], batch: Batch) -> Tensor:
         """Return function(criterion, x, y), with clearer messages."""
@@ -296,9 +298,7 @@ class Loop:
         for name, values in (("x", batch.x), ("y", batch.y)):
             bad = sorted({int(row) for leaf in tensors(values) for row in bad_rows(leaf)})
             if bad:
-                kind = "rows" if batch.numbers is not None else "rows of the batch"
-                numbers = bad if batch.numbers is None else [int(batch.numbers[row]) for row in bad]
-                causes.append(f"{name} holds NaN or infinite numbers in {kind} {', '.join(map(str, numbers[:5]))}")
+                causes.append(f"{name} holds NaN or infinite numbers in {batch.name_rows(bad)}")
         if isinstance(batch.y, Tensor) and bool((batch.y == IGNORED).all()):
             causes.append(WITHOUT_CLASS)
         weights = [name for name, p in self.wrapped.named_parameters() if not p.isfinite().all()]
@@ -380,8 +380,15 @@ def _advice(batch: Batch, error: Exception) -> str | None:
         return "data: a batch has only one row, from which batch norm can't compute statistics: use DataLoader(..., drop_last=True)"
     labels = isinstance(batch.y, Tensor) and not batch.y.is_floating_point()
     if isinstance(error, IndexError) and labels and "out of bounds" in str(error):
+        number = re.search(r"Target (-?\d+)", str(error))
+        rows = (
+            []
+            if number is None
+            else (batch.y.reshape(len(batch), -1) == int(number[1])).any(1).nonzero()[:, 0].tolist()
+        )
+        where = f", in {batch.name_rows(rows)}" if rows else ""
         return (
-            f"data: class numbers of a batch go from {int(batch.y.min())} to {int(batch.y.max())}, and the model has no score for one of them "
-            f"({error}); mark rows to ignore with {IGNORED}"
+            f"data: class numbers of a batch go from {int(batch.y.min())} to {int(batch.y.max())}, and the model has no score for one of "
+            f"them{where} ({error}); mark rows to ignore with {IGNORED}"
         )
     return None

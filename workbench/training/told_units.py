@@ -13,6 +13,7 @@ from workbench.core.batches.rows import Batch, Source, TensorRows
 from workbench.core.outputs.options import has_classes
 from workbench.core.standardize import items_of
 from workbench.core.wrapped import Wrapped
+from workbench.engine.tree import is_float
 from workbench.training.checks import allows_standardization
 from workbench.training.default_losses import Criterion
 
@@ -38,7 +39,7 @@ def warn_about_columns(wrapped: Wrapped, train: Source, dtype: torch.dtype) -> N
         return
     for root, tree in (("x", train.x), ("y", train.y)):
         for key, leaf in items_of(tree):
-            if not isinstance(leaf, Tensor):
+            if not is_float(leaf):  # whole numbers are not cast
                 continue
             name = root if key is None else f"{root}[{key!r}]"
             if problem := coarse_columns(leaf, name, dtype):

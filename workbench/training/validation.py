@@ -12,6 +12,10 @@ from workbench.core.batches.rows import Source, TensorRows
 from workbench.data.reader import read
 
 
+class DrawnRows(Subset):
+    """Rows of a Dataset that `fit` has drawn, which keep their numbers in it."""
+
+
 def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: int) -> tuple[Source, Source | None]:
     """Return training and validation rows from the arguments of `fit`; the latter are None if validation is 0."""
     train = read(data, several=True)
@@ -71,4 +75,4 @@ def hold_out(
     train, valid = (mask.nonzero()[:, 0] for mask in (~chosen, chosen))
     if isinstance(source, TensorRows):
         return source.take(train), source.take(valid)
-    return Subset(source, train.tolist()), Subset(source, valid.tolist())
+    return DrawnRows(source, train.tolist()), DrawnRows(source, valid.tolist())

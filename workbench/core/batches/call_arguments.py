@@ -57,6 +57,12 @@ def check_arguments(wrapped: Any, inputs: Any) -> None:
     )
 
 
+def needs_both(wrapped: Any, args: tuple[Any, ...], y: Any) -> bool:
+    """Return whether what looks like a target is the last input of a model, which cannot be called without it."""
+    called = _called(wrapped)
+    return not takes(called, *args) and takes(called, *args, y)
+
+
 def positional_names(wrapped: Any) -> tuple[str, ...]:
     """Return the names of the model's parameters that can be passed by position."""
     try:

@@ -27,9 +27,11 @@ def coarse_columns(table: Tensor, name: str, dtype: torch.dtype) -> str | None:
         return None
     affected = []
     for start, chunk in _chunks(table):
-        spread, largest = chunk.std(0, correction=0), chunk.abs().amax(0)
+        largest = chunk.double().abs().amax(0)
+        # whole numbers may differ by less than the steps of float64, but not their distances from the first
+        spread = (chunk if chunk.is_floating_point() else chunk - chunk[:1]).double().std(0, correction=0)
         # rounding errors alone make a constant column vary by a few steps of its own dtype
-        step = torch.finfo(table.dtype).eps
+        step = torch.finfo(table.dtype).eps if table.is_floating_point() else 0.0
         varies = spread > largest * (4 * step if step >= precision.eps else 1e4 * step)
         coarse = varies & (largest * precision.eps > MAX_STEP * spread)
         affected += [(start + i, float(largest[i]), float(spread[i])) for i in coarse.nonzero()[:, 0].tolist()]
@@ -52,6 +54,7 @@ def squeezed_columns(table: Tensor, name: str) -> str | None:
     """
     affected = []
     for start, chunk in _chunks(table):
+        chunk = chunk.double()
         ordered = chunk[:: -(-len(chunk) // QUARTILE_ROWS)].sort(0).values
         lower, upper = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
         squeezed = (lower < upper) & (upper - lower < MIN_IQR * chunk.std(0, correction=0))
@@ -65,13 +68,13 @@ def squeezed_columns(table: Tensor, name: str) -> str | None:
 
 
 def _chunks(table: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (number of the first column, float64 [n, columns]) for chunks of columns; nothing for anything but float tables of >= 2 rows."""
-    if table.dim() not in (1, 2) or len(table) < 2 or not table.is_floating_point():
+    """Yield (number of the first column, [n, columns]) for chunks of columns; nothing for anything but tables of >= 2 rows."""
+    if table.dim() not in (1, 2) or len(table) < 2 or table.is_complex():
         return
-    table = table.detach().reshape(len(table), -1)
+    table = (table if table.is_floating_point() else table.long()).detach().reshape(len(table), -1)
     width = max(1, CHUNK_SIZE // len(table))
     for start in range(0, table.shape[1], width):
-        yield start, table[:, start : start + width].double()
+        yield start, table[:, start : start + width]
 
 
 def _named(name: str, table: Tensor, number: int, count: int) -> str:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...engine.effects.private_random import own_random
 from ..outputs.meanings import IGNORED
-from .call_arguments import opened
+from .call_arguments import needs_both, opened
 from .dict_rows import columns, has_labelled_rows, is_labelled, stacked, with_columns
 from .graph_rows import graphs_paired, pair_of
 from .graphs import is_graph
@@ -54,7 +54,8 @@ def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[
     """Yield (args, kwargs, targets) for every batch; targets are None if there are none, or if it is unknown where the labels of a dict belong.
 
     Args:
-        data: inputs, pairs (x, y), or dicts with `labels`, in any form that `rows.in_batches` accepts.
+        data: inputs, pairs (x, y), pairs of inputs for a model that needs two, or dicts with `labels`, in any form that `rows.in_batches`
+            accepts.
         wrapped: the model to call.
 
     Raises:
@@ -65,7 +66,10 @@ def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[
         x, y = split_batch(batch)
         if y is None and is_labelled(x):
             x, y = convert.where_known(x)
-        yield (*opened(wrapped, x), y)
+        args, kwargs = opened(wrapped, x)
+        if y is not None and needs_both(wrapped, args, y):
+            args, y = (*args, y), None
+        yield args, kwargs, y
 
 
 def kind_of(source: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -106,6 +107,12 @@ class Batch:
 
     def __len__(self) -> int:
         return len(next(iter([*tensors(self.y), *tensors(self.x)])))
+
+    def name_rows(self, positions: Iterable[int]) -> str:
+        """Name rows by their numbers, or else by their places in the batch, as in "rows of the batch 3, 5"; at most five."""
+        first = list(itertools.islice(positions, 5))
+        numbers = first if self.numbers is None else self.numbers[first].tolist()
+        return f"{'rows of the batch' if self.numbers is None else 'rows'} {', '.join(map(str, numbers))}"
 
 
 def read(

@@ -26,10 +26,13 @@ from .surrounding import entered
 LONG_PASS = (
     0.005  # seconds of a model's forward pass on a CPU from which a backward pass of its own costs next to nothing
 )
+Look = Callable[[Tensor], None]
 DETACHED = "the loss depends on no trainable parameter; is the model or the criterion detached?"
 
 
-def backward(wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any) -> Tensor:
+def backward(
+    wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any, look: Look | None = None
+) -> Tensor:
     """Do what `wrapped.loss(criterion, x, y).backward()` does, for one model after another where the models share nothing trained.
 
     Gradients are the same to the last bit: those of each model come from its own part of the mean over the models.
@@ -37,6 +40,7 @@ def backward(wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, x: An
     Args:
         wrapped: the wrapped object.
         criterion, x, y: as for `Wrapped.loss`.
+        look: called with each loss before its backward pass; it may raise.
 
     Returns:
         The detached loss [].
@@ -44,17 +48,17 @@ def backward(wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, x: An
     Raises:
         ValueError: if the loss depends on no trainable parameter.
     """
-    return asked(_backward, wrapped, criterion, *entered(wrapped, *opened(wrapped, x)), y)
+    return asked(_backward, wrapped, criterion, *entered(wrapped, *opened(wrapped, x)), y, look)
 
 
-def _backward(wrapped: Any, criterion: Any, args: tuple, kwargs: dict[str, Any], y: Any) -> Tensor:
+def _backward(wrapped: Any, criterion: Any, args: tuple, kwargs: dict[str, Any], y: Any, look: Look | None) -> Tensor:
     if (scaling := extra(wrapped, "scaling")) is not None:
         (args, kwargs), y = scaling.inputs(args, kwargs), scaling.targets(y)
     plan = plan_of(wrapped, Call(wrapped.training, True, loss=True))
     turns: list[_Turns] = []
 
     def begin() -> _Turns:
-        turns[:] = [_Turns(wrapped, plan, (criterion, args, kwargs, y))]
+        turns[:] = [_Turns(wrapped, plan, (criterion, args, kwargs, y), look)]
         return turns[0]
 
     branched, _ = run(wrapped, plan, args, kwargs, begin if _separable(wrapped, plan, (args, kwargs, y)) else None)
@@ -63,6 +67,8 @@ def _backward(wrapped: Any, criterion: Any, args: tuple, kwargs: dict[str, Any],
     loss = loss_of_branches(wrapped, branched, criterion, args, kwargs, y)
     if not loss.requires_grad:
         raise ValueError(DETACHED)
+    if look is not None:
+        look(loss)
     loss.backward()
     return loss.detach()
 
@@ -95,10 +101,13 @@ class _Turns:
         wrapped: the wrapped object.
         plan: the plan of the call.
         batch: criterion, positional and keyword inputs, and targets.
+        look: as for `backward`.
     """
 
-    def __init__(self, wrapped: Any, plan: Plan, batch: tuple[Any, tuple, dict[str, Any], Any]) -> None:
-        self._wrapped, self._bank, self._batch = wrapped, plan.bank, batch
+    def __init__(
+        self, wrapped: Any, plan: Plan, batch: tuple[Any, tuple, dict[str, Any], Any], look: Look | None
+    ) -> None:
+        self._wrapped, self._bank, self._batch, self._look = wrapped, plan.bank, batch, look
         self._axes = tuple(axis.name for axis in plan.axes)
         self._sizes = tuple(axis.size for axis in plan.axes)
         self._n_models = math.prod(axis.size for axis in plan.axes if not axis.own_first)
@@ -141,6 +150,8 @@ class _Turns:
         self._losses.append(losses.detach())
         if losses.requires_grad:
             self._reached = True
+            if self._look is not None:
+                self._look(losses)
             self._differentiate(losses, range(self._done, self._done + count))
         self._done += count
 

@@ -163,6 +163,8 @@ def listening(wrapped: Any, criterion: Any, y: Any) -> Any:
             loss = criterion(prediction, target)
         if recorder.pairs:
             tell(wrapped, f"pairs {name}", f"{name} {recorder.pairs}")
+        if recorder.unbounded:
+            raise ValueError(f"criterion: {name} {recorder.unbounded}")
         leaves, paths = flatten(prediction)[0], names(prediction)
         for place, function, implied in recorder.calls:
             if record.output is None:
@@ -188,7 +190,8 @@ class _CallRecorder(TorchFunctionMode):
 
     def __init__(self, prediction: Any, target: Any = None) -> None:
         super().__init__()
-        self._target, self.pairs = target, ""  # pairs: message if a column was broadcast against a row
+        # messages if a column was broadcast against a row, and if scores were taken for logarithms of probabilities
+        self._target, self.pairs, self.unbounded = target, "", ""
         leaves = enumerate(flatten(prediction)[0])
         self._places = {id(leaf): (place, leaf) for place, leaf in leaves if isinstance(leaf, Tensor)}
         # (position of the leaf, name of the function, meaning that it implies)
@@ -204,6 +207,8 @@ class _CallRecorder(TorchFunctionMode):
             implied = next((m for m, functions in _OF_FUNCTION if any(function is other for other in functions)), None)
             if implied is not None:
                 self.calls.append((place, name, implied))
+                if function is F.nll_loss and isinstance(first, Tensor):
+                    self._check_logarithms(first)
             elif name in _LAYOUT_OPS and is_float(out):
                 self._places[id(out)] = place, out
         return out
@@ -220,6 +225,18 @@ class _CallRecorder(TorchFunctionMode):
                 f"makes {list(out.shape)} of a prediction {list(other.shape)} and a target {list(self._target.shape)}: every row is compared "
                 "with the targets of all rows, which trains the mean of all rows. Give y as "
                 + ("a column, y[:, None]" if other is column else "the prediction is, y[:, 0]")
+            )
+
+    def _check_logarithms(self, scores: Tensor) -> None:
+        """Detect scores [rows, classes, ...] that are neither logarithms of probabilities nor probabilities."""
+        scores = scores.detach()
+        if scores.dim() < 2 or not scores.numel() or values_unavailable():
+            return
+        is_log = bool((scores.logsumexp(1).abs() < 1e-2).all())
+        if not is_log and not (bool((scores >= 0).all()) and bool(((scores.sum(1) - 1).abs() < 1e-2).all())):
+            self.unbounded = (
+                "takes what the model gives for logarithms of probabilities, and it gives scores, so that the loss falls without end as they "
+                "grow: use nn.CrossEntropyLoss(), leave criterion out, or let the model end in nn.LogSoftmax(1)"
             )
 
 

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
@@ -118,7 +118,7 @@ class Job:
         status = "failed"
         try:
             self._tell()
-            with torch_threads(threads):
+            with _threads_of(threads):
                 self.result = self._function(self, *self._args)
             status = "stopped" if self.cancelled else "done"
         except KeyboardInterrupt:
@@ -312,37 +312,11 @@ def _cancelled_by_interrupt(job: Job) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def torch_threads(count: int | None) -> Iterator[None]:
-    """Set the number of threads for torch's CPU operations called from this thread only.
+def _threads_of(count: int | None) -> AbstractContextManager[None]:
+    """Set the number of threads for torch's CPU operations of a job, unless it is None or OMP_NUM_THREADS is set."""
+    from ...engine.threads import torch_threads
 
-    Args:
-        count: number of threads; nothing is changed if None, or if OMP_NUM_THREADS is set.
-    """
-    import torch
-
-    if count is None or "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    before = torch.get_num_threads()
-    _set_threads(count, before)
-    try:
-        yield
-    finally:
-        _set_threads(before, before)
-
-
-def _set_threads(count: int, elsewhere: int) -> None:
-    import torch
-
-    torch.set_num_threads(count)
-    if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
-        return
-    # OpenMP keeps the number per thread, but torch also applies the last one set to threads that have not computed anything yet
-    torch.get_num_threads()  # marks this thread as one that has
-    other = threading.Thread(target=torch.set_num_threads, args=(elsewhere,))
-    other.start()
-    other.join()
+    return nullcontext() if count is None or "OMP_NUM_THREADS" in os.environ else torch_threads(count)
 
 
 def _released(job: Job) -> None:

@@ -184,7 +184,7 @@ class SavedPage:
             fallback = pictures.image(pictures.small_png(figure, 80), alt, attributes='class="wb-pixels"')
             self._drawn = drawn_for, plot, fallback
         _, plot, fallback = self._drawn
-        listed = e.shown_in_words() or f"the {MAX_REFUSED} of highest {e.by}"
+        listed = e.shown_in_words() or f"the {MAX_REFUSED} of highest {risk_label(e.data, e.output, e.by)}"
         model = f", {e.model}" if len(e.models) > 1 else ""
         first = render_cases(e.cases(e.shown[:MAX_REFUSED]), f"{e.data.name}{model}: {listed}", e.output)
         return (

@@ -142,7 +142,7 @@ class SelectionPanel:
         listed = e.shown
         first = listed[:MAX_SHOWN]
         text = e.shown_in_words() or f"all {len(e.rows):,} rows"
-        more = f", the {MAX_SHOWN} of highest {e.by}" if len(listed) > MAX_SHOWN else ""
+        more = f", the {MAX_SHOWN} of highest {e.axis_label(e.by)}" if len(listed) > MAX_SHOWN else ""
         self.words.value = f'<div class="wb-caption">{html.escape(text)}{more}</div>'
         self.rows.value = self._render(first) if len(first) else ""
 

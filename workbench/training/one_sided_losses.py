@@ -1,4 +1,4 @@
-"""Refusal of losses by which cross-fitting cannot decide: it takes a prediction for the middle of the targets."""
+"""Refusal of losses that pull predictions out of the middle of the targets, where cross-fitting and risk heads take them to be."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.calls.risks import pair_of
 from workbench.core.outputs.options import has_classes
 from workbench.core.wrapped import Wrapped
+from workbench.distributions import Quantiles
 from workbench.training.checks import shape_of_rows
 from workbench.training.default_losses import Criterion
+from workbench.training.unshadowed import unshadowed
 
 PULL = 0.05  # share of the gradients that may be left over; quantiles between 0.475 and 0.525 pass for the median
 
 
-def refuse_one_sided(wrapped: Wrapped, criterion: Criterion | None, prediction: Any, y: Any) -> None:
+def refuse_one_sided(wrapped: Wrapped, criterion: Criterion | None, prediction: Any, y: Any, has_folds: bool) -> None:
     """Raise ValueError if predictions cannot be compared with the targets, or are not in their middle by the criterion.
 
     Of equally many targets above and below, at one distance, the gradients cancel out if the optimum is the mean, as for squared errors and
@@ -26,11 +29,19 @@ def refuse_one_sided(wrapped: Wrapped, criterion: Criterion | None, prediction: 
         wrapped: the model.
         criterion: the loss that was given, None for the default.
         prediction, y: prediction and targets of a batch.
+        has_folds: whether the model is cross-fitted.
     """
-    output = wrapped._workbench.output
+    record = wrapped._workbench
+    output, pair = record.output, pair_of(record, unshadowed(wrapped, "methods"))
+    if has_folds:
+        harm = "folds choose weights and noise as if predictions were in the middle: leave folds out"
+    elif pair is not None and not isinstance(pair.distribution, Quantiles):  # whose heads learn offsets of any size
+        harm = f"the likelihood of {pair.name}'s risk heads pulls them to the middle: leave {pair.name} out"
+    else:
+        return
     if criterion is None or has_classes(output) or not isinstance(y, Tensor) or not y.is_floating_point():
         return
-    if isinstance(prediction, Tensor) and prediction.shape != y.shape:
+    if has_folds and isinstance(prediction, Tensor) and prediction.shape != y.shape:
         raise ValueError(
             f"y: targets are {shape_of_rows(y)}, but the model gives {shape_of_rows(prediction)}, and folds decide by how far predictions are "
             "from targets: give one target for each output, or leave folds out"
@@ -50,8 +61,8 @@ def refuse_one_sided(wrapped: Wrapped, criterion: Criterion | None, prediction: 
     if bool((pull.sum(0).abs() > PULL * pull.abs().sum(0)).any()):
         raise ValueError(
             f"criterion: {getattr(criterion, '__name__', type(criterion).__name__)} pulls predictions to one side of the targets, as losses of "
-            "quantiles and expectiles do, and folds choose weights and noise as if predictions were in the middle: leave folds out, or, for "
-            "quantiles, wrap with sculpt.Wrapper(sculpt.Quantiles((0.1, 0.5, 0.9))) and leave criterion out"
+            f"quantiles and expectiles do, and {harm}, or, for quantiles, wrap with "
+            "sculpt.Wrapper(sculpt.Quantiles((0.1, 0.5, 0.9))) and leave criterion out"
         )
 
 
