@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import is_dataclass
 from typing import Any, cast
 
@@ -13,8 +13,34 @@ from torch.optim import Optimizer
 
 from workbench.core.batches.labelled import kind_of
 from workbench.core.batches.rows import Source, TensorRows
+from workbench.core.wrapped import Wrapped
 from workbench.training.augmentation import Augmentation
-from workbench.training.default_losses import LossByMeaning
+from workbench.training.default_losses import Criterion, LossByMeaning
+
+
+def described_settings(
+    wrapped: Wrapped,
+    criterion: Criterion | None,
+    augment: Sequence[Augmentation],
+    weighted_loss: LossByMeaning | None,
+    **values: Any,
+) -> dict[str, str]:
+    """Return the settings of a training by name, as text.
+
+    Args:
+        wrapped: the model.
+        criterion: the loss; None for the likelihood of the risk heads.
+        augment: changes of the training rows.
+        weighted_loss: the loss with class weights, None without.
+        values: other settings; underscores in their names stand for spaces.
+    """
+    return {
+        "wrapped": wrapped._workbench_name(),
+        **{name.replace("_", " "): str(value) for name, value in values.items()},
+        "criterion": "likelihood" if criterion is None else describe(criterion),
+        **({"augment": ", ".join(map(describe_augmentation, augment))} if augment else {}),
+        **({} if weighted_loss is None else {"class weight": describe_class_weight(weighted_loss)}),
+    }
 
 
 def describe(value: Any) -> str:

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from workbench.core.additions import MARK
 from workbench.core.batches.arrays import check_index
@@ -38,43 +36,30 @@ from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import LR, check_modes, check_numbers, check_objects, sole_likelihood
 from workbench.training.class_weights import Weights
-from workbench.training.cross_fitting import CrossFit
-from workbench.training.ddp import ParallelLoop, check_agreement, join
-from workbench.training.default_losses import Criterion, cross_entropy_of_probs
+from workbench.training.ddp import check_agreement, join
+from workbench.training.default_losses import Criterion
 from workbench.training.defaults import (
     default_batch_size,
     make_optimizer,
     move,
-    one_cycle,
     resolve_device,
-    threads_of_steps,
 )
-from workbench.training.described_settings import (
-    checksum,
-    describe,
-    describe_augmentation,
-    describe_class_weight,
-    describe_optimizer,
-)
-from workbench.training.epoch_choice import lengths_of, train_lengths
+from workbench.training.described_settings import checksum, describe_optimizer, described_settings
+from workbench.training.epoch_choice import lengths_of
 from workbench.training.exclusive import one_at_a_time
 from workbench.training.first_batch import criterion_of, try_first_batch
-from workbench.training.fold_layout import FoldedRows, lay_out, pair_settings
+from workbench.training.fold_layout import lay_out, pair_settings
 from workbench.training.history import History
-from workbench.training.loop import Loop
-from workbench.training.lost_voters import VoterWatch
 from workbench.training.one_sided_losses import refuse_one_sided
 from workbench.training.progress import Callback
+from workbench.training.runs import Run
 from workbench.training.standardization import choose_standardization, keeps_standardization, warn_about_bytes
 from workbench.training.starting_priors import settle_priors
 from workbench.training.starting_values import start_at_targets
 from workbench.training.told_units import warn_about_columns
-from workbench.training.traced_step import TracedStep
-from workbench.training.tracking import TrainingLog, logged
+from workbench.training.tracking import TrainingLog
 from workbench.training.unshadowed import unshadowed
 from workbench.training.validation import read_and_hold_out
-
-MEAN_CRITERIA = (None, F.mse_loss, F.l1_loss, F.cross_entropy, cross_entropy_of_probs)  # means over the rows of a batch
 
 
 @one_at_a_time
@@ -265,20 +250,20 @@ def fit(
                 has_folds=fold_layout is not None,
             )
         )
-        settings = {
-            "wrapped": wrapped._workbench_name(),
-            "epochs": str(epochs),
-            "batch size": str(size),
-            "patience": str(patience),
-            "standardize": str(standardize),
-            "seed": str(seed),
-            "device": target.type,
-            "dtype": str(dtype),
+        settings = described_settings(
+            wrapped,
+            criterion,
+            transforms,
+            first.weighted_loss,
+            epochs=epochs,
+            batch_size=size,
+            patience=patience,
+            standardize=standardize,
+            seed=seed,
+            device=target.type,
+            dtype=dtype,
             **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
-            "criterion": "likelihood" if criterion is None else describe(criterion),
-            **({"augment": ", ".join(map(describe_augmentation, transforms))} if transforms else {}),
-            **({} if first.weighted_loss is None else {"class weight": describe_class_weight(first.weighted_loss)}),
-        }
+        )
         if fold_layout is None:
             resolved_optimizer, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, lengths[0])
             settings["optimizer"] = describe_optimizer(resolved_optimizer, scheduler is not None)
@@ -312,67 +297,24 @@ def fit(
             **({} if optimizer else {"lr": lr, "weight decay": weight_decay, "optimizer": "AdamW"}),
         }
         log = callback = TrainingLog(tracker, logged_settings, callback, checkpoint_file)
-    threads = threads_of_steps(wrapped, train, size, target)
-    if fold_layout is not None and isinstance(train, TensorRows):
-        fold, layout = fold_layout
-        on_device = train.to(target, dtype)
-
-        def make_cross_fit(length: int) -> CrossFit:
-            length_file = (
-                checkpoint_file
-                if len(lengths) == 1 or checkpoint_file is None
-                else checkpoint_file.with_suffix(f".{length}", epochs=str(length))
-            )
-            if log is not None:
-                log.epochs_before = sum(shorter for shorter in lengths if shorter < length)
-            cross_fit = CrossFit(
-                wrapped=wrapped,
-                rows=on_device,
-                parts=[FoldedRows(torch.arange(len(train)), fold)],
-                layout=layout,
-                lr=rates,
-                weight_decay=decays,
-                criterion=criterion,
-                whole=criterion in MEAN_CRITERIA,
-                epochs=length,
-                batch_size=size,
-                schedule=one_cycle,
-                seed=seed,
-                progress=progress,
-                start=initial_state,
-                checkpoint=length_file,
-                callback=callback,
-            )
-            if strategy is None:
-                cross_fit.traced = TracedStep(wrapped, criterion, cross_fit.loss)
-            return cross_fit
-
-        with threads, logged(log) as end_log:
-            return end_log(train_lengths(wrapped, lengths, make_cross_fit))
-    loop = (Loop if parallel is None else ParallelLoop)(
+    run = Run(
         wrapped=wrapped,
+        train=train,
         criterion=criterion,
-        optimizer=resolved_optimizer,
-        scheduler=scheduler,
-        train=batches,
-        valid=None if valid is None else Batches(valid, 4 * size, target, dtype),
-        epochs=lengths[0],
-        patience=patience,
+        batch_size=size,
         seed=seed,
+        device=target,
+        dtype=dtype,
         progress=progress,
+        strategy=strategy,
+        start=initial_state,
         checkpoint=checkpoint_file,
-        best=initial_state,
         callback=callback,
-        augment=transforms,
-        # a separate random stream: the seed's own one draws the order of the rows
-        changes=torch.Generator().manual_seed(seed ^ 0x5DEECE66D) if transforms else None,
+        log=log,
     )
-    if strategy is None:
-        loop.traced = TracedStep(wrapped, criterion, loop._loss)
-    if parallel is None and not isinstance(valid, DataLoader):  # a loader may draw different rows each time
-        loop.watch = VoterWatch.of(wrapped)
-    with threads, logged(log) as end_log:
-        return end_log(loop.run())
+    if fold_layout is not None and isinstance(train, TensorRows):
+        return run.train_folds(train, *fold_layout, lengths, rates, decays)
+    return run.train_whole(valid, lengths[0], patience, resolved_optimizer, scheduler, batches, transforms)
 
 
 def _checked(wrapped: Any) -> Wrapped:
