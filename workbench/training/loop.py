@@ -128,6 +128,7 @@ class Loop:
             except Stopped:
                 stopped = True
             except BaseException:
+                self.optimizer.zero_grad()
                 self._finish()
                 raise
             # if no epoch has finished, the weights of the unfinished one are kept; tried again if Ctrl-C hits the first attempt
