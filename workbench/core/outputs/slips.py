@@ -207,7 +207,7 @@ class _CallRecorder(TorchFunctionMode):
             implied = next((m for m, functions in _OF_FUNCTION if any(function is other for other in functions)), None)
             if implied is not None:
                 self.calls.append((place, name, implied))
-                if function is F.nll_loss:
+                if function is F.nll_loss and isinstance(first, Tensor):
                     self._check_logarithms(first)
             elif name in _LAYOUT_OPS and is_float(out):
                 self._places[id(out)] = place, out
