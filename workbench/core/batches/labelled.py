@@ -67,7 +67,7 @@ def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[
         if y is None and is_labelled(x):
             x, y = convert.where_known(x)
         args, kwargs = opened(wrapped, x)
-        if y is not None and needs_both(wrapped, args, y):
+        if y is not None and needs_both(wrapped, args, kwargs, y):
             args, y = (*args, y), None
         yield args, kwargs, y
 
