@@ -398,3 +398,12 @@ def test_a_column_of_true_and_false_is_classes_by_these_names(dtype: str) -> Non
 def test_too_few_rows_are_counted() -> None:
     with pytest.raises(ValueError, match="found 1 row; at least 2 are needed"):
         Data.from_arrays(X[:1], YES[:1])
+
+
+def test_sparse_tensors_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"x is a tensor \[50, 4\] of torch.sparse_.*; give x.to_dense\(\)"):
+        Data.from_arrays(X.to_sparse(), LABELS)
+    with pytest.raises(TypeError, match=r"x\['b'\] is a tensor .*give x\['b'\].to_dense\(\)"):
+        Data.from_arrays({"a": X, "b": X.to_sparse()}, LABELS)
+    with pytest.raises(TypeError, match=r"y is a tensor .*give y.to_dense\(\)"):
+        Data.from_arrays(X, X.to_sparse())

@@ -40,6 +40,8 @@ def as_tensor(values: Any, name: str) -> Tensor:
         TypeError: the values are not numbers, or rows differ in length.
     """
     if isinstance(values, Tensor):
+        if values.layout is not torch.strided:
+            raise TypeError(f"{name} is a tensor {list(values.shape)} of {values.layout}; give {name}.to_dense()")
         return values.detach().cpu()
     try:
         array = numbers_of(values)

@@ -57,10 +57,10 @@ def check_arguments(wrapped: Any, inputs: Any) -> None:
     )
 
 
-def needs_both(wrapped: Any, args: tuple[Any, ...], y: Any) -> bool:
+def needs_both(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> bool:
     """Return whether what looks like a target is the last input of a model, which cannot be called without it."""
     called = _called(wrapped)
-    return not takes(called, *args) and takes(called, *args, y)
+    return not takes(called, *args, **kwargs) and takes(called, *args, y, **kwargs)
 
 
 def positional_names(wrapped: Any) -> tuple[str, ...]:

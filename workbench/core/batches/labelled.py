@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ...engine.effects.private_random import own_random
@@ -67,7 +67,7 @@ def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[
         if y is None and is_labelled(x):
             x, y = convert.where_known(x)
         args, kwargs = opened(wrapped, x)
-        if isinstance(y, Tensor) and args and not kwargs and needs_both(wrapped, args, y):
+        if y is not None and needs_both(wrapped, args, kwargs, y):
             args, y = (*args, y), None
         yield args, kwargs, y
 
