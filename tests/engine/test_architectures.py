@@ -119,6 +119,11 @@ def test_every_architecture_and_every_wrapper_meets_evaluation_and_training() ->
         assert all(any(check in checks for checks in made) for check in (check_evaluation, check_training))
 
 
+@pytest.mark.slow
+def test_noise_reaches_a_reformer_whose_hashes_are_seeded() -> None:
+    check_noise(ARCHITECTURES["reformer"], WRAPPERS["sample_activations"])
+
+
 # ---- generation -----------------------------------------------------------------------------------------------------
 
 

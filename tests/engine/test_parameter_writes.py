@@ -224,3 +224,26 @@ def test_what_forward_writes_into_products_is_refused(write: Any, strategy: Any)
     wrapped.eval()(x)
     with pytest.raises(RuntimeError, match=r"target\.(weight|bias)|into a parameter"):
         wrapped.train()(x, return_risk=True)
+
+
+class Frozen(nn.Module):
+    """Freezes its trunk in forward, as models do that warm up their head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.trunk.requires_grad_(False)
+        return self.head(torch.tanh(self.trunk(x)))
+
+
+def test_a_voters_parameter_that_forward_freezes_is_refused_and_a_shared_one_frozen() -> None:
+    with pytest.raises(RuntimeError, match="forward of Frozen freezes a parameter"):
+        vote.Wrapper(2)(Frozen())(torch.randn(4, 3))
+    wrapped = vote.Wrapper(2, share=1)(Frozen())
+    wrapped(torch.randn(4, 3)).sum().backward()
+    assert [name for name, parameter in wrapped.named_parameters() if parameter.grad is None] == [
+        "trunk.weight",
+        "trunk.bias",
+    ]

@@ -34,6 +34,7 @@ from .effects.contents import Contents
 from .effects.inputs import Key
 from .effects.parameters import ParameterWrites, explain_write
 from .effects.random import RandomSources, find_generators
+from .effects.reseeding import refused_in_threads
 from .encoder_layers import in_modes
 from .plan import Index, Plan
 from .rank_one import DenseSlots
@@ -327,7 +328,7 @@ class Clones:
         writes = ParameterWrites(self.root, clone.tree)
         texts = described(clone.tree) if plan.purity in ("warn", "raise") else {}
         try:
-            with writes.watched():
+            with writes.watched(), refused_in_threads() if new else nullcontext():
                 yield
         except (RuntimeError, TypeError, ValueError) as error:
             explain_write(self.root, error)

@@ -249,11 +249,15 @@ class Intervention:
         """
         return None
 
+    def draw_apart(self) -> None:
+        """Draw from generators of its own from now on, since the model seeds torch's."""
+
     taps: dict[str, Tensor]  # recorded by `active`, returned along with the output
     trail: tuple[Any, ...] = ()  # the call sites that `active` met, in order
     # dtype of the model's output by leaf index, for leaves that `active` returns in a more precise dtype
     plain_dtypes: Mapping[int, torch.dtype] | None = None
     draws = False  # whether it draws random numbers at call sites
+    draws_as_model = False  # whether it draws from torch's generators, as the model does
     only_records = False  # whether it changes nothing in the branch, but only records activations
     # advice in the error raised if it draws and activation checkpointing would draw again in the backward pass
     checkpoint_remedy: str = "switch checkpointing off"
@@ -321,3 +325,9 @@ class Plan:
         for axis in self.axes:
             indices = [{**index, axis.name: i} for index in indices for i in range(axis.size)]
         self.size, self.indices = len(indices), indices
+
+    def draw_apart(self) -> None:
+        """Let interventions draw from generators of their own, since the model seeds torch's."""
+        for intervention in self.interventions:
+            intervention.draw_apart()
+        self.loop_only = next((i.loop_only for i in self.interventions if i.loop_only), self.loop_only)

@@ -21,6 +21,7 @@ from .effects.buffers import commit, merged_buffers
 from .effects.containers import Containers
 from .effects.inputs import InputEffects, are_plain, are_tensors, is_object, own_inputs, refuse_iterators
 from .effects.random import values_unavailable, were_drawn
+from .effects.reseeding import SeededNoiseError
 from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Ladder
 from .plan import Bank, Index, Plan, Split
@@ -180,7 +181,7 @@ class Engine:
     def _execute(
         self, request: Request, leaves: list[Any], strategy: str, states_before: Any
     ) -> tuple[Sequence[Result], Branched]:
-        """Run the branches and combine their outputs; start again with dense weights if the model itself uses a factored weight.
+        """Run the branches and combine their outputs; start again if the model uses a factored weight, or seeds torch under noise.
 
         Args:
             request, strategy: as for `eager`.
@@ -196,7 +197,7 @@ class Engine:
         state_tensors = [tensor for state in states for tensor in state.tensors()]
         written, restarted, handled = versions([*leaves, *state_tensors]), False, sys.exc_info()[1]
         while True:
-            n_dense_slots, was_running = len(dense_slots), dense_slots.running
+            n_dense_slots, was_running, seeds_noise = len(dense_slots), dense_slots.running, False
             dense_slots.running = True
             try:
                 results = self.ladder.run(request, strategy)
@@ -206,16 +207,17 @@ class Engine:
                     return results, branched
             except BaseException as error:
                 clones.forget()
-                if interruption(error, handled) or (
-                    len(dense_slots) == n_dense_slots and not isinstance(error, FactoredWeightUsed)
-                ):
+                seeds_noise = isinstance(error, SeededNoiseError)
+                starts_again = seeds_noise or isinstance(error, FactoredWeightUsed) or len(dense_slots) > n_dense_slots
+                if not starts_again or interruption(error, handled):
                     raise
             finally:
                 dense_slots.running = was_running
             if versions([*leaves, *state_tensors]) != written:
+                cause = "seeds torch" if seeds_noise else f"uses weights directly ({', '.join(dense_slots)})"
                 raise RuntimeError(
-                    f"{self.root._get_name()} writes into its inputs before it uses the weight of a layer ({', '.join(dense_slots)}) directly, "
-                    "so that the call cannot be started again; call once more with new inputs"
+                    f"{self.root._get_name()} writes into its inputs and {cause}, so that the call cannot be started again; call once more "
+                    "with new inputs"
                 )
             for state, copied in zip(states, saved_states, strict=True):
                 state.take(copied.copy(share=True))
@@ -223,7 +225,9 @@ class Engine:
             self.ladder.decisions.clear()
             if states_before is not None:
                 clones.sources(leaves).restore(states_before)
-            if restarted or len(dense_slots) == n_dense_slots:  # the model probably iterates over all its parameters
+            if seeds_noise:
+                plan.draw_apart()
+            elif restarted or len(dense_slots) == n_dense_slots:  # the model probably iterates over all its parameters
                 dense_slots.update(plan.rules)
             restarted = True
 

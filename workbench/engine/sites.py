@@ -101,6 +101,8 @@ _FROM_NUMBERS = frozenset(["tensor", "as_tensor", "asarray", "new_tensor"])  # c
 # operations that select from their first tensor by the others
 CHOOSING = frozenset(["__getitem__", "index_select", "gather", "masked_select", "take_along_dim"])
 
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
 _PLAIN = frozenset([int, float, bool, str, type(None)])
 
 
@@ -221,6 +223,7 @@ class Sites(TorchFunctionMode):
             without this mode may `tell` of these instead. None: every operation must be intercepted.
     """
 
+    in_function = False  # whether a site lay inside the forward of a `torch.autograd.Function`
     follows_constants = True  # whether tensors computed from parameters and constants may count as parameters
 
     def __init__(
@@ -294,8 +297,10 @@ class Sites(TorchFunctionMode):
                 if not constant:
                     self._note_inputs(_written_by(name, args, kwargs))
             return out
+        if names and name == "custom_function_call":
+            raise RuntimeError("under vmap the layer inside a torch.autograd.Function cannot be seen")
         if names and (not self._contractions or name in _SPELLINGS):
-            self._refuse_checkpoint()
+            self._look_for_functions()
             leaves, rebuild = _flat(args, kwargs)
             written = tensors_among((kwargs.get("out"), *(args[:1] if name in _IN_PLACE else ())))
             data = [
@@ -418,12 +423,17 @@ class Sites(TorchFunctionMode):
         elif self._traces and (self._is_raw(tensor) or self._is_state(tensor)):
             self._mark(view, self._raw, not self._is_fixed(tensor))
 
-    def _refuse_checkpoint(self) -> None:
-        """Raise CheckpointedSite under reentrant checkpointing, which runs the site again in the backward pass, without this mode."""
+    def _look_for_functions(self) -> None:
+        """Note whether a site lies inside a `torch.autograd.Function`, whose backward pass does not know what `at_site` changes.
+
+        Raises:
+            CheckpointedSite: under reentrant checkpointing, which runs the site again in the backward pass, without this mode.
+        """
         if not self._grad or torch.is_grad_enabled():
             return
         frame = sys._getframe()
         while frame := frame.f_back:  # type: ignore[assignment]
+            self.in_function = self.in_function or frame.f_code is _APPLY
             if frame.f_code is CheckpointFunction.forward.__code__:
                 raise CheckpointedSite(
                     "the model recomputes activations in the backward pass (torch.utils.checkpoint), where the wrapper's changes to them "

@@ -13,6 +13,7 @@ from ..core.method import Call, Method
 from ..core.quantized import refuse_quantized
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
+from ..engine.effects.reseeding import CallSeeds
 from ..engine.plan import Axis, Index, Intervention, Shared
 from ..engine.sites import Sites
 from ..engine.tree import is_float, tree_map
@@ -120,6 +121,8 @@ class Sample(Method):
         self.noise: Noise = self.wrapper.distribution
         self._weights: list[str] = []
         self._only_layer = False
+        # by mode, since validation between epochs has a seed of its own: seeds of the noise if the model seeds torch's generators itself
+        self.apart: dict[bool, CallSeeds] = {}
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "distribution": repr(self.noise)}
@@ -204,6 +207,7 @@ class _Noisy(Intervention):
         self.training = training
         self.amounts_used: SitesWithAmounts | None = None
         self.sites = 0
+        self.in_function = False  # whether noise of the last pass entered inside a `torch.autograd.Function`
         self.draws = method.wrapper.where == "activations" and not method.noise.silent
         if method.held is not None:
             self.loop_only, self.seed = "hold_noise gives each branch the same noise in all calls", method.held
@@ -213,6 +217,24 @@ class _Noisy(Intervention):
                 f'randomness="{method.wrapper.randomness}" keeps the noise separate from the model\'s own random calls'
             )
             self.seed = int(torch.randint(2**62, ()).item())
+        elif training in method.apart:
+            self.draw_apart()
+
+    @property
+    def draws_as_model(self) -> bool:  # type: ignore[override]
+        return self.seed is None and not self.method.noise.silent
+
+    def draw_apart(self) -> None:
+        if self.seed is None:
+            self.loop_only = "the model seeds torch's random numbers itself, so the noise is drawn separately"
+            self.seed = self.method.apart.setdefault(self.training, CallSeeds()).next()
+
+    def output(self, output: Any, index: Index) -> Any:
+        if self.training in self.method.apart:
+            self.method.apart[self.training].note_end()
+        if self.draws and self.in_function:
+            output = tree_map(_refuse_backward, output)
+        return output
 
     def _slots(self) -> dict[str, str]:
         """Map the further names of each tied weight to its first name."""
@@ -287,6 +309,20 @@ class _Noisy(Intervention):
         return _CountedSites(sites, self)
 
 
+def _refuse_backward(leaf: Any) -> Any:
+    """Let the backward pass through an output raise."""
+    if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+        leaf.register_hook(_raise_in_backward)
+    return leaf
+
+
+def _raise_in_backward(gradient: Tensor) -> None:
+    raise RuntimeError(
+        "a layer of the model lies inside a torch.autograd.Function, whose backward() does not know the noise on the activations in its "
+        'forward(), so that gradients would be wrong: use sample.Wrapper(where="weights") or where="inputs"'
+    )
+
+
 class _NoisySites(Sites):
     """Sites that stop a loop which noise keeps from ending: one whose end depends on computed values, as in adaptive solvers."""
 
@@ -320,10 +356,12 @@ class _CountedSites:
 
     def __enter__(self) -> None:
         self.noisy.sites = 0
+        self.noisy.in_function = False
         self.sites.__enter__()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.sites.__exit__(kind, error, trace)
+        self.noisy.in_function = self.sites.in_function
         if isinstance(error, RuntimeError) and "randomness error mode" in str(error):
             raise RuntimeError(
                 'the model uses torch.func transforms, inside which noise on activations cannot be drawn; use where="weights", or '

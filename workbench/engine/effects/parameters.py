@@ -177,19 +177,24 @@ def _memory(tensor: Tensor) -> int:
 
 
 def explain_write(root: nn.Module, error: Exception) -> None:
-    """Raise a clearer error if the pass of a branch failed by writing into a view, or by assigning a tensor that is no parameter.
+    """Raise a clearer error if the pass of a branch failed by writing into a view, freezing it, or assigning a tensor that is no parameter.
 
     Args:
         root: the wrapped module.
         error: the error of the pass.
 
     Raises:
-        RuntimeError: if forward writes into a parameter of which the branch has a view, or ties parameters.
+        RuntimeError: if forward writes into a parameter of which the branch has a view, freezes it, or ties parameters.
     """
     if isinstance(error, TypeError | ValueError) and ("as parameter" in str(error) or "to parameter" in str(error)):
         raise RuntimeError(
             f"forward of {root._get_name()} assigns one of its parameters to another, which in each branch is a view of a stacked tensor "
             f"({error}). Tie them in __init__: self.decoder.weight = self.encoder.weight"
+        ) from error
+    if "you can only change requires_grad flags of leaf variables" in str(error):
+        raise RuntimeError(
+            f"forward of {root._get_name()} freezes a parameter (requires_grad = False), which in each branch is a view of a stacked tensor: "
+            "freeze it before wrapping, share it (vote.Wrapper(share=k)), or use the layer under torch.no_grad() or its weight.detach()"
         ) from error
     if "output of a function that returns multiple views" in str(error):
         raise RuntimeError(

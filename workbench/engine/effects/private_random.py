@@ -127,7 +127,12 @@ def _shared(device: torch.device) -> torch.Generator:
     return module.default_generators[_with_index(device).index]
 
 
-def _is_shared(generator: Any) -> bool:
+def draws_privately() -> bool:
+    """Return whether draws of this thread come from private generators."""
+    return _thread_generators() is not None
+
+
+def is_shared(generator: Any) -> bool:
     """Return whether a generator is one of torch's default generators, each of which can have several Python objects."""
     shared: list[Any] = [torch.default_generator, *torch.cuda.default_generators]
     return generator._cdata in [one._cdata for one in shared]
@@ -259,7 +264,7 @@ def _kernel_with_generator(op: Any) -> Kernel:
         private, device = _generators_for(op, args, kwargs)
         if private is not None:
             generator = args[position] if len(args) > position else kwargs.get("generator")
-            if generator is None or _is_shared(generator):
+            if generator is None or is_shared(generator):
                 args, kwargs = args[:position], {**kwargs, "generator": private[device]}
         return op.redispatch(keys & _keys_below(), *args, **kwargs)
 
@@ -318,9 +323,11 @@ def _kernel_that_borrows(op: Any) -> Kernel:
 __all__ = [
     "CPU",
     "call_in_mode",
+    "draws_privately",
     "generator_of",
     "generators_of",
     "has_generator",
+    "is_shared",
     "own_random",
     "private_stream",
     "random_states",

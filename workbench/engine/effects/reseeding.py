@@ -1,18 +1,19 @@
-"""Detection of models that seed their random numbers in forward, so that each branch alone would draw the same ones."""
+"""Models that seed their random numbers in forward, so that each branch alone would draw the same ones."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 import torch
 
 from ..surroundings import Reverted
+from .private_random import CPU, draws_privately, generator_of, is_shared
 from .random import comparable
 
-PASSES = 3  # number of passes after which states are compared
 _SETS_STATE = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state"})
 
 
@@ -25,6 +26,7 @@ class SeedWatch(Reverted):
 
     def __init__(self) -> None:
         self.seen = False
+        self.shared = False  # whether one was a default generator
         self._previous: Any = None
         self._watching = False
 
@@ -54,36 +56,51 @@ class SeedWatch(Reverted):
             and not str(frame.f_globals.get("__name__", "")).startswith("workbench.")
         ):
             self.seen = True
+            self.shared = self.shared or is_shared(argument.__self__)
         if self._previous is not None:
             self._previous(frame, event, argument)
 
 
-class RepeatedNoise(Reverted):
-    """Context manager for each pass of a loop over passes with noise; refuses noise that the model's own seeds make the same in every pass.
+@contextmanager
+def refused_in_threads() -> Iterator[None]:
+    """Context manager for a pass; refuses a model that seeds torch's generators while this thread draws from private ones."""
+    seeds = SeedWatch()
+    with seeds if draws_privately() else nullcontext():
+        yield
+    if seeds.shared:
+        raise RuntimeError(
+            "the model seeds torch's random numbers in forward, which in a thread would change those of all other cells, and not its own: "
+            "train in the main thread (workbench.fit in a cell of its own, or block=True)"
+        )
 
-    Args:
-        states: returns the states of torch's generators.
-    """
 
-    def __init__(self, states: Callable[[], list[Any]]) -> None:
-        self._states = states
-        self._seeds = SeedWatch()
-        self._ends = [comparable(states())]  # before the first pass and after each of the first few
+class SeededNoiseError(Exception):
+    """Raised after a pass in which the model has seeded the generator that noise is drawn from, so that the noise would repeat."""
 
-    def begin(self) -> None:
-        if len(self._ends) <= PASSES:
-            self._seeds.begin()
 
-    def revert(self) -> None:
-        self._seeds.revert()
+class CallSeeds:
+    """Seeds, one per call, of draws apart from a model that seeds torch's generators; they start again when the user seeds these."""
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        if any(error) or len(self._ends) > PASSES:
-            return
-        self._ends.append(comparable(self._states()))
-        if self._seeds.seen and self._ends[-1] == self._ends[-2]:
-            raise RuntimeError(
-                "the model seeds torch's random numbers in forward, so that the noise is the same in each pass and there would be no risk; "
-                "let it draw from a generator of its own, torch.randn(..., generator=generator), or seed inside torch.random.fork_rng()"
-            )
+    def __init__(self) -> None:
+        self._first, self._calls = 0, 0
+        self._left: tuple[int, Any] | None = None  # seed and state of the generator after the last call
+
+    def next(self) -> int:
+        """Return the seed of a call."""
+        if self._seeded_since():
+            self._first, self._calls = int(torch.randint(2**62, ()).item()), 0
+        self._calls += 1
+        generator = torch.Generator().manual_seed(self._first + self._calls)
+        return int(torch.randint(2**62, (), generator=generator).item())
+
+    def note_end(self) -> None:
+        """Note how the call has left torch's generator."""
+        generator = generator_of(CPU)
+        self._left = generator.initial_seed(), comparable(generator.get_state())
+
+    def _seeded_since(self) -> bool:
+        """Return whether the user has seeded torch's generator since the last call, perhaps as the model does, and drawn nothing yet."""
+        generator = generator_of(CPU)
+        seed, state = generator.initial_seed(), comparable(generator.get_state())
+        unused = comparable(torch.Generator().manual_seed(seed).get_state())
+        return self._left is None or seed != self._left[0] or state == unused != self._left[1]

@@ -17,7 +17,7 @@ from ...errors import NotDealableError
 from ..branch import Clone, run_branch
 from ..effects.inputs import Key, object_mark
 from ..effects.random import values_unavailable
-from ..effects.reseeding import RepeatedNoise
+from ..effects.reseeding import SeededNoiseError, SeedWatch
 from ..effects.written import check_written
 from ..plan import Index, Plan
 from ..request import Request
@@ -52,13 +52,11 @@ def run(request: Request) -> list[Result]:
     keeps_none = plan.folding is not None and request.trackers is None and effects.writes_tensors is False
     folding = plan.folding() if keeps_none and plan.folding is not None else None
     receive = None if request.receiver is None else request.receiver()
-    is_new = request.training not in request.clones.watched
-    noisy = (
-        is_new
+    watches_seeds = (
+        any(intervention.draws_as_model for intervention in plan.interventions)
+        and request.training not in request.clones.watched
         and not values_unavailable()
-        and any(axis.apart and axis.randomness == "different" and axis.size > 1 for axis in plan.axes)
     )
-    noise = RepeatedNoise(sources.torch) if noisy else None
     for k, index in enumerate(plan.indices):
         last = k == plan.size - 1  # it uses the caller's tensors, so that in-place writes reach the caller once
         branch_leaves = _leaves_of_branch(leaves, plan, index, copy=not last and effects.writes_tensors is not False)
@@ -72,8 +70,11 @@ def run(request: Request) -> list[Result]:
         written, marks = versions(branch_leaves), [object_mark(branch_leaves[i]) for i in places]
         clone = request.clones.at(keys[k])
         args, kwargs = rebuild(branch_leaves)
-        with streams.branch(index), request.watching(clone, first=k == 0), nullcontext() if noise is None else noise:
+        seeds = SeedWatch() if watches_seeds and k == 0 else nullcontext()
+        with streams.branch(index), request.watching(clone, first=k == 0), seeds:
             results.append(run_branch(clone, plan, clone.values(plan, index), index, args, kwargs, sealed=bool(states)))
+        if isinstance(seeds, SeedWatch) and seeds.shared:
+            raise SeededNoiseError
         if folding is not None:
             results[-1].output = folded(folding, results[-1].output, len(plan.axes))
         if receive is not None:
