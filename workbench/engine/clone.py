@@ -249,9 +249,10 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
             if isinstance(value, Tensor):
                 add_entry(container, key, value)
-            elif isinstance(value, (dict, list)):
-                if value and key != "_modules":  # a module holds a dozen empty ones for hooks
-                    search(value, depth + 1)
+            elif type(value) is OrderedDict and not value:  # most modules hold a dozen empty ones for hooks
+                continue
+            elif isinstance(value, dict | list) and key != "_modules":
+                search(value, depth + 1)
             elif isinstance(value, tuple | functools.partial):
                 items = _ReplacingItems(container, key)
                 for i, item in enumerate(value.args if isinstance(value, functools.partial) else value):
@@ -283,6 +284,8 @@ def with_unregistered(root: nn.Module) -> list[nn.Module]:
                 new = [module for module in item.modules() if id(module) not in modules_by_id]
                 modules_by_id.update((id(module), module) for module in new)
                 waiting += [module.__dict__ for module in new]
-            elif isinstance(item, CONTAINERS) and item and not isinstance(item, torch.Size):
+            elif type(item) is OrderedDict and not item:
+                continue
+            elif isinstance(item, CONTAINERS) and not isinstance(item, torch.Size):
                 waiting.append(item)
     return [*modules_by_id.values()]
