@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
+# where it is set, as in some images, each process compiles the package and the tests anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: report test lint docs lab clean
 .DEFAULT_GOAL := report
 

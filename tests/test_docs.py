@@ -42,6 +42,7 @@ def names(test_file: Path) -> tuple[set[str], set[str]]:
     return functions, {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages(code=True))
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

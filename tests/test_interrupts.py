@@ -28,6 +28,7 @@ def _no_garbage_of_others() -> None:
 
 
 # in a generator that is being thrown away
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["line", "call"])
 def test_interrupts_leave_nothing_behind(kind: str) -> None:
@@ -39,6 +40,7 @@ def test_interrupts_leave_nothing_behind(kind: str) -> None:
     assert hits > 30
 
 
+@pytest.mark.slow
 def test_interrupted_fits_leave_a_model_that_can_be_used() -> None:
     hits, wrong = soak(
         16, seed=1, kinds=("line",), chosen=lambda name, strategy, action, cls: name == "sculpt" and action == "fit"
@@ -160,6 +162,7 @@ def test_inference_mode_that_is_being_entered_or_left_ends_at_once() -> None:
         assert torch.is_grad_enabled(), interruption.where
 
 
+@pytest.mark.slow
 def test_the_attacker_finds_what_is_left_behind() -> None:
     case = Case("vote", "loop", "eval")
     inner = case.wrapped.__class__.forward

@@ -177,7 +177,7 @@ def takes(wrapper: str, build: Callable[[], Any], args: Any, kwargs: Any) -> boo
 
 @pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i % 3 > 0)) for i, name in enumerate(CASES)]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i % 8 > 0)) for i, name in enumerate(CASES)]
 )
 def test_verdicts_are_true_on_the_zoo(name: str) -> None:
     case = CASES[name]

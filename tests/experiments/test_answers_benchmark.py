@@ -102,6 +102,7 @@ def test_answers_mean_the_same_where_they_are_the_same_number(tasks: ModuleType)
     assert not tasks.same_text("07", "7")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # until some answers are right, or none
     ("method", "epochs", "task", "asked"),
     [

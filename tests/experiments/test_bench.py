@@ -264,6 +264,7 @@ def test_toy_scores_of_what_was_not_seen() -> None:
         assert found[f"ratio_{name}"] == pytest.approx(float(np.median(risk[there]) / np.median(risk[seen])), rel=1e-2)
 
 
+@pytest.mark.slow
 def test_toy_cells_repeat_exactly_and_have_the_baseline() -> None:
     toy = load_file(BENCHMARKS / "toy.py")
     random = torch.random.get_rng_state()

@@ -94,6 +94,7 @@ esac
     return str(stub)
 
 
+@pytest.mark.slow
 def test_a_part_or_a_call_runs_alone_and_goes_on_after_a_failure(tmp_path: Path, python: str) -> None:
     ended = gpu("--smoke", tmp_path / "found", "second", "tests", PYTHON=python, CODE="3")
     assert ended.returncode == 1
@@ -105,6 +106,7 @@ def test_a_part_or_a_call_runs_alone_and_goes_on_after_a_failure(tmp_path: Path,
     assert [line.partition(" -q")[0] for line in told] == [*("---- run/tests/tests.txt", "asked: -m pytest")]
 
 
+@pytest.mark.slow
 def test_what_a_newer_torch_announces_is_no_failure(tmp_path: Path, python: str) -> None:
     ended = gpu("--smoke", tmp_path / "found", "tests", "conformance", "notebooks", PYTHON=python)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -115,6 +117,7 @@ def test_what_a_newer_torch_announces_is_no_failure(tmp_path: Path, python: str)
             assert f"-W default::{name}" in line
 
 
+@pytest.mark.slow
 def test_a_long_log_is_cut_and_what_does_not_come_back_is_said(tmp_path: Path, python: str) -> None:
     found = tmp_path / "found"
     ended = gpu("--smoke", found, "tests", PYTHON=python, LONG=str(4 << 20))
@@ -199,6 +202,7 @@ def test_what_was_packed_is_found_on_the_machine(
     assert told == ["absent_package is missing, which found_by_nobody requires"]
 
 
+@pytest.mark.slow
 def test_a_wheel_that_is_broken_costs_itself_alone(
     load: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

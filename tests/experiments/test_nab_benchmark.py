@@ -96,6 +96,7 @@ def test_relative_entropy_is_that_of_its_paper() -> None:
     assert found.tolist() == expected.tolist()
 
 
+@pytest.mark.slow
 def test_a_cell_and_its_summary(nab: ModuleType, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     reference = pytest.importorskip("sklearn.metrics")

@@ -304,6 +304,7 @@ def test_the_floor_of_bytes(cases: ModuleType, models: ModuleType, monkeypatch: 
         assert cases.floor(plain, wrapper, 5, x, phase, "cpu", "float32") == (moved / 2, "bytes")
 
 
+@pytest.mark.slow
 def test_the_guard_that_is_timed_is_the_one_of_calls(cases: ModuleType) -> None:
     case = cases.case_of("tiny", "neo", 1, 1, "forward", "cpu", "float32", "frozen", False)
     assert case.guard() is None

@@ -23,6 +23,7 @@ def speed() -> ModuleType:
 
 
 # ---- trainings
+@pytest.mark.slow
 def test_trainings_are_of_all_wrappers_and_larger_models(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way is run, and the page tells of those that there are."""
     pandas = pytest.importorskip("pandas")

@@ -30,6 +30,7 @@ def test_cells_are_json_and_each_is_there_once(tables: ModuleType) -> None:
         assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells)
 
 
+@pytest.mark.slow
 def test_every_method_of_ours_and_some_rivals_give_finite_scores_twice_the_same(tables: ModuleType) -> None:
     for cell in tables.cells(smoke=True):
         if cell["method"] in (*tables.OURS, "boosted quantiles"):
@@ -49,6 +50,7 @@ def test_scores_are_those_of_scipy(tables: ModuleType) -> None:
     assert found["coverage"] == pytest.approx(((shares >= 0.05) & (shares <= 0.95)).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Gaussian process", "NGBoost", "boosted quantiles", "deep ensemble"])
 def test_rivals_find_a_line_and_its_noise(tables: ModuleType, name: str) -> None:
     if name == "NGBoost" and importlib.util.find_spec("ngboost") is None:

@@ -74,6 +74,7 @@ FOLDED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDED)
 def test_traced_steps_of_folds_are_the_same(name: str, made: list[TracedStep]) -> None:
     build, wrapper = FOLDED[name]
@@ -84,6 +85,7 @@ def test_traced_steps_of_folds_are_the_same(name: str, made: list[TracedStep]) -
     assert len(made) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EAGER)
 def test_what_is_not_sure_to_repeat_is_left_alone_with_folds(name: str, made: list[TracedStep]) -> None:
     build, wrapper = EAGER[name], vote.Wrapper(3, strategy="loop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,7 +30,9 @@ def plain_module(table: Table, path: str) -> nn.Module:
     return new
 
 
-def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]) -> nn.Module:
+def plain(
+    module: nn.Module, record: Record, path: str, views: dict[str, Tensor], shared_attributes: Set[str] = frozenset()
+) -> nn.Module:
     """Return a structural copy of (a part of) a wrapped module without what wrapping added, with all slots registered again.
 
     Args:
@@ -37,8 +40,9 @@ def plain(module: nn.Module, record: Record, path: str, views: dict[str, Tensor]
         record: record of the root.
         path: dotted path of the module; "" for the root.
         views: tensors to register in released slots.
+        shared_attributes: names of attributes of `module` that are not copied.
     """
-    new = structural_copy(module, keep=lambda name: MARK not in name)
+    new = structural_copy(module, lambda name: MARK not in name, shared_attributes)
     for part in new.modules():
         for key in [
             key for key, hook in part.__dict__.get("_forward_pre_hooks", {}).items() if isinstance(hook, Alone)

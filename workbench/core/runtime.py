@@ -111,7 +111,7 @@ def plain_clone(root: Any) -> tuple[nn.Module, dict[int, str], set[str], str]:
             f"the sub-module {sharded[0]} is sharded (fully_shard), and branches run on copies that cannot gather its shards; call fully_shard "
             "only on the whole wrapped model"
         )
-    new = plain(root, record, "", table.views)
+    new = plain(root, record, "", table.views, {"_workbench"})
     del new.__dict__["_workbench"]
     new.__class__ = type(root)._plain_class
     for key in HOOKS if record.method == "forward" else ():

@@ -7,7 +7,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ def eager(module: nn.Module) -> nn.Module:
     return module
 
 
-def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: True) -> nn.Module:
+def structural_copy(
+    root: nn.Module, keep: Callable[[str], bool] = lambda name: True, shared_attributes: Set[str] = frozenset()
+) -> nn.Module:
     """Return a new tree of module objects that shares all tensors with the old one.
 
     Lists, partial functions, bound methods and closures that refer to modules of the old tree refer to their copies in the new one. Objects
@@ -32,6 +34,7 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
     Args:
         root: the module to copy; it is not changed.
         keep: function of the name of a parameter, buffer or sub-module: whether to include it.
+        shared_attributes: names of attributes of `root` that are not copied.
     """
     root = eager(root)
     memo: dict[int, Any] = {}
@@ -58,6 +61,8 @@ def structural_copy(root: nn.Module, keep: Callable[[str], bool] = lambda name: 
     copy_shell(root)
     seen: set[int] = set()
     shared = {id(old): left_out(old) for old, _ in pairs}
+    if id(root) in shared:  # it is not scripted
+        shared[id(root)] |= shared_attributes
     for module, _ in pairs:
         for name, value in attributes(module):
             if name not in shared[id(module)]:
@@ -244,6 +249,8 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
             if isinstance(value, Tensor):
                 add_entry(container, key, value)
+            elif type(value) is OrderedDict and not value:  # most modules hold a dozen empty ones for hooks
+                continue
             elif isinstance(value, dict | list) and key != "_modules":
                 search(value, depth + 1)
             elif isinstance(value, tuple | functools.partial):
@@ -277,6 +284,8 @@ def with_unregistered(root: nn.Module) -> list[nn.Module]:
                 new = [module for module in item.modules() if id(module) not in modules_by_id]
                 modules_by_id.update((id(module), module) for module in new)
                 waiting += [module.__dict__ for module in new]
+            elif type(item) is OrderedDict and not item:
+                continue
             elif isinstance(item, CONTAINERS) and not isinstance(item, torch.Size):
                 waiting.append(item)
     return [*modules_by_id.values()]

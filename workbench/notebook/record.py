@@ -91,9 +91,10 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
         return
     from .dark import darkened
 
-    png = _drawn(figure_object, dpi)
-    with darkened(figure_object), _kept_layout(figure_object):
-        dark = embedded(base64.b64encode(_drawn(figure_object, dpi)).decode())
+    with _laid_out(figure_object, 2 * dpi) as box:
+        png = _drawn(figure_object, 2 * dpi, box)
+        with darkened(figure_object):  # stored as WebP: compressed once
+            dark = embedded(base64.b64encode(_drawn(figure_object, 2 * dpi, box, compress_level=0)).decode())
     width, height = (int.from_bytes(png[i : i + 4], "big") // 2 for i in (16, 20))  # the PNG header
     _display(
         "record_figure",
@@ -108,22 +109,28 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
 
 
 @contextlib.contextmanager
-def _kept_layout(figure: Any) -> Iterator[None]:
-    """Leave all axes where they are, since a layout takes as long as the drawing."""
-    engine = figure.get_layout_engine()
-    if engine is None:
-        yield
-        return
-    figure.set_layout_engine("none")
+def _laid_out(figure: Any, dpi: int) -> Iterator[Any]:
+    """Lay out a figure and leave it so, since that takes as long as a drawing; yield the box around all it shows, in inches."""
+    import matplotlib
+
+    engine, dpi_before = figure.get_layout_engine(), figure.dpi
+    figure.set_dpi(dpi)
     try:
-        yield
+        figure.draw_without_rendering()
+        box = figure.get_tightbbox().padded(matplotlib.rcParams["savefig.pad_inches"])
+        with matplotlib.rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+            figure.set_layout_engine(None)
+        yield box
     finally:
-        figure.set_layout_engine(engine)
+        figure.set_dpi(dpi_before)
+        if engine is not None:
+            figure.set_layout_engine(engine)
 
 
-def _drawn(figure: Any, dpi: int) -> bytes:
+def _drawn(figure: Any, dpi: int, box: Any, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=2 * dpi, bbox_inches="tight", metadata={"Software": None})
+    metadata = {"Software": None}
+    figure.savefig(buffer, format="png", dpi=dpi, bbox_inches=box, metadata=metadata, pil_kwargs=options)
     return buffer.getvalue()
 
 

@@ -67,10 +67,13 @@ def limits_of(prediction: Sequence[Any], target: Any) -> Limits:
         columns = [set().union(*nodes) for nodes in zip(*outputs, strict=True)] or [set()] * shape[1]
     else:
         columns = [set(roots)]
-    ends = [{bounded_end(node, KEEPING - _RESCALING) for node in nodes} for nodes in columns]
+    nodes = set().union(*columns)  # looked at once each: many columns may come from one node
+    ranges = {node: _range(node) for node in nodes}
+    ends = {node: bounded_end(node, KEEPING - _RESCALING) for node in nodes}
+    names = [{ends[node] for node in column} for column in columns]
     return Limits(
-        tuple(max(map(_range, nodes), default=Range.FREE) for nodes in columns),
-        tuple(names.pop() if len(names) == 1 else None for names in ends),
+        tuple(max((ranges[node] for node in column), default=Range.FREE) for column in columns),
+        tuple(distinct.pop() if len(distinct) == 1 else None for distinct in names),
     )
 
 
