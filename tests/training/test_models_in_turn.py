@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.zoo import CASES as CASES_OF_ZOO
+from helpers.zoo import Case
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from workbench import compose, fit, sculpt, vote
-from workbench.core.calls import model_by_model
+from workbench.core.calls import model_by_model, predict
+from workbench.engine.tree import is_float, tensors
+from workbench.testing.models import build, inputs, seeded
 from workbench.training import Backward
 from workbench.training.progress import Progress
 
@@ -187,6 +191,49 @@ def test_gradients_are_those_of_all_at_once(name: str, turns: list[range]) -> No
     assert all(map(compare, ours, expected))
     if name != "reentrant checkpoint":
         assert calls == expected_calls
+
+
+def _squared(prediction: Any, target: Tensor) -> Tensor:
+    leaves = [leaf for leaf in tensors(prediction) if is_float(leaf)]
+    return torch.stack([leaf.abs().float().square().mean() for leaf in leaves]).sum()
+
+
+def _zoo_step(case: Case, wrapper: Any, in_turn: bool) -> list[Tensor | None]:
+    """Return loss and gradients of two steps, and the state after them."""
+    wrapped = wrapper(build(case)).train()
+    parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    results: list[Tensor | None] = []
+    with seeded(0):
+        for _ in range(2):
+            args, kwargs = inputs(case)
+            wrapped.zero_grad()
+            if in_turn:
+                loss = model_by_model._backward(wrapped, _squared, args, kwargs, torch.zeros(()), None)
+            else:
+                loss = predict.loss(wrapped, _squared, args, kwargs, torch.zeros(()))
+                loss.backward()
+            results += [loss.detach(), *(parameter.grad for parameter in parameters)]
+    return [*results, *(value for value in wrapped.state_dict().values() if isinstance(value, Tensor))]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES_OF_ZOO if name not in ("generator_out", "scripted")])
+@pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
+def test_every_model_has_the_gradients_of_all_at_once(
+    name: str, turns: list[range], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_by_model._Turns, "_pays", lambda self, seconds, leaves: True)
+    case, wrapper = CASES_OF_ZOO[name], vote.Wrapper(3, strategy="loop")
+    expected = _zoo_step(case, wrapper, False)
+    assert not turns
+    results = _zoo_step(case, wrapper, True)
+    assert turns
+    for ours, all_at_once in zip(results, expected, strict=True):
+        if ours is None or all_at_once is None:
+            assert ours is all_at_once
+        elif ours.is_sparse:
+            assert torch.equal(ours.to_dense(), all_at_once.to_dense())
+        else:
+            torch.testing.assert_close(ours, all_at_once, rtol=0, atol=0, equal_nan=True)
 
 
 class Saved:
