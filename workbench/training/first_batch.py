@@ -27,6 +27,8 @@ from workbench.training.target_range import Limits, Range, limits_of, with_graph
 from workbench.training.told_units import warn_about_batch
 from workbench.training.unshadowed import unshadowed
 
+ROWS = 32  # of the batch that is tried
+
 
 class FirstBatch(NamedTuple):
     """A batch, and what the model made of it.
@@ -58,6 +60,7 @@ def try_first_batch(
     keeps_scaling: bool,
     augment: Sequence[Augmentation],
     class_weight: Weights | Mapping[str, Weights] | None,
+    batch_size: int | None = None,
 ) -> FirstBatch:
     """Try the model on a first batch, and warn of what its prediction shows.
 
@@ -70,12 +73,14 @@ def try_first_batch(
         keeps_scaling: whether the units of an earlier training stay.
         augment: changes of the training rows.
         class_weight: weights of classes, None for none.
+        batch_size: number of rows per step, which may be all that fit into memory; None: not given.
 
     Raises:
         TypeError, ValueError: the model or the criterion cannot take the batch.
     """
     with own_random(seed, parameter.device):
-        batch = next(iter(Batches(train, 32, parameter.device, parameter.dtype)), None)
+        rows = min(ROWS, batch_size or ROWS)
+        batch = next(iter(Batches(train, rows, parameter.device, parameter.dtype)), None)
         if batch is None:
             raise ValueError("data: the DataLoader yields no batch")
         in_memory = [source for source in (train, valid) if isinstance(source, TensorRows)]

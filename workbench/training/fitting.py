@@ -222,7 +222,7 @@ def fit(
     savepoint = Savepoint(wrapped)
     try:
         first = try_first_batch(
-            wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight
+            wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight, batch_size
         )
         with own_random(seed, parameter.device):
             refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y, has_folds=fold_layout is not None)
