@@ -47,8 +47,12 @@ def refuse_one_sided(wrapped: Wrapped, criterion: Criterion | None, prediction: 
             "from targets: give one target for each output, or leave folds out"
         )
     y = y[: len(y) // 2 * 2].detach()
-    middle, distance = y.mean(0).expand_as(y), y.std(0, correction=0) / 10
-    offsets = distance.where(distance > 0, 1.0) * torch.ones_like(y)
+    spread = y.std(0, correction=0) / 10
+    distance = (
+        spread.where(spread > 0, 1.0).log2().floor().exp2()
+    )  # so that it is the same on both sides, without rounding
+    middle = ((y.mean(0) / distance).round() * distance).expand_as(y)
+    offsets = distance * torch.ones_like(y)
     offsets[::2] *= -1
     pulls: list[Tensor] = []
     with torch.enable_grad(), suppress(Exception):  # of criteria that other numbers make no sense for
