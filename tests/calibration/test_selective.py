@@ -259,6 +259,18 @@ def test_a_loader_that_shuffles_is_refused() -> None:
             top_uncertain(known(), loader, 3, by="total")
 
 
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    x, y, _ = held_out()
+    for size in (9, np.int64(9)):
+        np.testing.assert_array_equal(
+            top_uncertain(known(), x, type(size)(5), by="aleatoric", batch_size=size).indices,
+            top_uncertain(known(), x, 5, by="aleatoric").indices,
+        )
+        assert float(calibrate(known(), (x, y), batch_size=size).scale) == pytest.approx(
+            float(calibrate(known(), (x, y)).scale), rel=1e-6
+        )
+
+
 # ---- bad input
 def test_bad_input_is_refused() -> None:
     x, y, _ = held_out()

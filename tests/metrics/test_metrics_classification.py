@@ -163,3 +163,11 @@ def test_the_order_of_rows_of_equal_confidence_does_not_matter() -> None:
     probabilities = torch.stack([confidence, 1 - confidence], 1)
     for order in (torch.arange(9), torch.arange(9).flip(0), torch.arange(9) * 2 % 9):
         check(metrics.adaptive_ece(probabilities[order], 1 - hit[order], n_bins=3), expected)
+
+
+def test_the_classwise_error_of_two_classes_is_the_binary_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(500, generator=generator, dtype=torch.float64)
+    yes = (torch.rand(500, generator=generator) < p**2).long()
+    expected = theirs.binary_calibration_error(p, yes, n_bins=10, norm="l1").item()
+    check(metrics.classwise_ece(torch.stack([1 - p, p], -1), yes, n_bins=10), expected, rel=1e-4)

@@ -310,3 +310,15 @@ def test_dtype_and_device() -> None:
     assert wrapped(plane()[0].double()).dtype == torch.float64
     with pytest.raises(RuntimeError, match="Expected one of"):
         quiet(wrapped, plane(), epochs=1, device="nowhere")
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    trained = []
+    for whole, share in ((int, float), (np.int32, np.float32)):
+        wrapped = vote.Wrapper(2)(net())
+        settings = {"epochs": whole(2), "batch_size": whole(16), "seed": whole(3), "patience": whole(5)}
+        quiet(wrapped, plane(), **settings, validation=share(0.25))
+        folded = vote.Wrapper(2)(net())
+        quiet(folded, plane(), epochs=whole(2), batch_size=whole(16), folds=whole(2))
+        trained.append(torch.cat([p.detach().flatten() for m in (wrapped, folded) for p in m.parameters()]))
+    assert torch.equal(*trained)

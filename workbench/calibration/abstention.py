@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
@@ -423,7 +424,7 @@ def top_uncertain(
         )
     answers = collect(wrapped, data, risk=by != "confidence", targets=False, batch_size=batch_size, seed=seed)
     risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(risk):
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= len(risk):
         raise ValueError(f"k must be a whole number from 1 to {len(risk)}, the number of rows; found {k!r}")
     values, indices = risk.sort(descending=True, stable=True)
     return TopUncertain(indices[:k], values[:k])

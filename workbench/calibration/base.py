@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -355,7 +356,7 @@ def collect(
         ValueError: there are no rows, they are the training rows of a Data, or predictions or targets are not finite.
     """
     check_model(model)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a whole number of at least 1; found {batch_size!r}")
     parameter = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     parts: list[tuple[Tensor, Risk, Tensor]] = []
@@ -363,7 +364,9 @@ def collect(
     values_of_inputs: dict[str, list[Tensor]] = {name: [] for name in of_inputs or {}}
     with own_random(seed, parameter.device), torch.no_grad(), evaluating(model, whole=True):
         generator_state = generator_of(parameter.device).get_state()
-        for batch in batches_of_rows(paired(innermost(model), data, targets=targets), parameter, batch_size, targets):
+        for batch in batches_of_rows(
+            paired(innermost(model), data, targets=targets), parameter, int(batch_size), targets
+        ):
             y, risks = ask(model, batch.x, risk)
             batch_targets = batch.y.to(y.device) if targets else y[:0]
             if targets:

@@ -287,6 +287,9 @@ def classwise_ece(
 ) -> Tensor:
     """Mean over classes of the calibration error of the class's probability (Kull et al. 2019); lower is better.
 
+    For a yes or no of probability p, `torch.stack([1 - p, p], -1)`, it is the binary calibration error, in bins of p; that of `ece` is in bins
+    of the larger of p and 1 - p.
+
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
         target: Integer labels, shaped like probabilities without the class dimension.

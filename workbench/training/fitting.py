@@ -235,7 +235,7 @@ def fit(
     target, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
     if not keeps_scaling:
         warn_about_columns(wrapped, train, dtype)
-    size = batch_size or default_batch_size(train)
+    size = default_batch_size(train) if batch_size is None else operator.index(batch_size)
     batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
 
     try:

@@ -167,12 +167,12 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
                 f"folds: one fold has {n - n_others} of {n} rows, so that a voter would be trained on one row; give at least 2"
             )
     else:
-        if isinstance(folds, bool) or not isinstance(folds, int):
+        if isinstance(folds, bool) or not isinstance(folds, int | np.integer):
             raise ValueError(
                 "folds must be a whole number, or a tensor, array or Series with the fold of each row, in their order; found "
                 f"{folds if isinstance(folds, str | float) else type(folds).__name__!r}"
             )
-        count = folds
+        count = int(folds)
         labels = train.y if not train.y.is_floating_point() and train.y.dim() == 1 else None
         fold = assign_folds(n, max(count, 1), labels, seed)
     if not 2 <= count <= n // 2:

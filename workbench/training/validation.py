@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -24,7 +25,7 @@ def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: 
             raise ValueError(f"batch_size: the DataLoader has its own; leave batch_size={batch_size} out")
     elif (n := len(cast(Sized, train))) < 2:
         raise ValueError(f"data: found {n} row{'s' * (n != 1)}; training needs at least 2")
-    if not isinstance(validation, int | float):
+    if not isinstance(validation, int | float | np.integer | np.floating):
         return train, _validation_rows(validation, train)
     if isinstance(train, DataLoader) and validation:
         raise ValueError(
