@@ -210,3 +210,46 @@ def test_hooks_that_are_added_between_calls_run_in_every_branch_or_vmap_is_refus
     wrapped(x, tile_and_reduce=True).sum().backward()
     trunk = [parameter for name, parameter in wrapped.named_parameters() if name.startswith("0.")]
     assert all(not parameter.grad.any() for parameter in trunk)  # no hook lets a gradient through
+
+
+class Aliased(nn.Module):
+    """Holds a weight and running statistics under second names, past the registration of parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.seen = self.norm.running_mean
+        self.__dict__["raw"] = self.fc.weight
+
+    def forward(self, x):
+        return self.fc(self.norm(x)) + self.raw.sum() + self.seen.mean()
+
+
+@pytest.mark.parametrize("strategy", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("training", [False, True])
+def test_tensors_of_branches_under_a_second_name(training, strategy):
+    torch.manual_seed(0)
+    wrapped, x = vote.Wrapper(3, strategy=strategy)(Aliased()).train(training), torch.randn(6, 4) + 2
+
+    def check():
+        copies = []
+        for voter in wrapped.voters():
+            copies.append(Aliased().train(training))
+            copies[-1].load_state_dict(voter.state_dict())
+        answers = torch.stack([copy(x) for copy in copies])
+        y, risk = wrapped(x, return_risk=True)
+        torch.testing.assert_close(y, answers.mean(0))
+        torch.testing.assert_close(risk, answers.std(0, correction=0))
+        y.sum().backward()
+        answers.mean(0).sum().backward()
+        sums = torch.stack([copy.fc.weight.grad.sum() for copy in copies])
+        torch.testing.assert_close(wrapped.get_parameter("fc.weight@vote").grad.flatten(1).sum(1), sums)
+
+    for change in (
+        lambda: None,
+        lambda: [parameter.data.mul_(1.5) for parameter in wrapped.parameters()],
+        lambda: wrapped.load_state_dict(vote.Wrapper(3)(Aliased()).state_dict()),
+    ):
+        change()
+        wrapped.zero_grad()
+        check()

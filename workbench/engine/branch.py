@@ -180,15 +180,25 @@ class Clone:
         return tensors([owner.__dict__.get(attribute) for owner, attribute in self._unregistered])
 
     def loose_tensors(self) -> list[tuple[Any, Any, Tensor]]:
-        """Return the tensors of slots that lie in lists and dicts held by attributes, as (container, key, tensor)."""
-        of_modules = {id(d) for m in self.tree.values() for d in (m.__dict__, m._parameters, m._buffers)}
+        """Return the tensors of slots that lie in attributes, or in lists and dicts held by these, as (container, key, tensor)."""
+        registered = {id(d) for m in self.tree.values() for d in (m._parameters, m._buffers)}
         return [
-            (container, key, container[key]) for container, key, _ in self.places if id(container) not in of_modules
+            (container, key, container[key]) for container, key, _ in self.places if id(container) not in registered
         ]
 
     @contextmanager
     def with_tensors(self, loose: list[tuple[Any, Any, Tensor]]) -> Iterator[None]:
-        """Reinstall these tensors inside the block, so that the tensors installed for a pass do not count as changes."""
+        """Reinstall these tensors inside the block, so that the tensors installed for a pass do not count as changes.
+
+        An attribute that forward has set to another tensor is left as it is.
+        """
+        attributes = {id(module.__dict__) for module in self.tree.values()}
+        installed = {id(container[key]) for container, key in self.first_place.values()}
+        loose = [
+            (container, key, tensor)
+            for container, key, tensor in loose
+            if id(container) not in attributes or id(container.get(key)) in installed
+        ]
         before = [(container, key, container[key]) for container, key, _ in loose if _has_key(container, key)]
         for container, key, tensor in loose if len(before) == len(loose) else ():
             container[key] = tensor
