@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import sample
+from workbench import neo, sample, vote
 
 
 class Product(torch.autograd.Function):
@@ -129,3 +129,43 @@ def test_without_noise_there_is_nothing_to_refuse() -> None:
 def test_vmap_which_does_not_see_the_layer_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"torch\.autograd\.Function cannot be seen"):
         asked(wrapped("batched", strategy="vmap"), training=False)
+
+
+def product_after_relu(h: Tensor, weight: Tensor) -> Tensor:
+    return torch.relu(h) @ weight.T
+
+
+class WithFunction(Net):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__("plain")
+        self.apply_layer = lambda layer, h: function(h, layer.weight)
+
+
+@pytest.mark.parametrize("wrapper", [sample.Wrapper(3, sample.Normal(0.3)), neo.Wrapper()], ids=["sample", "neo"])
+def test_layers_inside_a_compiled_function_are_seen_in_each_call(wrapper: Any) -> None:
+    answers = []
+    for function in (product_after_relu, torch.compile(product_after_relu, backend="eager")):
+        torch.manual_seed(0)
+        model = wrapper(WithFunction(function)).eval()
+        if model.needs_fit:
+            model.fit([torch.randn(30, 3)])
+        answers.append([model(x, return_risk=True) for x in torch.randn(4, 5, 3)])
+    torch.testing.assert_close(answers[1], answers[0])
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.a(x), lambda x: 2 * self.b(x), (x,))
+
+
+def test_layers_inside_control_flow_of_torch_are_refused_by_name_and_right_for_voters() -> None:
+    with pytest.raises(RuntimeError, match="layers inside torch's operator cond"):
+        sample.Wrapper(3)(Branching())(torch.ones(4, 3))
+    voting: Any = vote.Wrapper(3)(Branching()).eval()
+    for x in (torch.ones(4, 3), -torch.ones(4, 3)):
+        y = voting(x)
+        torch.testing.assert_close(y, torch.stack([voter(x) for voter in voting.voters()]).mean(0))

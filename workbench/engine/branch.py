@@ -356,6 +356,9 @@ def run_branch(
         return Result(output, _written_buffers(clone, values, versions), inputs=containers)
     with ExitStack() as stack:
         if plan.interventions:
+            # a compiled function of the model would hide its layers, or keep those of this pass
+            if not torch.compiler.is_compiling():
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
             state = [*(values[slot] for slot in clone.buffers), *clone.constants()]
             for intervention in plan.interventions:

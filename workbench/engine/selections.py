@@ -117,6 +117,8 @@ class RowTracker(TorchFunctionMode):
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():  # inside torch.cond or a compiled function of the model
+            return out
         name = getattr(function, "__name__", "").strip("_")
         if not self._tracks:  # under vmap only detect selections; they are then tracked in a separate pass
             self.ranks = self.ranks or name in _RANKS or name in _CHOICES

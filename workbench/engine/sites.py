@@ -101,6 +101,7 @@ _FROM_NUMBERS = frozenset(["tensor", "as_tensor", "asarray", "new_tensor"])  # c
 # operations that select from their first tensor by the others
 CHOOSING = frozenset(["__getitem__", "index_select", "gather", "masked_select", "take_along_dim"])
 
+_CONTROL_FLOW = frozenset(["cond", "while_loop", "scan", "associative_scan", "map_impl"])
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 _PLAIN = frozenset([int, float, bool, str, type(None)])
@@ -269,6 +270,10 @@ class Sites(TorchFunctionMode):
         if name == "multi_head_attention_forward":
             with self:
                 return transparent(F.multi_head_attention_forward)(*args, **kwargs)
+        if name in _CONTROL_FLOW and isinstance(function, torch._ops.HigherOrderOperator):
+            raise RuntimeError(
+                f"layers inside torch's operator {name} cannot be seen: write it as a condition or loop of Python"
+            )
         tensors = tensors_among((*args, *kwargs.values()))
         known = [names for names in map(self._names_of, tensors) if names is not None]
         if known and len(known) == len(tensors):
