@@ -48,9 +48,8 @@ def refuse_one_sided(wrapped: Wrapped, criterion: Criterion | None, prediction: 
         )
     y = y[: len(y) // 2 * 2].detach()
     spread = y.std(0, correction=0) / 10
-    distance = (
-        spread.where(spread > 0, 1.0).log2().floor().exp2()
-    )  # so that it is the same on both sides, without rounding
+    # a power of two, so that targets are equally far on both sides, without rounding
+    distance = spread.where(spread > 0, 1.0).log2().floor().exp2()
     middle = ((y.mean(0) / distance).round() * distance).expand_as(y)
     offsets = distance * torch.ones_like(y)
     offsets[::2] *= -1
