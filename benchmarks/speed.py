@@ -200,7 +200,8 @@ def seconds(cell: dict[str, Any], loop: bool | None = None, compiling: float = C
     rate = RATE_LOW if on_gpu and cell["dtype"] == "bfloat16" else RATE[cell["on"]]
     one = least / 1e3 + operations * cell["batch"] / rate
     many = cell["n"] if cell["wrapper"] in WHOLE and (cell["phase"], cell["wrapper"]) != ("step", "sample") else 1
-    ways = 1 + many + (cell["n"] if (with_loop(cell) if loop is None else loop) else 0)
+    copies = 1 if cell["wrapper"] == "vote dealt" else cell["n"]  # dealt rows are as many as those of one
+    ways = 1 + many + (copies if (with_loop(cell) if loop is None else loop) else 0)
     if cell["how"] == "tune":
         ways += 8 * cell["n"]
     fixed = compiling if cell["how"] == "compiled" else 0.0

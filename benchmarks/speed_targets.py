@@ -86,6 +86,9 @@ REASONS: dict[str, str] = {  # case -> why its target is missed
     "vote, all layers, CPU, batch 64 and more: training step": FIXED,
     "vote, all layers, CPU, batch 1: forward": APART,
     "vote, all layers, CPU, batch 1: training step": APART,
+    "vote, all layers, as in fit: training step": (
+        "the gradients of the voters are gathered into stacked tensors, and each voter has a backward pass and checks of its loss of its own"
+    ),
     "sample, all layers, n = 16": FIXED,
     "sample, all layers, n = 16, batch 1": "torch.vmap's work for each operation is most of the time of a pass of one row",
     "overhead, tiny MLP, batch 1, sculpt: with risk": RISK,

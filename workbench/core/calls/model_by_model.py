@@ -23,9 +23,8 @@ from .frozen import asked
 from .predict import complete, loss_of_branches, losses_of_models, plan_of, run
 from .surrounding import entered
 
-LONG_PASS = (
-    0.005  # seconds of a model's forward pass on a CPU from which a backward pass of its own costs next to nothing
-)
+# seconds of a model's forward pass on a CPU from which a backward pass of its own costs next to nothing
+LONG_PASS = 0.003
 Look = Callable[[Tensor], None]
 DETACHED = "the loss depends on no trainable parameter; is the model or the criterion detached?"
 
