@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -356,8 +357,9 @@ def run_branch(
         return Result(output, _written_buffers(clone, values, versions), inputs=containers)
     with ExitStack() as stack:
         if plan.interventions:
-            # a compiled function of the model would hide its layers, or keep those of this pass
-            if not torch.compiler.is_compiling():
+            # a compiled function of the model would hide its layers, or keep those of this pass; without torch's compiler, whose import takes a
+            # second, there is none
+            if "torch._dynamo" in sys.modules and not torch.compiler.is_compiling():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
             state = [*(values[slot] for slot in clone.buffers), *clone.constants()]
