@@ -232,7 +232,8 @@ def loss_of_branches(
     if not torch.compiler.is_compiling():  # compiled separate calls are as fast, and Dynamo cannot trace these checks
         ladder = engine_of(wrapped).ladder
         together = ladder.in_one_pass or ladder.is_little(tensors((args, kwargs)))
-    total = losses_of_models(wrapped, branched, criterion, args, kwargs, y, together).mean()
+    losses = losses_of_models(wrapped, branched, criterion, args, kwargs, y, together)
+    total = losses.mean() if losses.dim() else losses
     record = wrapped._workbench
     for method in record.methods:
         if (term := method.regularizer(table_of(wrapped), record.rows)) is not None:
@@ -256,7 +257,7 @@ def losses_of_models(
         wrapped: the wrapped object.
         branched: outputs of the branches of some models.
         criterion, args, kwargs, y: as for `loss`.
-        together: whether one call of the criterion may give the mean [1] instead.
+        together: whether one call of the criterion may give the mean [] instead.
         first: position of the first of these models along the outermost axis.
     """
     record, axes = wrapped._workbench, branched.axes
@@ -282,7 +283,7 @@ def losses_of_models(
     criterion = listening(wrapped, criterion, y)
     if joint is not None:
         rows, targets = joint
-        return loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)[None]
+        return loss_of_model(record, branched.rebuild, [rows], criterion, targets, pair)
     losses = _losses(record, branched.rebuild, models, leaves, criterion, y, pair)
     if record.losses is not None:
         record.losses.append((dict(zip(axes, models, strict=False)), losses.detach()))
