@@ -107,6 +107,16 @@ class Weighted(nn.Module):
         return ((prediction - target).square() * self.weight).mean()
 
 
+class Common(Weighted):
+    """A criterion of which a part was computed before, for all voters."""
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return ((prediction - target).square() * self.common).mean()
+
+    def prepare(self) -> None:
+        self.common = self.weight.exp().sin()
+
+
 def noisy(prediction: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(prediction, target + 0.1 * torch.randn_like(target))
 
@@ -135,6 +145,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Any, bool]] = {
     "recurrent": (Recurrent, vote.Wrapper(3), F.mse_loss, True),
     "sparse gradients": (SparseEmbedding, vote.Wrapper(3), F.mse_loss, True),
     "criterion that learns": (Base, vote.Wrapper(3), Weighted, True),
+    "criterion with a common part": (Base, vote.Wrapper(3), Common, True),
     "penalty on all weights": (Base, vote.Wrapper(3), Penalized, True),
     "criterion that writes": (Base, vote.Wrapper(3), writing, True),
     "criterion that draws": (Base, vote.Wrapper(3), noisy, False),
@@ -164,6 +175,8 @@ def _train(name: str, in_turn: bool) -> tuple[list[Tensor], list[int]]:
         y = x[:, 0, 0, :2].sin()
         if step != 2:  # gradients add up
             optimizer.zero_grad()
+        if isinstance(criterion, Common):
+            criterion.prepare()
         if in_turn:
             losses.append(backward(x, y))
         else:
@@ -187,7 +200,8 @@ def test_gradients_are_those_of_all_at_once(name: str, turns: list[range]) -> No
     assert not turns
     ours, calls = _train(name, True)
     assert bool(turns) == CASES[name][3]
-    compare = close if "criterion that learns" in name or "penalty" in name else torch.equal
+    adds_up = ("criterion that learns", "criterion with a common part", "penalty on all weights")
+    compare = close if name in adds_up else torch.equal
     assert all(map(compare, ours, expected))
     if name != "reentrant checkpoint":
         assert calls == expected_calls
@@ -277,6 +291,21 @@ def test_only_the_activations_of_one_model_are_in_memory(turns: list[range]) -> 
     with (at_once := Waiting()):
         wrapped.train().loss(criterion, x, y).backward()
     assert at_once.most >= 4 * of_one.most
+
+
+@pytest.mark.parametrize(("name", "at_once"), [("two at a time", 2), ("criterion that learns", 1), ("heads", 2)])
+def test_other_ways_free_the_memory_as_well(name: str, at_once: int) -> None:
+    build, wrapper, criterion, _ = CASES[name]
+    criterion = criterion() if isinstance(criterion, type) else criterion
+    net, x, y = build(), torch.randn(8, 1, 6, 6), torch.randn(8, 2)
+    with (of_one := Waiting()):
+        (criterion or F.mse_loss)(net(x), y).backward()
+    wrapped = wrapper(net).train()
+    backward = Backward(wrapped, criterion)
+    backward(x, y)
+    with (in_turn := Waiting()):
+        backward(x, y)
+    assert 0 < in_turn.most <= (at_once + 0.5) * of_one.most
 
 
 def test_what_depends_on_no_parameter_is_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,11 +21,22 @@ def reached(outputs: list[Tensor]) -> set[int]:
     return ids | {id(tensor) for tensor in outputs if tensor.is_leaf}
 
 
-def leaves_behind(outputs: list[Tensor], except_by: Iterable[Tensor] = ()) -> list[Tensor]:
-    """Return the leaf tensors that gradients from the outputs would reach, other than by way of the tensors `except_by`."""
+def nodes_behind(outputs: list[Tensor], except_by: Iterable[Tensor] = ()) -> tuple[list[Tensor], list[Any]]:
+    """Return the leaf tensors and the other nodes that gradients from the outputs would reach, other than by way of the tensors `except_by`."""
     ends = {tensor.grad_fn for tensor in except_by}
-    variables = {getattr(node, "variable", None) for node in _nodes(outputs, ends)}
-    return [variable for variable in variables if isinstance(variable, Tensor)]
+    leaves: list[Tensor] = []
+    inner: list[Any] = []
+    for node in _nodes(outputs, ends):
+        if isinstance(variable := getattr(node, "variable", None), Tensor):
+            leaves.append(variable)
+        elif node not in ends:
+            inner.append(node)
+    return leaves, inner
+
+
+def next_node_number() -> int:
+    """Return the number from which on autograd counts the nodes that are made after this call."""
+    return torch.ones((), requires_grad=True).view(()).grad_fn._sequence_nr()  # type: ignore[union-attr]
 
 
 def passed(outputs: list[Tensor], tensors: dict[str, Tensor]) -> set[str]:

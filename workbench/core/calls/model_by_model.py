@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...engine.combine import Branched
-from ...engine.dependence import has_reentrant_checkpoint, leaves_behind
+from ...engine.dependence import has_reentrant_checkpoint, next_node_number, nodes_behind
 from ...engine.effects.random import RandomSources, values_unavailable, were_drawn
 from ...engine.plan import Plan
 from ...engine.tree import tensors
@@ -19,6 +19,7 @@ from ..additions import extra
 from ..batches.call_arguments import opened
 from ..method import Call
 from ..ownership import engine_of, table_of
+from ..parameters import stacked_names
 from .frozen import asked
 from .predict import complete, loss_of_branches, losses_of_models, plan_of, run
 from .surrounding import entered
@@ -77,10 +78,10 @@ def _separable(wrapped: Any, plan: Plan, batch: tuple[Any, Any, Any]) -> bool:
     record, runtime, table = wrapped._workbench, wrapped.__dict__["_engine"], table_of(wrapped)
     if values_unavailable() or not torch.is_grad_enabled() or not plan.axes or plan.axes[0].own_first:
         return False
-    voters = plan.axes[0].name
-    trained = [rule for rule in plan.rules.values() if any(table.get(name).requires_grad for name in rule.registered())]
+    registered = {name for rule in plan.rules.values() for name in rule.registered()}
+    trained = {name for name in registered if table.get(name).requires_grad}
     return (
-        all(voters in rule.axes() and not rule.factors for rule in trained)
+        trained.issubset(stacked_names(plan.rules.values(), plan.axes[0].name))
         and not plan.interventions
         and plan.ragged is None
         and not record.state
@@ -110,7 +111,7 @@ class _Turns:
         self._axes = tuple(axis.name for axis in plan.axes)
         self._sizes = tuple(axis.size for axis in plan.axes)
         self._n_models = math.prod(axis.size for axis in plan.axes if not axis.own_first)
-        self._start = time.perf_counter()
+        self._start, self._first_node = time.perf_counter(), next_node_number()
         self._off = self._reached = False  # whether models run too fast; whether some loss has a gradient
         self._waiting: list[list[Any]] = []  # leaves of branches whose model is not complete
         self._done = 0  # positions along the outermost axis that had their turn
@@ -187,14 +188,16 @@ class _Turns:
             for i in numbers
             if stacked[i].requires_grad
         }
-        others = leaves_behind([losses], except_by=rows.values())
+        others, nodes = nodes_behind([losses], except_by=rows.values())
         whole = {id(tensor): tensor for tensor in (self._bank.get(name) for name, _ in rows)}
         # as in a criterion that penalizes the wrapped object's parameters
         otherwise_reached = not whole.keys().isdisjoint(map(id, others))
         if otherwise_reached:
             others, rows = list({**whole, **{id(tensor): tensor for tensor in others}}.values()), {}
+        # a part of the graph that was there before, such as features in a criterion, is behind the losses of all models
+        has_common_part = any(node._sequence_nr() < self._first_node for node in nodes)
         gradients = torch.autograd.grad(
-            losses, [*rows.values(), *others], share, retain_graph=bool(others), allow_unused=True
+            losses, [*rows.values(), *others], share, retain_graph=has_common_part, allow_unused=True
         )
         for (name, i), gradient in zip(rows, gradients, strict=False):
             self._of_rows.setdefault(name, [None] * self._sizes[0])[i] = gradient
