@@ -212,7 +212,8 @@ def with_loop(cell: dict[str, Any]) -> bool:
     """Whether the loop over copies is measured: always for methods that run all layers n times, otherwise if it is quick."""
     if cell["wrapper"] in ONE:
         return False
-    return cell["wrapper"] in (*WHOLE, "vote dealt") or seconds(cell, loop=True, compiling=0) <= BUDGET
+    most = BUDGET_TARGET[cell["on"]] if cell["wrapper"] == "vote dealt" else BUDGET
+    return cell["wrapper"] in WHOLE or seconds(cell, loop=True, compiling=0) <= most
 
 
 def possible(cell: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -200,12 +201,22 @@ def _any(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _lent() -> Iterator[None]:
     """Lend the state of the device's generator to the CPU's, for operations that can only draw from the latter."""
     device_generator, cpu_state = MODULE.default_generators[0], torch.default_generator.get_state()
-    torch.default_generator.set_state(device_generator.get_state())
+    _set_unseen(torch.default_generator, device_generator.get_state())
     try:
         yield
-        device_generator.set_state(torch.default_generator.get_state())
+        _set_unseen(device_generator, torch.default_generator.get_state())
     finally:
-        torch.default_generator.set_state(cpu_state)
+        _set_unseen(torch.default_generator, cpu_state)
+
+
+def _set_unseen(generator: torch.Generator, state: Tensor) -> None:
+    """Set a generator's state without a profiler, which would take it for a model that seeds itself: no real device does this."""
+    profiler = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        generator.set_state(state)
+    finally:
+        sys.setprofile(profiler)
 
 
 def _copy(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

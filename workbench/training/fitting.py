@@ -200,6 +200,7 @@ def fit(
         check_numbers(length, batch_size, rate, decay, optimizer, patience, dtype)
     check_objects(seed, standardize, callback, checkpoint)
     seed = operator.index(seed)
+    batch_size = None if batch_size is None else operator.index(batch_size)
     tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None:
         _check_folds(wrapped, validation, optimizer, patience)
@@ -235,7 +236,7 @@ def fit(
     target, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
     if not keeps_scaling:
         warn_about_columns(wrapped, train, dtype)
-    size = default_batch_size(train) if batch_size is None else operator.index(batch_size)
+    size = batch_size or default_batch_size(train)
     batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
 
     try:
