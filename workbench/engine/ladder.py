@@ -5,24 +5,21 @@ Its rungs are ordered from fast to universal. Each either gives the right result
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..introspect.bytecode import globals_assigned, methods_of
-from ..introspect.source_lines import first_sentence, line_name, users_line
+from ..introspect.source_lines import first_sentence, users_line
 from .clones import Clones
-from .effects.attributes import HOOKS
 from .executors import loop, replay, vmap
 from .executors.branched_tensors import heads_on_trunks
+from .obstacles import obstacle_to_replay, obstacle_to_vmap
 from .plan import Axis, Plan, Shared, Stacked, differ_in_length
 from .rank_one import LAYERS, SMALL
 from .request import Request
@@ -33,21 +30,11 @@ from .surroundings import interruption
 log = logging.getLogger("workbench")
 
 
-def _obstacle_to_vmap(root: nn.Module, plan: Plan) -> str:
-    return writes_globals(root) or hooked(root)
-
-
-def _obstacle_to_replay(root: nn.Module, plan: Plan) -> str:
-    if plan.interventions or plan.dealt:
-        return "noise reaches all layers, so that the branches share no trunk"
-    return ""
-
-
 # A new executor is one more row. If several can run a call, they are tried in this order.
 RUNGS: dict[str, Rung] = {
-    "vmap": Rung(vmap.run, _obstacle_to_vmap, at_once=True, needs_rules=True),
-    "rescue": Rung(vmap.rescued, _obstacle_to_vmap, at_once=True),
-    "replay": Rung(replay.run, _obstacle_to_replay, trunk_only=True),
+    "vmap": Rung(vmap.run, obstacle_to_vmap, at_once=True, needs_rules=True),
+    "rescue": Rung(vmap.rescued, obstacle_to_vmap, at_once=True),
+    "replay": Rung(replay.run, obstacle_to_replay, trunk_only=True),
     "loop": Rung(loop.run),  # last, since it runs everything
 }
 STRATEGIES = ("auto", *RUNGS, "tune")
@@ -432,29 +419,3 @@ def _strategy_error(root: nn.Module, plan: Plan, strategy: str, error: Exception
         f'strategy="{strategy}" is not possible for {root._get_name()} ({where}). Use strategy="auto" or strategy="loop", which runs '
         f"{plan.size} passes"
     )
-
-
-def hooked(root: nn.Module) -> str:
-    """Return which module has hooks, which could keep vmap's tensors after the pass, when they are invalid; "" if none has."""
-    for path, module in root.named_modules():
-        for hook in chain.from_iterable(vars(module)[kind].values() for kind in HOOKS) if path else ():
-            if not str(getattr(hook, "__module__", "")).startswith(("torch.nn.utils", "workbench.")):
-                return f"{path} has hooks, which would get tensors that stand for all branches at once"
-    return ""
-
-
-def writes_globals(root: nn.Module) -> str:
-    """Return which method assigns global variables, which would keep vmap's tensors after the pass, when they are invalid; "" if none does."""
-    classes: list[Any] = [type(module) for module in root.modules()]
-    return next(filter(None, map(_global_write, classes)), "")
-
-
-@functools.cache
-def _global_write(cls: Any) -> str:
-    """Return where a method of the class assigns to a global variable, "" if none does."""
-    for _, function in methods_of(cls):
-        code = function.__code__
-        if globals_assigned(code):
-            line = line_name(code.co_filename, code.co_firstlineno)
-            return f"{function.__qualname__} writes global variables, where vmap would leave invalid tensors; at {line}"
-    return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
 from .clones import Build, Clones, branch_key
 from .combine import Branched, combine
-from .dependence import DependenceTracker, has_reentrant_checkpoint, passed, reached
 from .effects.branch_values import duplicate
 from .effects.buffers import commit, merged_buffers
 from .effects.containers import Containers
@@ -24,14 +22,15 @@ from .effects.random import values_unavailable, were_drawn
 from .effects.reseeding import SeededNoiseError
 from .executors import loop, traced
 from .ladder import RUNGS, STRATEGIES, Ladder
-from .plan import Bank, Index, Plan, Split
+from .plan import Plan
 from .rank_one import FactoredWeightUsed
-from .request import Request
-from .results import Result, Running, StackedResults
+from .reach import Reach, dry_run
+from .request import Receiver, Request
+from .results import Result, StackedResults
 from .selections import RowTracker, Tracked, refuse_other_rows, selected
-from .state import BranchedState, unseal
+from .state import BranchedState
 from .surroundings import interruption, is_compiling_frames, is_exporting
-from .tree import flatten, names, tensors, versions
+from .tree import flatten, names, versions
 
 PURITIES = ("once", "warn", "raise", "allow")
 
@@ -57,7 +56,7 @@ class Engine:
         entries: Callable[[], traced.Entries],
         forward: Callable[..., Any],
     ) -> None:
-        self.root, self._originals, self._views = root, originals, views
+        self.root = root
         self.lock = threading.RLock()
         self.clones = Clones(root, build)
         self.effects = InputEffects()
@@ -65,13 +64,15 @@ class Engine:
         self.traced = traced.TracedExecutor(entries, forward)
         # by mode and input dimensions: whether the model selects the rows of its outputs, so that every call must be tracked
         self.selects: dict[tuple[Any, ...], bool] = {}
-        self._checked = False  # whether the autograd graph has shown which tensors the outputs depend on
-        self._followed = False  # whether this was checked without gradients
-        self._depended: set[bool] = set()  # whether by the graph: outputs have depended on what branches replace
-        self._generation = 0  # of the clones that were checked last
+        self.reach = Reach(root, self.clones, originals, views)
 
     def run(
-        self, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto", receiver: Any = None
+        self,
+        plan: Plan,
+        args: tuple,
+        kwargs: dict[str, Any],
+        strategy: str = "auto",
+        receiver: Callable[[], Receiver] | None = None,
     ) -> tuple[Branched, Sequence[Result]]:
         """Run all branches of a plan.
 
@@ -112,8 +113,7 @@ class Engine:
             request = replace(request, args=args, kwargs=kwargs)
         with self.lock:
             clones.refresh()
-            if self._generation != clones.generation:
-                self._generation, self._checked, self._followed = clones.generation, False, False
+            self.reach.refresh()
             leaves = request.flat[0]
             if not are_plain(leaves):
                 if plan.size > 1:
@@ -155,9 +155,9 @@ class Engine:
             self._keep(plan, results, branched)
         elif clones.impure:
             clones.forget()
-        if not self._checked and (torch.is_grad_enabled() or not self._followed):
+        if self.reach.is_due():
             clones.save()
-            self._check_reach(request, results)
+            self.reach.check(request, results)
         return branched, results
 
     def _hand_back(self, request: Request, results: Sequence[Result]) -> Request:
@@ -306,141 +306,11 @@ class Engine:
             columns = zip(*(flatten(result.output)[0] for result in results), strict=True)  # sealed states are leaves
             self.effects.remember_outputs([branch_key(plan, index) for index in plan.indices], columns)
 
-    def _check_reach(self, request: Request, results: Sequence[Result]) -> None:
-        """Check that the outputs depend on tensors that the methods own, once, and on none that these replace, anew after each change.
-
-        Raises:
-            UnreachedParametersError: if they do not.
-        """
-        plan = request.plan
-        rules = {slot: rule for slot, rule in plan.rules.items() if rule.axes()}
-        index = plan.indices[-1]
-        if not rules or not any(index.values()):
-            return
-        if values_unavailable():
-            return  # the autograd graph of the outputs cannot be inspected under a function transform or a compiler
-        owned = {name: plan.bank.get(name) for rule in rules.values() for name in rule.names(index)}
-        last = flatten(unseal(results[-1].output))[0]
-        candidates = [leaf for leaf in last if isinstance(leaf, Tensor)]
-        if not any(leaf.numel() if isinstance(leaf, Tensor) else isinstance(leaf, Running) for leaf in last):
-            return  # all outputs are empty, such as no boxes: a later call will show it
-        # without a graph, an output that requires gradients can only be an input that was passed through
-        outputs = [leaf for leaf in candidates if leaf.requires_grad and (torch.is_grad_enabled() or not leaf.is_leaf)]
-        # values put in by `functional_call` may be computed, and the graph names only the leaves behind them
-        leaves = all(tensor.is_leaf for tensor in owned.values())
-        if outputs and leaves and any(tensor.requires_grad for tensor in owned.values()):
-            self._checked = True
-            source_ids = reached(outputs)
-            # inputs may have been computed by the given model itself
-            input_ids = reached([leaf for leaf in tensors((request.args, request.kwargs)) if leaf.requires_grad])
-            heads = _of_other_heads(plan, index)
-            if heads and isinstance(results, StackedResults):  # all branches have one graph
-                stale, _ = self._follow(request, owned, index)
-            else:
-                originals = {**heads, **self._originals()}
-                stale = {name for name, tensor in originals.items() if id(tensor) in source_ids - input_ids}
-                views = self._views_of_others(plan, index)
-                stale |= passed(outputs, views) - passed(tensors((request.args, request.kwargs)), views)
-            # the graph of the layers inside a reentrant checkpoint is not known yet
-            depends = not source_ids.isdisjoint(map(id, owned.values())) or has_reentrant_checkpoint(outputs)
-        elif self._followed:
-            return
-        else:
-            self._followed = True  # a later call with gradients is checked too, which also finds detached results
-            stale, depends = self._follow(request, owned, index)
-        if stale:
-            raise UnreachedParametersError(
-                f"the model uses {', '.join(sorted(stale)[:3])} by a reference that wrapping cannot replace (a global name, a partial "
-                "function or an object that holds the tensor): the branches would not differ there. Access it through the module, as "
-                "self.layer.weight, or in a hook through its argument"
-            )
-        # what a user switches off later, such as adapters, was reached before
-        if owned and not depends and self._checked not in self._depended:
-            raise UnreachedParametersError(
-                f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
-                "branches: these layers did not run, or their result is detached. Choose more layers"
-            )
-        self._depended.add(self._checked)
-
     def look(self, plan: Plan, args: tuple, kwargs: dict[str, Any]) -> None:
         """Run the only branch of a plan without gradients, so that its interventions can observe it; no side effect is kept."""
         with self.lock:
             self.clones.refresh()
-            self._dry_run(Request(plan, args, kwargs, self.clones, self.effects))
-
-    def _follow(self, request: Request, owned: dict[str, Tensor], index: Index) -> tuple[set[str], bool]:
-        """Find dependences by running one branch once more without gradients, since the model may not support them.
-
-        Args:
-            request: the call.
-            owned: tensors of the branch that the methods own, by name.
-            index: the branch.
-
-        Returns:
-            The slots whose original tensors the outputs depend on, and whether the outputs depend on any owned tensor.
-        """
-        plan = request.plan
-        heads, views = _of_other_heads(plan, index), self._views_of_others(plan, index)
-        originals = [*self._originals().items(), *heads.items(), *views.items()]  # held here so that ids stay unique
-        bank = Bank(plan.bank.get)
-        branch_plan = replace(plan, axes=(), fixed=dict(index), dealt="", bank=bank, interventions=(), folding=None)
-        probe, sources = replace(request, plan=branch_plan), set(map(id, owned.values()))
-        tracker = DependenceTracker(
-            {*sources, *(id(tensor) for _, tensor in originals)},
-            map(id, (*self.root.parameters(), *self.root.buffers())),
-        )
-        try:
-            with self.clones.lent(plan, index):
-                outputs = self._dry_run(probe, tracker)
-            source_ids = frozenset[int]().union(*map(tracker.behind, outputs))
-            # this pass runs without interventions, which may be what installs the owned tensors
-            depends = bool(plan.interventions) or not source_ids.isdisjoint(sources)
-            if not depends and not source_ids:
-                # the model computes outside torch (numpy), or uses none of the tensors: change them and compare the outputs
-                bank = Bank(lambda name: 1.5 * owned[name] + 0.1 if name in owned else plan.bank.get(name))
-                old, new = self._dry_run(probe), self._dry_run(replace(probe, plan=replace(probe.plan, bank=bank)))
-                depends = not all(map(torch.equal, old, new))
-        except Exception:  # an operation that does not support dispatch modes
-            return set(), True
-        return {name for name, tensor in originals if id(tensor) in source_ids}, depends
-
-    def _views_of_others(self, plan: Plan, index: Index) -> dict[str, Tensor]:
-        """Return, by slot, the tensors of the first branch that the wrapped module shows and that a branch must not use."""
-        rules = plan.rules
-        others = [slot for slot in rules if any(index.get(axis) for axis in rules[slot].axes())]
-        return {
-            slot: view
-            for slot, view in self._views().items()
-            if slot in others and rules[slot].pick(plan.bank, index) is not view
-        }
-
-    def _dry_run(self, request: Request, mode: AbstractContextManager[Any] | None = None) -> list[Tensor]:
-        """Return the output tensors of one branch, run without gradients and with `mode` active; no side effect is kept."""
-        leaves, rebuild = flatten((request.args, request.kwargs))
-        sources = request.sources()
-        states_before = sources.all()
-        self.clones.save()
-        try:
-            with torch.no_grad():
-                args, kwargs = rebuild(
-                    [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
-                )
-                with mode or nullcontext():
-                    result = loop.run(replace(request, args=args, kwargs=kwargs))[0]
-            return tensors(unseal(result.output))
-        finally:
-            sources.restore(states_before)
-            if self.clones.impure:
-                self.clones.forget()
-
-
-def _of_other_heads(plan: Plan, index: Index) -> dict[str, Tensor]:
-    """Return the tensors, by name, that the first of several heads has in place of those of a branch."""
-    splits = [rule for rule in plan.rules.values() if isinstance(rule, Split)]
-    heads = [(rule.options[0], rule.options[index.get(rule.axis, 0)]) for rule in splits]
-    return {
-        name: plan.bank.get(name) for first, own in heads for name in first.registered() if name not in own.registered()
-    }
+            dry_run(Request(plan, args, kwargs, self.clones, self.effects))
 
 
 __all__ = [
