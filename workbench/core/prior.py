@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..engine.clone import is_scripted
 from ..engine.effects.inputs import own_inputs
 from ..engine.effects.random import values_unavailable, were_drawn
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan, Rule, Shared, Stacked
+from ..engine.request import Receiver
 from ..engine.results import Result
 from ..engine.run import Branched
 from ..engine.tree import flatten, map_tensors, names
@@ -170,7 +171,12 @@ def _check_meaning(meaning: Meaning | None, name: str) -> None:
 
 
 def run_with_prior(
-    wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any], strategy: str = "auto", receiver: Any = None
+    wrapped: Any,
+    plan: Plan,
+    args: tuple,
+    kwargs: dict[str, Any],
+    strategy: str = "auto",
+    receiver: Callable[[], Receiver] | None = None,
 ) -> tuple[Branched, Sequence[Result]]:
     """Like `Engine.run`, with `scale` times the prior functions added to the model's outputs, but not to those of risk heads.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,22 +22,31 @@ def reached(outputs: list[Tensor]) -> set[int]:
     return ids | {id(tensor) for tensor in outputs if tensor.is_leaf}
 
 
-def nodes_behind(outputs: list[Tensor], except_by: Iterable[Tensor] = ()) -> tuple[list[Tensor], list[Any]]:
-    """Return the leaf tensors and the other nodes that gradients from the outputs would reach, other than by way of the tensors `except_by`."""
-    ends = {tensor.grad_fn for tensor in except_by}
+def nodes_behind(
+    outputs: list[Tensor], is_end: Callable[[Any], bool] = lambda node: False
+) -> tuple[list[Tensor], list[Any]]:
+    """Return what gradients from the outputs would reach, but for what lies only behind ends.
+
+    Args:
+        outputs: tensors with their graph.
+        is_end: function of a node of autograd: whether it is an end.
+
+    Returns:
+        The leaf tensors, and the other nodes, with the ends among them.
+    """
     leaves: list[Tensor] = []
     inner: list[Any] = []
-    for node in _nodes(outputs, ends):
+    for node in _nodes(outputs, is_end):
         if isinstance(variable := getattr(node, "variable", None), Tensor):
             leaves.append(variable)
-        elif node not in ends:
+        else:
             inner.append(node)
     return leaves, inner
 
 
 def next_node_number() -> int:
     """Return the number from which on autograd counts the nodes that are made after this call."""
-    return torch.ones((), requires_grad=True).view(()).grad_fn._sequence_nr()  # type: ignore[union-attr]
+    return get_gradient_edge(torch.ones((), requires_grad=True).view(())).node._sequence_nr()
 
 
 def passed(outputs: list[Tensor], tensors: dict[str, Tensor]) -> set[str]:
@@ -50,14 +60,14 @@ def has_reentrant_checkpoint(outputs: list[Tensor]) -> bool:
     return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(outputs))
 
 
-def _nodes(outputs: list[Tensor], ends: Collection[Any] = ()) -> Iterator[Any]:
-    """Iterate over the autograd graph behind the outputs, but not behind the nodes `ends`."""
+def _nodes(outputs: list[Tensor], is_end: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:
+    """Iterate over the autograd graph behind the outputs, but not behind ends."""
     pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen: set[Any] = set(pending)
     while pending:
         node = pending.pop()
         yield node
-        for next_node, _ in () if node in ends else node.next_functions:
+        for next_node, _ in () if is_end(node) else node.next_functions:
             if next_node is not None and next_node not in seen:
                 seen.add(next_node)
                 pending.append(next_node)

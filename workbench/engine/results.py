@@ -49,20 +49,14 @@ def folded(folding: Any, output: Any, depth: int) -> Any:
         output: output of the branch.
         depth: number of axes of the plan.
     """
-    leaves, rebuild = with_axes(output, depth)
-    folded_leaves = folding(leaves, rebuild)
-    plain_leaves, _ = flatten(output)
-    return rebuild(
-        [new if isinstance(new, Running) else leaf for leaf, new in zip(plain_leaves, folded_leaves, strict=True)]
-    )
-
-
-def with_axes(output: Any, depth: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return the leaves of the output of one branch, tensors but nested ones with `depth` axes in front, and the function that rebuilds it."""
     leaves, rebuild = flatten(output)
-    return [
-        leaf[(None,) * depth] if isinstance(leaf, Tensor) and not leaf.is_nested else leaf for leaf in leaves
-    ], rebuild
+    folded_leaves = folding(with_axes(leaves, depth), rebuild)
+    return rebuild([new if isinstance(new, Running) else leaf for leaf, new in zip(leaves, folded_leaves, strict=True)])
+
+
+def with_axes(leaves: list[Any], depth: int) -> list[Any]:
+    """Return the leaves of the output of one branch, tensors but nested ones with `depth` axes of size 1 in front."""
+    return [leaf[(None,) * depth] if isinstance(leaf, Tensor) and not leaf.is_nested else leaf for leaf in leaves]
 
 
 @dataclass

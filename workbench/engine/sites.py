@@ -102,7 +102,7 @@ _FROM_NUMBERS = frozenset(["tensor", "as_tensor", "asarray", "new_tensor"])  # c
 CHOOSING = frozenset(["__getitem__", "index_select", "gather", "masked_select", "take_along_dim"])
 
 _CONTROL_FLOW = frozenset(["cond", "while_loop", "scan", "associative_scan", "map_impl"])
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_APPLY = vars(torch.autograd.Function)["apply"].__func__.__code__
 
 _PLAIN = frozenset([int, float, bool, str, type(None)])
 

@@ -219,13 +219,11 @@ class _Noisy(Intervention):
             self.seed = int(torch.randint(2**62, ()).item())
         elif training in method.apart:
             self.draw_apart()
-
-    @property
-    def draws_as_model(self) -> bool:  # type: ignore[override]
-        return self.seed is None and not self.method.noise.silent
+        self.draws_as_model = self.seed is None and not method.noise.silent
 
     def draw_apart(self) -> None:
         if self.seed is None:
+            self.draws_as_model = False
             self.loop_only = "the model seeds torch's random numbers itself, so the noise is drawn separately"
             self.seed = self.method.apart.setdefault(self.training, CallSeeds()).next()
 

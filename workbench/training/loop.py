@@ -219,7 +219,7 @@ class Loop:
 
     def _backward(self, batch: Batch) -> Tensor:
         """Accumulate the gradients of a batch, and return its loss."""
-        return self._of_batch(partial(backward, self.wrapped, look=None if self.steps else refuse_flat), batch)
+        return self._of_batch(partial(backward, self.wrapped, check=None if self.steps else refuse_flat), batch)
 
     def _of_batch(self, function: Callable[[Any, Any, Any], Tensor], batch: Batch) -> Tensor:
         """Return function(criterion, x, y), with clearer messages."""

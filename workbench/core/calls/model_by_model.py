@@ -26,12 +26,12 @@ from .surrounding import entered
 
 # seconds of a model's forward pass on a CPU from which a backward pass of its own costs next to nothing
 LONG_PASS = 0.003
-Look = Callable[[Tensor], None]
+Check = Callable[[Tensor], None]
 DETACHED = "the loss depends on no trainable parameter; is the model or the criterion detached?"
 
 
 def backward(
-    wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any, look: Look | None = None
+    wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any, check: Check | None = None
 ) -> Tensor:
     """Do what `wrapped.loss(criterion, x, y).backward()` does, for one model after another where the models share nothing trained.
 
@@ -40,7 +40,7 @@ def backward(
     Args:
         wrapped: the wrapped object.
         criterion, x, y: as for `Wrapped.loss`.
-        look: called with each loss before its backward pass; it may raise.
+        check: called with each loss before its backward pass; it raises if there should be none.
 
     Returns:
         The detached loss [].
@@ -48,17 +48,17 @@ def backward(
     Raises:
         ValueError: if the loss depends on no trainable parameter.
     """
-    return asked(_backward, wrapped, criterion, *entered(wrapped, *opened(wrapped, x)), y, look)
+    return asked(_backward, wrapped, criterion, *entered(wrapped, *opened(wrapped, x)), y, check)
 
 
-def _backward(wrapped: Any, criterion: Any, args: tuple, kwargs: dict[str, Any], y: Any, look: Look | None) -> Tensor:
+def _backward(wrapped: Any, criterion: Any, args: tuple, kwargs: dict[str, Any], y: Any, check: Check | None) -> Tensor:
     if (scaling := extra(wrapped, "scaling")) is not None:
         (args, kwargs), y = scaling.inputs(args, kwargs), scaling.targets(y)
     plan = plan_of(wrapped, Call(wrapped.training, True, loss=True))
     turns: list[_Turns] = []
 
     def begin() -> _Turns:
-        turns[:] = [_Turns(wrapped, plan, (criterion, args, kwargs, y), look)]
+        turns[:] = [_Turns(wrapped, plan, (criterion, args, kwargs, y), check)]
         return turns[0]
 
     branched, _ = run(wrapped, plan, args, kwargs, begin if _separable(wrapped, plan, (args, kwargs, y)) else None)
@@ -67,15 +67,15 @@ def _backward(wrapped: Any, criterion: Any, args: tuple, kwargs: dict[str, Any],
     loss = loss_of_branches(wrapped, branched, criterion, args, kwargs, y)
     if not loss.requires_grad:
         raise ValueError(DETACHED)
-    if look is not None:
-        look(loss)
+    if check is not None:
+        check(loss)
     loss.backward()
     return loss.detach()
 
 
 def _separable(wrapped: Any, plan: Plan, batch: tuple[Any, Any, Any]) -> bool:
     """Return whether nothing that is trained is shared by the models along the outermost axis."""
-    record, runtime, table = wrapped._workbench, wrapped.__dict__["_engine"], table_of(wrapped)
+    record, table = wrapped._workbench, table_of(wrapped)
     if values_unavailable() or not torch.is_grad_enabled() or not plan.axes or plan.axes[0].own_first:
         return False
     registered = {name for rule in plan.rules.values() for name in rule.registered()}
@@ -85,8 +85,6 @@ def _separable(wrapped: Any, plan: Plan, batch: tuple[Any, Any, Any]) -> bool:
         and not plan.interventions
         and plan.ragged is None
         and not record.state
-        and record.losses is None
-        and runtime.observe is None
         and all(method.regularizer(table, record.rows) is None for method in record.methods)
         and not any(tensor.requires_grad for tensor in tensors(batch))
     )
@@ -101,13 +99,13 @@ class _Turns:
         wrapped: the wrapped object.
         plan: the plan of the call.
         batch: criterion, positional and keyword inputs, and targets.
-        look: as for `backward`.
+        check: as for `backward`.
     """
 
     def __init__(
-        self, wrapped: Any, plan: Plan, batch: tuple[Any, tuple, dict[str, Any], Any], look: Look | None
+        self, wrapped: Any, plan: Plan, batch: tuple[Any, tuple, dict[str, Any], Any], check: Check | None
     ) -> None:
-        self._wrapped, self._bank, self._batch, self._look = wrapped, plan.bank, batch, look
+        self._wrapped, self._bank, self._batch, self._check = wrapped, plan.bank, batch, check
         self._axes = tuple(axis.name for axis in plan.axes)
         self._sizes = tuple(axis.size for axis in plan.axes)
         self._n_models = math.prod(axis.size for axis in plan.axes if not axis.own_first)
@@ -150,8 +148,8 @@ class _Turns:
         self._losses.append(losses.detach())
         if losses.requires_grad:
             self._reached = True
-            if self._look is not None:
-                self._look(losses)
+            if self._check is not None:
+                self._check(losses)
             self._differentiate(losses, range(self._done, self._done + count))
         self._done += count
 
@@ -188,14 +186,15 @@ class _Turns:
             for i in numbers
             if stacked[i].requires_grad
         }
-        others, nodes = nodes_behind([losses], except_by=rows.values())
+        ends = {row.grad_fn for row in rows.values()}
+        others, nodes = nodes_behind([losses], ends.__contains__)
         whole = {id(tensor): tensor for tensor in (self._bank.get(name) for name, _ in rows)}
         # as in a criterion that penalizes the wrapped object's parameters
         otherwise_reached = not whole.keys().isdisjoint(map(id, others))
         if otherwise_reached:
             others, rows = list({**whole, **{id(tensor): tensor for tensor in others}}.values()), {}
         # a part of the graph that was there before, such as features in a criterion, is behind the losses of all models
-        has_common_part = any(node._sequence_nr() < self._first_node for node in nodes)
+        has_common_part = any(node not in ends and node._sequence_nr() < self._first_node for node in nodes)
         gradients = torch.autograd.grad(
             losses, [*rows.values(), *others], share, retain_graph=has_common_part, allow_unused=True
         )

@@ -13,6 +13,7 @@ from ...engine.combine import Ragged
 from ...engine.effects.inputs import may_change, own_inputs
 from ...engine.effects.random import values_unavailable
 from ...engine.plan import Bank, Plan
+from ...engine.request import Receiver
 from ...engine.results import Running
 from ...engine.run import Branched, NotDealableError
 from ...engine.state import BranchedState, of_one_branch, states_in
@@ -78,7 +79,7 @@ def plan_of(
 
 
 def run(
-    wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any], receiver: Any = None
+    wrapped: Any, plan: Plan, args: tuple, kwargs: dict[str, Any], receiver: Callable[[], Receiver] | None = None
 ) -> tuple[Branched, Sequence[Any]]:
     """Run a plan, checking inputs and the order of layers; return the outputs of all branches and the result of each; see `Engine.run`."""
     if not torch.compiler.is_dynamo_compiling():

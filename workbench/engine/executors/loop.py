@@ -23,7 +23,7 @@ from ..plan import Index, Plan
 from ..request import Request
 from ..results import Result, folded, with_axes
 from ..state import BranchedState, Sealed, own_sealed
-from ..tree import counting_writes, versions
+from ..tree import counting_writes, flatten, versions
 
 Objects = list[dict[Key, Any] | None]  # by leaf of the inputs: the objects of all branches, None for other leaves
 
@@ -78,7 +78,8 @@ def run(request: Request) -> list[Result]:
         if folding is not None:
             results[-1].output = folded(folding, results[-1].output, len(plan.axes))
         if receive is not None:
-            receive(*with_axes(results[-1].output, len(plan.axes)))
+            output_leaves, rebuild_output = flatten(results[-1].output)
+            receive(with_axes(output_leaves, len(plan.axes)), rebuild_output)
         if not last:
             _refuse_new_buffers(clone, results[-1])
         now = versions(branch_leaves)
