@@ -29,7 +29,7 @@ from workbench import (
     vote,
 )
 from workbench.core.ownership import table_of
-from workbench.engine.run import Engine
+from workbench.engine.reach import Reach
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -151,8 +151,8 @@ def test_only_the_first_prediction_is_followed_through_the_graph(wrapper: Any, m
     fit(wrapped, (normal(40, 3), normal(40, 2, seed=1)), epochs=8, progress=False)
     wrapped = copy.deepcopy(wrapped.requires_grad_(False))
     followed: list[Any] = []
-    looks = Engine._follow
-    monkeypatch.setattr(Engine, "_follow", lambda *given: followed.append(given) or looks(*given))
+    follow = Reach._follow
+    monkeypatch.setattr(Reach, "_follow", lambda *given: followed.append(given) or follow(*given))
     with torch.no_grad():
         for _ in range(3):
             wrapped(normal(5, 3), return_risk=True)
