@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from conftest import write_notebook
 from workbench.cli import main
 from workbench.notebook import grid, pdf, read_run, run_grid, run_notebook
 from workbench.notebook.client import MAX_PRINTED
-from workbench.notebook.run import finished, plan
+from workbench.notebook.run import finished, perform, plan
 
 TROUBLE = """
 import os, signal, sys, time
@@ -327,23 +328,32 @@ def test_pages_are_printed_by_what_is_found(tmp_path: Path, monkeypatch: pytest.
         pdf.print_pdf(page, str(fake))
 
 
-def test_modules_are_imported_once_a_kernel_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needed_for_the_page.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    with grid._importing("needed_for_the_page"):
+def test_pages_are_prepared_once_a_kernel_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    with grid._meanwhile(done.set):
         pass  # the run has ended before
     monkeypatch.setattr(grid, "KERNEL_START", 0.0)
-    assert "needed_for_the_page" not in sys.modules
-    with grid._importing("missing_module", "needed_for_the_page"):
-        end = time.monotonic() + 30
-        while "needed_for_the_page" not in sys.modules and time.monotonic() < end:
-            time.sleep(0.01)
-    assert sys.modules.pop("needed_for_the_page").__file__ == str(tmp_path / "needed_for_the_page.py")
+    assert not done.is_set()
+    with grid._meanwhile(lambda: 1 / 0, done.set):
+        assert done.wait(30)
+
+
+def test_pictures_are_compressed_as_cells_show_them(tmp_path: Path) -> None:
+    cell = nbformat.v4.new_code_cell(
+        "from matplotlib.figure import Figure\nfrom workbench import record_figure\nrecord_figure('empty', Figure())"
+    )
+    nb, shown = nbformat.v4.new_notebook(cells=[cell]), []
+    nbformat.write(nb, tmp_path / "a.ipynb")
+    run, values = plan(nb, tmp_path / "a.ipynb", tmp_path / "b.ipynb", {})
+    assert perform(nb, run, values, on_picture=shown.append).status == "ok"
+    stored = nbformat.read(tmp_path / "b.ipynb", as_version=4).cells[0].outputs[0].data["image/png"]
+    assert shown == [stored]
 
 
 def test_notebooks_are_read_without_grammars_of_iris() -> None:
     code = """
 import sys
+import threading
 from workbench.notebook.parameters import skip_iri_grammars
 skip_iri_grammars()
 import nbformat

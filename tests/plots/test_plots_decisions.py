@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -325,3 +326,18 @@ def test_the_legend_lies_inside_narrow_axes(width: float) -> None:
     assert room.x0 <= box.x0
     assert box.x1 <= room.x1
     assert room.width > 0.6 * figure.bbox.width
+
+
+@pytest.mark.parametrize(("width", "layouts"), [(12.0, 0), (14.0, 1)])
+def test_a_figure_is_laid_out_for_a_legend_only_where_that_can_make_room(width: float, layouts: int) -> None:
+    """Two columns of the legend are wider than a panel as it is: a layout may help in wide panels, in narrow ones none does."""
+    draw = torch.Generator().manual_seed(0)
+    figure = Figure(figsize=(width, 4), layout="constrained")
+    executed: list[Any] = []
+    engine: Any = figure.get_layout_engine()
+    execute = engine.execute
+    engine.execute = lambda drawn: executed.append(drawn) or execute(drawn)
+    for ax in figure.subplots(1, 3):
+        plots.risk_against_error(torch.rand(60, generator=draw), torch.rand(60, generator=draw), ax, kind="total")
+
+    assert len(executed) == layouts

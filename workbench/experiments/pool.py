@@ -83,6 +83,7 @@ def outcomes(
     waiting = deque(cells)
     idle: list[Worker] = []
     busy: list[Worker] = []
+    dismissed: list[Worker] = []
     with tempfile.TemporaryDirectory(prefix="workbench-") as logs:
         try:
             for number in range(min(jobs, len(waiting))):
@@ -99,16 +100,17 @@ def outcomes(
                 for worker in list(busy):
                     if (outcome := worker.outcome(timeout)) is not None:
                         busy.remove(worker)
-                        if waiting:
-                            idle.append(worker)
-                        else:
-                            worker.end(now=False)
+                        if not waiting:
+                            worker.dismiss()  # the process takes a while to end, in which the caller can go on
+                        (idle if waiting else dismissed).append(worker)
                         yield outcome
         finally:
             for worker in (*idle, *busy):
                 worker.warn()  # before the first is waited for, so that all of them save at the same time
             for worker in (*idle, *busy):
                 worker.end()
+            for worker in dismissed:
+                worker.end(now=False)
 
 
 def visible_gpus() -> list[str]:
@@ -201,11 +203,15 @@ class Worker:
         if self.grace:
             self.process.terminate()
 
+    def dismiss(self) -> None:
+        """Ask the process to exit after its cell, and don't wait for it."""
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+
     def end(self, now: bool = True) -> None:
         """End the process: after its grace period if now is true, else by asking it to exit; kill it if it does not."""
         if not now:
-            with contextlib.suppress(OSError):
-                self.connection.send(None)
+            self.dismiss()
             self.process.join(EXIT_TIMEOUT)
         elif self.grace:
             self.warn()

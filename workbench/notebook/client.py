@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class Watch:
         peak_device_memory: peak of torch's GPU memory, MiB.
         device: name of the kernel's device; "" if the kernel could not be asked.
         data: name -> sha256 of the data sets that the notebook loaded.
+        on_picture: called with each picture that a cell shows, a PNG file in base64.
     """
 
     timeout: float | None = None
@@ -45,6 +47,7 @@ class Watch:
     peak_device_memory: float | None = None
     device: str = ""
     data: dict[str, str] = field(default_factory=dict)
+    on_picture: Callable[[str], object] | None = None
 
     def begin(self) -> None:
         """Start the time limit."""
@@ -140,6 +143,8 @@ def _engine() -> Any:
                     msg = {**msg, "content": {**content, "data": {"text/plain": note}, "metadata": {}}}
                 else:
                     shown += size
+                    if self.watch.on_picture is not None and "image/png" in content["data"]:
+                        self.watch.on_picture(content["data"]["image/png"])
             self.output_sizes = (cell_index, printed, shown)
             return None if kind == "stream" and not text else super().process_message(msg, cell, cell_index)
 

@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,7 +276,7 @@ class _Grid:
             grace=GRACE_PERIOD,
         )
         try:
-            with _sigterm_as_interrupt(), contextlib.closing(ended), _importing("workbench.metrics"):
+            with _sigterm_as_interrupt(), contextlib.closing(ended), _meanwhile(_import_metrics):
                 for outcome in ended:
                     with _uninterrupted():
                         name, problem = self._add_outcome(outcome)
@@ -389,29 +390,42 @@ def work(
     skip_iri_grammars()
     import nbformat
 
+    from .pictures import embedded
+    from .report import prepare
+
     def interrupt(*_: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        with _importing("workbench.metrics", "nbconvert", "bs4"):
-            done = perform(nbformat.reads(source, as_version=4), Run(**run), values, timeout=timeout)
+        with ThreadPoolExecutor(1) as pictures, _meanwhile(_import_metrics, prepare):
+            done = perform(
+                nbformat.reads(source, as_version=4),
+                Run(**run),
+                values,
+                timeout=timeout,
+                on_picture=lambda png: pictures.submit(embedded, png),
+            )
         return {"problem": _publish(Path(done.output), chromium)}
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _import_metrics() -> None:
+    importlib.import_module("workbench.metrics")
+
+
 @contextlib.contextmanager
-def _importing(*modules: str) -> Iterator[None]:
-    """Import modules that are needed after this context in a thread, while its kernel works in another process."""
+def _meanwhile(*tasks: Callable[[], object]) -> Iterator[None]:
+    """Prepare in a thread what is needed after this context, while its kernel works in another process."""
 
-    def load() -> None:
-        for module in modules:
-            with contextlib.suppress(Exception):  # raised again where the module is needed
-                importlib.import_module(module)
+    def work_off() -> None:
+        for task in tasks:
+            with contextlib.suppress(Exception):  # raised again where it is needed
+                task()
 
-    timer = threading.Timer(KERNEL_START, load)
+    timer = threading.Timer(KERNEL_START, work_off)
     timer.start()
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 from typing import Any
 
@@ -28,8 +29,9 @@ def thumbnail(png: bytes) -> str:
     return _data_url(reduced, lossless=False)
 
 
+@functools.lru_cache(maxsize=64)
 def embedded(png: str) -> str:
-    """Return a picture as a data URL, losslessly compressed as WebP where possible.
+    """Return a picture as a data URL, losslessly compressed as WebP where possible. The last ones are kept.
 
     Args:
         png: PNG file in base64.

@@ -144,6 +144,12 @@ def title(nb: NotebookNode) -> str | None:
     return next((line[2:].strip() for line in lines if line.startswith("# ")), None)
 
 
+def prepare() -> None:
+    """Import, compile and cache what `render` needs, so that the first page takes no longer than others."""
+    nb = require("nbformat").v4.new_notebook(cells=[require("nbformat").v4.new_code_cell("print()")])
+    _finished(_exporter().from_notebook_node(nb, resources={"metadata": {"name": "", "path": ""}, "report": {}})[0], "")
+
+
 def _exporter() -> Any:
     require("nbconvert")
     from jinja2 import pass_context

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,14 +195,20 @@ def finished(run: Run) -> Run | None:
 
 
 def perform(
-    nb: NotebookNode, run: Run, parameters: dict[str, Any], *, timeout: float | None = None, progress: bool = False
+    nb: NotebookNode,
+    run: Run,
+    parameters: dict[str, Any],
+    *,
+    timeout: float | None = None,
+    progress: bool = False,
+    on_picture: Callable[[str], object] | None = None,
 ) -> Run:
-    """Execute a planned run; see `run_notebook`."""
+    """Execute a planned run; see `run_notebook`, and `Watch.on_picture`."""
     output = Path(run.output)
     run.status, run.error, run.started = "interrupted", ENDED_FROM_OUTSIDE, time.strftime(CLOCK)
     output.parent.mkdir(parents=True, exist_ok=True)
     write(nb, run)
-    watch, start = Watch(timeout), time.perf_counter()
+    watch, start = Watch(timeout, on_picture=on_picture), time.perf_counter()
     try:
         run.status, run.error = _execute(output, parameters, Path(run.notebook).parent, watch, progress)
     finally:  # also on Ctrl-C, which is then raised to the caller

@@ -242,7 +242,7 @@ def legend(
         text.set_parse_math(ax.xaxis.label.get_parse_math())  # off where names with $ are shown literally
     box.set_in_layout(False)  # a legend wider than the Axes would otherwise shrink them further
     room, engine = ax.get_window_extent().width, ax.figure.figure.get_layout_engine()
-    if columns > 1 and engine is not None and room < box.get_window_extent().width < 1.3 * room:
+    if columns > 1 and engine is not None and room < box.get_window_extent().width < _most_room(ax):
         engine.execute(ax.figure.figure)  # the layout may make the Axes wide enough
         room = ax.get_window_extent().width
     if columns > 1 and box.get_window_extent().width > room:
@@ -263,6 +263,16 @@ def legend(
         ax.yaxis.set_major_locator(require("matplotlib.ticker").AutoLocator())
         low, high = ax.get_ylim()
         ax.set_yticks([tick for tick in ax.get_yticks() if low <= tick <= min(high, highest + 1e-9)])
+
+
+def _most_room(ax: Axes) -> float:
+    """Return a width in pixels that no layout can make the Axes exceed: that of their column of the figure, less the labels beside them."""
+    width, spec = ax.figure.bbox.width, ax.get_subplotspec()
+    if spec is not None:
+        ratios = np.asarray(spec.get_gridspec().get_width_ratios())
+        width *= ratios[spec.colspan.start : spec.colspan.stop].sum() / ratios.sum()
+    shown = ax.get_tightbbox(for_layout_only=True)
+    return width if shown is None else width - (shown.width - ax.get_window_extent().width)
 
 
 def whole_numbers(ax: Axes) -> None:
