@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,67 +133,13 @@ class Controls:
         w = require("ipywidgets")
         self.task = task
         self.rows: dict[str, Row] = {}
-        self.train = w.Button(
-            description="Train",
-            icon="play",
-            button_style="primary",
-            tooltip="Train all ticked models, one after another",
-            layout={"width": "96px", "flex": "none"},
-        ).add_class("wb-train")
-        self.stop = w.Button(
-            description="Stop",
-            icon="stop",
-            disabled=True,
-            tooltip="Stop training at once; trained models are kept",
-            layout={"width": "96px", "flex": "none"},
-        ).add_class("wb-stop")
-        options = {"style": _STYLE, "layout": {"width": "210px"}}
-        self.epochs = w.BoundedIntText(
-            training.epochs, min=1, max=10**6, description="epochs", tooltip="Passes over the training rows", **options
-        ).add_class("wb-epochs")
-        self.lr = w.BoundedFloatText(
-            training.lr,
-            min=1e-9,
-            max=1e3,
-            description="learning rate",
-            tooltip="Peak learning rate of Adam; it rises at first, then falls to 0",
-            **options,
-        ).add_class("wb-lr")
-        self.weight_decay = w.BoundedFloatText(
-            training.weight_decay,
-            min=0,
-            max=1e3,
-            description="weight decay",
-            tooltip="Weight decay, decoupled from the gradient as in AdamW",
-            **options,
-        ).add_class("wb-decay")
-        self.seed = w.BoundedIntText(
-            training.seed,
-            min=0,
-            max=2**31 - 1,
-            description="seed",
-            tooltip="Seed of initial weights (if a function makes the model), validation rows, order of rows and all random draws",
-            **options,
-        ).add_class("wb-seed")
-        self.seeds = w.BoundedIntText(
-            repeats[0],
-            min=1,
-            max=MAX_REPEATS,
-            description="seeds",
-            tooltip="Number of seeds each model is trained with, from the seed above; the table shows mean and standard error",
-            **options,
-        ).add_class("wb-seeds")
-        self.splits = w.BoundedIntText(
-            repeats[1],
-            min=1,
-            max=MAX_REPEATS,
-            description="splits",
-            disabled=not several_splits,
-            tooltip="Number of data splits each model is trained on; the table marks what is better than plain beyond noise"
-            if several_splits
-            else "These data have one split; for several, give the name of a data set, or inputs and targets",
-            **options,
-        ).add_class("wb-splits")
+        narrow, fitted = {"width": "96px", "flex": "none"}, {"width": "auto", "flex": "none"}
+        self.train = _button("Train", "play", "Train all ticked models, one after another", "wb-train", narrow)
+        self.train.button_style = "primary"
+        self.stop = _button("Stop", "stop", "Stop training at once; trained models are kept", "wb-stop", narrow)
+        self.stop.disabled = True
+        numbers = _training_numbers(training, repeats, several_splits)
+        self.epochs, self.lr, self.weight_decay, self.seed, self.seeds, self.splits = numbers
         self.bar = w.FloatProgress(
             0.0, min=0.0, max=1.0, layout={"width": "260px"}, tooltip="Progress of the training"
         ).add_class("wb-progress")
@@ -204,33 +150,20 @@ class Controls:
         self.compose = {
             name: w.ToggleButton(description=name, tooltip=summary(cls)) for name, cls in wrapper_classes().items()
         }
-        self.add = w.Button(
-            description="Add", icon="plus", tooltip="Add one model with all pressed wrappers"
-        ).add_class("wb-add")
+        self.add = _button("Add", "plus", "Add one model with all pressed wrappers", "wb-add")
         self.path = w.Text(
             "my_comparison.ipynb",  # unlikely to be the name of the notebook itself
             tooltip="Notebook file to write",
             layout={"width": "180px"},
         ).add_class("wb-path")
-        self.export = w.Button(
-            description="Export",
-            icon="file",
-            tooltip="Write a notebook that repeats this comparison, with parameters",
-            layout={"width": "96px", "flex": "none"},
-        ).add_class("wb-export")
+        repeats_it = "Write a notebook that repeats this comparison, with parameters"
+        self.export = _button("Export", "file", repeats_it, "wb-export", narrow)
         self.pick_run = w.Dropdown(
             options=[], layout={"width": "400px", "max_width": "100%"}, tooltip="Run to delete"
         ).add_class("wb-run")
-        button = {"layout": {"width": "auto", "flex": "none"}}
-        self.delete = w.Button(
-            description="Delete run",
-            icon="trash",
-            tooltip="Delete this run from the table and the session file",
-            **button,
-        ).add_class("wb-delete")
-        self.undo = w.Button(
-            description="Undo", icon="undo", tooltip="Restore the runs deleted last", **button
-        ).add_class("wb-undo")
+        forgets = "Delete this run from the table and the session file"
+        self.delete = _button("Delete run", "trash", forgets, "wb-delete", fitted)
+        self.undo = _button("Undo", "undo", "Restore the runs deleted last", "wb-undo", fitted)
         self.runs = w.HBox([self.pick_run, self.delete, self.undo], layout={"display": "none"}).add_class("wb-buttons")
         self.matrix = w.HTML().add_class("wb-matrix-picture")
         self.matrix_fold = w.Accordion(
@@ -240,42 +173,24 @@ class Controls:
         self._pick = w.Dropdown(options=[], layout=_AUTO, tooltip="Model whose settings are shown").add_class("wb-pick")
         self._settings = w.VBox([], layout={"min_height": "150px"}).add_class("wb-settings")
         self._pick.observe(lambda _: self._show_settings(), "value")
-        compose = w.HBox([w.HTML("combine:"), *self.compose.values(), self.add]).add_class("wb-compose")
-        which = w.VBox(
-            [_section("Models"), self._checks, compose, w.HTML(f'<p class="wb-help">{about}</p>')],
-            layout={"flex": "2 1 330px"},
-        )
-        settings = w.VBox([_section("Settings of"), self._pick, self._settings], layout={"flex": "2 1 300px"})
-        training_box = w.VBox(
-            [
-                _section("Training"),
-                self.epochs,
-                self.lr,
-                self.weight_decay,
-                self.seed,
-                self.seeds,
-                self.splits,
-                w.HBox([self.train, self.stop]).add_class("wb-buttons"),
-                w.HBox([self.export, self.path]).add_class("wb-buttons"),
-            ],
-            layout={"flex": "1 1 230px"},
-        )
-        controls = w.HBox([which, settings, training_box]).add_class("wb-controls")
+        self.style = w.HTML(f"<style>{STYLE}{cases.STYLE}{CSS}</style>", layout={"height": "0px", "margin": "0px"})
+        outputs = (self.errors, self.metrics, self.runs, self.panels, self.matrix_fold)
         progress = w.HBox([self.bar, self.status]).add_class("wb-buttons")
-        page = f"<style>{STYLE}{cases.STYLE}{CSS}</style>"
-        self.style = w.HTML(page, layout={"height": "0px", "margin": "0px"})
-        self.root = w.VBox(
-            [
-                self.style,
-                controls,
-                progress,
-                self.errors,
-                self.metrics,
-                self.runs,
-                self.panels,
-                self.matrix_fold,
-            ]
-        ).add_class("wb-comparison")
+        self.root = w.VBox([self.style, self._inputs(about, numbers), progress, *outputs]).add_class("wb-comparison")
+
+    def _inputs(self, about: str, numbers: Sequence[Any]) -> Any:
+        """Return what users press and enter, in three columns: models, settings of one of them, training."""
+        w = require("ipywidgets")
+        compose = w.HBox([w.HTML("combine:"), *self.compose.values(), self.add]).add_class("wb-compose")
+        which = [_section("Models"), self._checks, compose, w.HTML(f'<p class="wb-help">{about}</p>')]
+        settings = [_section("Settings of"), self._pick, self._settings]
+        buttons = [w.HBox(row).add_class("wb-buttons") for row in ([self.train, self.stop], [self.export, self.path])]
+        training = [_section("Training"), *numbers, *buttons]
+        columns = [
+            w.VBox(column, layout={"flex": flex})
+            for column, flex in ((which, "2 1 330px"), (settings, "2 1 300px"), (training, "1 1 230px"))
+        ]
+        return w.HBox(columns).add_class("wb-controls")
 
     def put(self, row: Row, on_remove: Callable[[Row], Any] | None = None) -> None:
         """Add a candidate to the list."""
@@ -340,3 +255,40 @@ class Controls:
 def _section(title: str) -> Any:
     w = require("ipywidgets")
     return w.HTML(f'<p class="wb-section">{title}</p>')
+
+
+def _button(text: str, icon: str, tooltip: str, css: str, layout: dict[str, str] | None = None) -> Any:
+    w = require("ipywidgets")
+    return w.Button(description=text, icon=icon, tooltip=tooltip, layout=layout or {}).add_class(css)
+
+
+def _training_numbers(training: Training, repeats: tuple[int, int], several_splits: bool) -> list[Any]:
+    """Return number fields for epochs, learning rate, weight decay, seed, number of seeds and number of splits."""
+    w = require("ipywidgets")
+
+    def field(kind: Any, css: str, name: str, value: float, least: float, most: float, tooltip: str) -> Any:
+        described = {"description": name, "tooltip": tooltip, "style": _STYLE, "layout": {"width": "210px"}}
+        return kind(value, min=least, max=most, **described).add_class(css)
+
+    rate = "Peak learning rate of Adam; it rises at first, then falls to 0"
+    decay = "Weight decay, decoupled from the gradient as in AdamW"
+    seed = (
+        "Seed of initial weights (if a function makes the model), validation rows, order of rows and all random draws"
+    )
+    seeds = "Number of seeds each model is trained with, from the seed above; the table shows mean and standard error"
+    splits = (
+        "Number of data splits each model is trained on; the table marks what is better than plain beyond noise"
+        if several_splits
+        else "These data have one split; for several, give the name of a data set, or inputs and targets"
+    )
+    whole, real = w.BoundedIntText, w.BoundedFloatText
+    numbers = [
+        field(whole, "wb-epochs", "epochs", training.epochs, 1, 10**6, "Passes over the training rows"),
+        field(real, "wb-lr", "learning rate", training.lr, 1e-9, 1e3, rate),
+        field(real, "wb-decay", "weight decay", training.weight_decay, 0, 1e3, decay),
+        field(whole, "wb-seed", "seed", training.seed, 0, 2**31 - 1, seed),
+        field(whole, "wb-seeds", "seeds", repeats[0], 1, MAX_REPEATS, seeds),
+        field(whole, "wb-splits", "splits", repeats[1], 1, MAX_REPEATS, splits),
+    ]
+    numbers[-1].disabled = not several_splits
+    return numbers
