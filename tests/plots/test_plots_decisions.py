@@ -341,3 +341,23 @@ def test_a_figure_is_laid_out_for_a_legend_only_where_that_can_make_room(width: 
         plots.risk_against_error(torch.rand(60, generator=draw), torch.rand(60, generator=draw), ax, kind="total")
 
     assert len(executed) == layouts
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.3), (0.6, 9.0), (100.0, 8000.0), (3.0, 3000.0)])
+def test_numbers_along_a_logarithmic_axis_do_not_overlap(low: float, high: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    risk = low * (high / low) ** torch.rand(89, generator=draw)
+    figure = Figure(figsize=(4.1, 3.7), layout="constrained")
+    ax = plots.risk_against_error(risk, torch.exp(3 * torch.randn(89, generator=draw)), figure.subplots())
+    FigureCanvasAgg(figure).draw()
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+    left, right = ax.get_xlim()
+    labels = [
+        label
+        for minor in (False, True)
+        for place, label in zip(ax.get_xticks(minor=minor), ax.get_xticklabels(minor=minor), strict=True)
+        if label.get_text() and left <= place <= right
+    ]
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+    assert len(boxes) >= 2
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))

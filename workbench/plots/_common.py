@@ -297,9 +297,21 @@ def choose_scale(ax: Axes, axis: str, values: Array, *, typical: Array | None = 
         tail: share of the values at each end that is ignored in the choice between linear and logarithmic.
     """
     kind, width = natural_scale(values, typical=typical, tail=tail)
-    set_scale: Any = ax.set_xscale if axis == "x" else ax.set_yscale
-    if kind != "linear":
-        set_scale(kind, **({"linthresh": width} if kind == "symlog" else {}))
+    if kind == "log":
+        set_log_scale(ax, axis, values)
+    elif kind == "symlog":
+        ax.set(**{f"{axis}scale": require("matplotlib.scale").SymmetricalLogScale(None, linthresh=width)})
+
+
+def set_log_scale(ax: Axes, axis: str, values: Array) -> None:
+    """Make an axis of positive values logarithmic, with few and plain numbers if they span less than two powers of ten."""
+    ax.set(**{f"{axis}scale": "log"})
+    low, high = values[np.isfinite(values)].min(), values[np.isfinite(values)].max()
+    if high < 100 * low:
+        ticker, chosen = require("matplotlib.ticker"), getattr(ax, f"{axis}axis")
+        chosen.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 5 * low else ticker.MaxNLocator(4))
+        chosen.set_major_formatter(lambda value, _: f"{value:g}")
+        chosen.set_minor_formatter(ticker.NullFormatter())
 
 
 def natural_scale(values: Array, *, typical: Array | None = None, tail: float = 0.05) -> tuple[str, float]:

@@ -29,6 +29,7 @@ from workbench.plots._common import (
     risk_label,
     same_rows,
     same_shape,
+    set_log_scale,
     thinned,
     usable,
     with_unit,
@@ -149,7 +150,8 @@ def risk_against_error(
     choose_scale(ax, "x", risks)
     choose_scale(ax, "y", errors)
     if "log" in (ax.get_xscale(), ax.get_yscale()) and min(risks.min(), errors.min()) > 0:
-        ax.set(xscale="log", yscale="log")  # if both are, an error proportional to the risk is a straight line
+        set_log_scale(ax, "x", risks)  # if both are, an error proportional to the risk is a straight line
+        set_log_scale(ax, "y", errors)
     ax.set(xlabel=xlabel, ylabel=with_unit("absolute error", unit))
     legend(ax, notes, headroom=True, columns=2)
     return ax
