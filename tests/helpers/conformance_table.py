@@ -244,7 +244,7 @@ EXPECTED_REFUSALS: dict[tuple[str, str], Refusal] = {
     },
     **{
         (case, "vote_prior"): Refusal(ValueError, "changes attributes of the model")
-        for case in ("cached_property", "counter_attr", "grown_list", "cached_tensor_attr", "cache_dict")
+        for case in ("cached_property", "counter_attr", "grown_list", "cached_tensor_attr", "cache_dict", "shared_list")
     },
     ("int_and_float_out", "vote_prior"): Refusal(ValueError, "is of torch.int64"),
     ("scalar_output", "vote_prior"): Refusal(ValueError, "is a number without dimensions"),
@@ -280,6 +280,7 @@ _VMAP = {
     "packed_seq": "",  # names lstm or .item(), whichever runs first
     "routed_by_input": ".item()",
     "sdpa": "two vmaps",
+    "shared_list": "keeps a tensor of its branch",
     "spectral_norm": "div.out",
     "transformer": "two vmaps",
 }

@@ -180,7 +180,9 @@ def check_side_effects(case: Case) -> None:
     after = attributes(model)
     assert set(before) <= set(after)
     changed = [
-        key for key in after if key not in before or (before[key] is not after[key] and before[key] != after[key])
+        key
+        for key in after
+        if key not in before or (before[key] is not after[key] and repr(before[key]) != repr(after[key]))
     ]
     assert bool(changed) == ("mutates_attribute" in case.tags), changed
 

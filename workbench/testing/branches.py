@@ -116,6 +116,9 @@ def assert_attributes(wrapped: Any, called: nn.Module, tolerance: float = EXACT)
         kept = getattr(wrapped, name)
         if isinstance(value, Tensor):
             close(kept, value, name, tolerance)
+        elif isinstance(value, list) and any(isinstance(item, Tensor) for item in value):
+            for i, (kept_item, item) in enumerate(zip(kept, value, strict=True)):
+                close(kept_item, item, f"{name}[{i}]", tolerance)
         elif isinstance(value, dict):
             assert list(kept) == list(value), f"{name} holds {list(kept)}, not {list(value)}"
         elif isinstance(value, bool | int | float | str | list):

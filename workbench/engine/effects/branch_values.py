@@ -18,18 +18,22 @@ def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
     Args:
         value: any object.
-        memo: id of an object -> its replacement in the copy.
+        memo: id of an object -> its replacement in the copy. What is copied is added, so that values with an object in common have
+            its copy in common.
     """
     if is_atom(value) or is_generator(value):
         return value
-    memo = {} if memo is None else dict(memo)
+    memo = {} if memo is None else memo
+    extended = dict(memo)
     for item in tensors_and_generators(value):
-        if id(item) not in memo:
-            memo[id(item)] = item.clone() if isinstance(item, Tensor) else item
+        if id(item) not in extended:
+            extended[id(item)] = item.clone() if isinstance(item, Tensor) else item
     try:
-        return copy.deepcopy(value, memo)
+        copied = copy.deepcopy(value, extended)
     except Exception:  # not copyable
         return value
+    memo.update(extended)
+    return copied
 
 
 def get_values(names: frozenset[Attribute], tree: Tree) -> Values:

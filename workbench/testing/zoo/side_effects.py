@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .core import Base, case
 
@@ -145,3 +145,29 @@ class CacheDict(Base):
         if width not in self.scales:
             self.scales[width] = torch.linspace(0.5, 1, width, dtype=x.dtype, device=x.device)
         return self.c(self.trunk(x * self.scales[width]))
+
+
+class _Noting(nn.Linear):
+    """A layer that notes its output in a list, which another module holds as well."""
+
+    def __init__(self, n_in: int, n_out: int, notes: list[Tensor], place: int) -> None:
+        super().__init__(n_in, n_out)
+        self.notes, self.place = notes, place
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.notes[self.place] = super().forward(x)
+        return self.notes[self.place]
+
+
+@case("shared_list", "mutates_attribute")
+class SharedList(Base):
+    """Layers hand their outputs to the model in a list that all hold, as networks with deep supervision do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = [torch.zeros(1), torch.zeros(1)]
+        self.a, self.b = _Noting(5, 8, self.notes, 0), _Noting(8, 8, self.notes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.trunk(x)
+        return self.c(h + 0.5 * self.notes[0] - 0.1 * self.notes[1])
