@@ -135,6 +135,58 @@ def test_a_buffer_that_grows_is_refused(kind: str) -> None:
         asked(wrapped, (inputs(),))
 
 
+class CachesBuffer(nn.Module):
+    """Computes a table of positions for as many rows as the input has, in a buffer that no file holds."""
+
+    def __init__(self, start: Tensor | None) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.scales: Tensor | None
+        self.register_buffer("scales", start, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scales is None or len(self.scales) != len(x):
+            self.register_buffer("scales", torch.linspace(1, 2, len(x))[:, None], persistent=False)
+        return self.a(x) * self.scales
+
+
+@pytest.mark.parametrize("start", [torch.zeros(1, 1), None], ids=["zeros", "none"])
+@pytest.mark.parametrize("kind", ONE_LAYER)
+def test_a_cached_buffer_may_change_its_shape(kind: str, start: Tensor | None) -> None:
+    plain = CachesBuffer(start).eval()
+    wrapped = wrapped_as(kind, copy.deepcopy(plain))
+    for rows in (5, 4, 2, 5):
+        x = inputs()[:rows]
+        for _ in range(3):
+            with torch.no_grad():
+                close(asked(wrapped, (x,)), expected(kind, plain, wrapped, (x,)))
+            assert start is None or wrapped.scales.shape == (rows, 1)
+    copied = copy.deepcopy(wrapped)
+    close(asked(copied, (inputs()[:3],)), expected(kind, plain, wrapped, (inputs()[:3],)))
+
+
+@pytest.mark.parametrize("start", [torch.zeros(1, 1), None], ids=["zeros", "none"])
+def test_voters_with_a_cached_buffer_train_on_batches_of_several_sizes(start: Tensor | None) -> None:
+    wrapped: Any = vote.Wrapper(VOTERS)(CachesBuffer(start))
+    voters = wrapped.voters()
+    x, y = torch.cat([inputs(), inputs(2)]), torch.ones(2 * len(inputs()), 3)
+    fits = [(wrapped, wrapped.loss), *((voter, lambda f, x, y, voter=voter: f(voter(x), y)) for voter in voters)]
+    losses: list[list[float]] = []
+    for model, loss_of in fits:
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1 * (VOTERS if model is wrapped else 1)), []
+        for rows in [5, 5, 5, 5, 2] * 4:
+            optimizer.zero_grad()
+            loss = loss_of(nn.functional.mse_loss, x[:rows], y[:rows])
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss))
+        losses.append(found)
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1:]).mean(0))
+    workbench.fit(wrapped, (x, y), batch_size=5, epochs=8, validation=0, progress=False)
+    with torch.no_grad():
+        torch.testing.assert_close(wrapped.eval()(x), torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
+
+
 def test_gradient_hooks_of_parameters_that_voters_replace_are_told() -> None:
     seen: list[Tensor] = []
     model: Any = mlp()

@@ -74,7 +74,7 @@ def branches(kind: str, plain: nn.Module, wrapped: nn.Module, noise: float) -> I
                 torch.set_rng_state(start)
                 model = copy.deepcopy(plain)
                 with torch.no_grad():
-                    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                    for name, tensor in model.state_dict().items():  # without buffers that are recomputed
                         tensor.copy_(named.value(name, {"vote": voter, "sculpt": head}))
                     if kind == "sample_weights":
                         for weight in (p for p in model.parameters() if p.dim() > 1):

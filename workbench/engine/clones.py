@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import PurityError, WorkbenchWarning
-from .branch import Clone, replaced_parameter
+from .branch import Clone
 from .effects.attribute_losses import with_mean_terms
 from .effects.attributes import (
     HOOKS,
@@ -26,7 +26,6 @@ from .effects.attributes import (
     fingerprint,
     modes_of,
     modules,
-    registered,
     structure,
 )
 from .effects.branch_values import copy_values, get_values, set_values, tensors_in, transfer
@@ -38,6 +37,7 @@ from .effects.reseeding import refused_in_threads
 from .encoder_layers import in_modes
 from .plan import Index, Plan
 from .rank_one import DenseSlots
+from .registrations import new_caches, registered
 
 Build = Callable[[], tuple[nn.Module, dict[int, str], set[str], str]]
 
@@ -292,6 +292,14 @@ class Clones:
         self._facts, self._shape, (self._modules, self._objects) = facts, shape, contents
 
     # ---- attributes
+    def may_resize(self, buffer: str) -> bool:
+        """Return whether forward may give a buffer another shape: those that no file holds are caches. Calls of such models are not recorded."""
+        path, _, name = buffer.rpartition(".")
+        if path not in self._tree or name not in self._tree[path]._non_persistent_buffers_set:
+            return False
+        self.impure |= {(path, name)}
+        return True
+
     def watching(self, clone: Clone, plan: Plan, first: bool) -> AbstractContextManager[None]:
         """Return a context manager for a pass, which finds the attributes that the first branch changes and resets them for the others.
 
@@ -338,7 +346,8 @@ class Clones:
             changes = changed(before, fingerprint(clone.tree))
         clone.refuse_changed_holders(changes)
         set_values({name: value for name, value in private.items() if name not in changes}, clone.tree)
-        _refuse_layers(self.root, contents, registered(clone.tree), {name for *_, name in clone.taken_over})
+        taken_over = {name for *_, name in clone.taken_over}
+        changes |= new_caches(self.root, clone.tree, contents, registered(clone.tree), taken_over)
         writes.check(clone.tree, plan.bank, more=plan.size > 1)
         if new:
             clone.refuse_lost_writes(plan)
@@ -413,28 +422,6 @@ def _kernels(tree: Tree) -> dict[str, int]:
         for path, layer in tree.items()
         if isinstance(layer, nn.modules.conv._ConvNd)
     }
-
-
-def _refuse_layers(
-    root: nn.Module, before: dict[Attribute, dict], after: dict[Attribute, dict], taken_over: set[str]
-) -> None:
-    for (path, kind), contents in after.items():
-        earlier = before.get((path, kind), {})
-        word = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "layer"}[kind]
-        for name, key in contents.items():
-            where = f"{path}.{name}" if path else name
-            if name not in earlier:
-                raise RuntimeError(
-                    f"forward of {root._get_name()} creates the {word} {where!r}, which would be missing from optimizers, state_dict and "
-                    "voters; call the model once with real inputs before wrapping it"
-                )
-            if kind == "_parameters" and earlier[name] != key and where not in taken_over:
-                raise RuntimeError(replaced_parameter(root._get_name(), where))
-            if kind == "_modules" and earlier[name] != key:
-                raise RuntimeError(
-                    f"forward of {root._get_name()} replaces the layer {where!r}, which would happen in one branch only; make the change "
-                    "before wrapping"
-                )
 
 
 def _report_changes(root: nn.Module, purity: str, differences: str, new: bool) -> None:

@@ -48,16 +48,17 @@ def threads_of_steps(wrapped: Wrapped, train: Source, size: int, device: torch.d
 def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Move a module as `module.to(device, dtype)` does, but keep complex tensors complex, in the precision of `dtype`."""
     complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def kind(tensor: Tensor) -> torch.dtype:
+        return dtype if tensor.is_floating_point() else complex_dtype if tensor.is_complex() else tensor.dtype
+
     tensors = [*module.parameters(), *module.buffers()]
-    if not any(tensor.is_complex() for tensor in tensors):
+    if all(tensor.device == device and tensor.dtype == kind(tensor) for tensor in tensors):
+        return  # without a call, as a class may have a method `to` with other arguments
+    if any(tensor.is_complex() for tensor in tensors):
+        module._apply(lambda tensor: tensor.to(device, kind(tensor)))
+    else:
         module.to(device, dtype)
-        return
-
-    def moved(tensor: Tensor) -> Tensor:
-        kind = dtype if tensor.is_floating_point() else complex_dtype if tensor.is_complex() else tensor.dtype
-        return tensor.to(device, kind)
-
-    module._apply(moved)
 
 
 def resolve_device(device: str | torch.device | None, current: torch.device) -> torch.device:

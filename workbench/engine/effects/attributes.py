@@ -119,15 +119,6 @@ def difference(before: dict[Attribute, str], after: dict[Attribute, str], names:
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def registered(tree: Tree) -> dict[Attribute, dict[str, int]]:
-    """Return the ids of each module's registered tensors and sub-modules, by (path, kind) and name."""
-    return {
-        (path, kind): {name: id(item) for name, item in module.__dict__[kind].items() if item is not None}
-        for path, module in tree.items()
-        for kind in ("_parameters", "_buffers", "_modules")
-    }
-
-
 _END = (object(),)  # after the contents of all holders, so that there are as many as before if it is met where it was
 
 

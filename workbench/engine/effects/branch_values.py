@@ -10,7 +10,9 @@ from torch import Tensor
 from ...introspect.objects import is_atom, is_generator, tensors_and_generators
 from .attributes import Attribute, Tree, Values, attributes
 
-MISSING: Any = type("Missing", (), {})()  # stands for an attribute that is not there
+
+class MISSING:
+    """Stands for an attribute that is not there; a class, since copies and pickles keep its identity."""
 
 
 def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,17 @@ from ..results import Result, StackedResults
 from .random import values_unavailable
 
 
-def merged_buffers(plan: Plan, results: Sequence[Result]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the buffers that the branches have written into, whole or rows of stacked ones, and their merged values."""
-    merger = BufferMerger()
+def merged_buffers(
+    plan: Plan, results: Sequence[Result], may_resize: Callable[[str], bool] = lambda name: False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the buffers that the branches have written into, whole or rows of stacked ones, and their merged values.
+
+    Args:
+        plan: the plan of the run.
+        results: the results of its branches.
+        may_resize: asked, with its name, for a buffer that all branches share and that has another shape now: whether it may.
+    """
+    merger = BufferMerger(may_resize)
     if isinstance(results, StackedResults):
         _add_stacked(merger, plan, results)
     else:
@@ -73,9 +81,13 @@ class BufferMerger:
     A buffer that a method has stacked along an axis keeps one row per branch. Over all other axes a floating-point buffer takes the mean:
     for running statistics, whose update is linear, the mean of n updates equals one update with the mean statistic. Integer buffers should
     agree; if they do not, the first branch's value is kept with a warning.
+
+    Args:
+        may_resize: see `merged_buffers`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_resize: Callable[[str], bool]) -> None:
+        self._may_resize = may_resize
         self._new: dict[tuple[str, int | None], list[Tensor] | Tensor] = {}
         self._rows: dict[str, Tensor] = {}
 
@@ -107,8 +119,12 @@ class BufferMerger:
                 if row is not None and name not in unbound:
                     unbound[name] = bank.get(name).unbind(0)
                 target = bank.get(name) if row is None else unbound[name][row]
+                if isinstance(values, list):
+                    for other in values[1:]:
+                        _refuse_shape(name, values[0].shape, other.shape)
                 new = self._merged(name, target, values)
-                _refuse_shape(name, target.shape, new.shape)
+                if target.shape != new.shape and not (row is None and self._may_resize(name)):
+                    _refuse_shape(name, target.shape, new.shape)
                 targets.append(target)
                 merged.append(new.detach())
         return targets, merged
@@ -145,6 +161,9 @@ def commit(targets: list[Tensor], values: list[Tensor]) -> None:
     if not targets:
         return
     with torch.no_grad():
+        for target, value in zip(targets, values, strict=True):
+            if target.shape != value.shape:
+                target.data = value.clone()
         plain = all(type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta for tensor in (*targets, *values))
         if plain and not values_unavailable():
             groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
