@@ -177,8 +177,10 @@ def test_statistics_of_instance_norm_are_those_of_the_inputs() -> None:
         torch.testing.assert_close(found[1].running_var, found[0](x).var(2).mean(0).detach())
 
 
-def test_moments_of_half_precision_are_exact() -> None:
-    wrapped = swag.Wrapper(n_samples=2)(nn.Linear(1, 1, bias=False).bfloat16())
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_moments_of_half_precision_are_exact(when: str) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    wrapped = swag.Wrapper(n_samples=2)(model.bfloat16() if when == "before" else model).bfloat16()
     values = [1.0 + step / 128 for step in range(40)]
     for value in values:
         with torch.no_grad():

@@ -105,6 +105,7 @@ class Swag(WeightSets):
     """Method behind `Wrapper`, for one model."""
 
     name, order, needs_fit = "swag", 15, True
+    statistics = ("swag_mean", "swag_variance")
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper, wrapper.n_samples)
