@@ -271,11 +271,11 @@ class CurvatureFit:
         """
         if self.scaling is not None:
             (args, kwargs), target = self.scaling.inputs(args, kwargs), self.scaling.targets(target)
-        output, taps = self._probe_layer(args, kwargs)
+        output, taps = self.probe_layer(args, kwargs)
         leaves = flatten(output)[0]
         phi, z = flatten_rows(taps["features"]), taps["outputs"]
         if self.weights is None:
-            self._identify_output(args, kwargs, output, taps)
+            self.identify_output(args, kwargs, output, taps)
             if not any(self.place.values()):  # once for all voters
                 self._warn_of_others(args, kwargs, output)
         leaf = leaves[self.at]
@@ -305,9 +305,9 @@ class CurvatureFit:
         """Raise ValueError if the output for these inputs, in the user's units, is not that of the layer."""
         if self.scaling is not None:
             args, kwargs = self.scaling.inputs(args, kwargs)
-        self._identify_output(args, kwargs, *self._probe_layer(args, kwargs))
+        self.identify_output(args, kwargs, *self.probe_layer(args, kwargs))
 
-    def _identify_output(self, args: tuple, kwargs: dict[str, Any], output: Any, taps: dict[str, Tensor]) -> None:
+    def identify_output(self, args: tuple, kwargs: dict[str, Any], output: Any, taps: dict[str, Tensor]) -> None:
         """Find the part of the output that is computed from the layer, its slope and its meaning."""
         leaves = flatten(output)[0]
         meanings = resolve(self.record.output, lambda: names(output), leaves, 0)
@@ -348,7 +348,8 @@ class CurvatureFit:
             "(input, target) to fit, or set laplace.Wrapper(noise=...), or compose it with sculpt"
         )
 
-    def _probe_layer(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    def probe_layer(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+        """Return the output of a pass, and features, weights and outputs of the layer."""
         result = self._run(args, kwargs)[1][0]
         if self.probe.calls != 1:
             raise ValueError(
@@ -380,7 +381,7 @@ class CurvatureFit:
         signs = torch.randint(0, 2, z.shape, generator=torch.Generator().manual_seed(0)).to(z) * 2 - 1
         moved = []
         for self.probe.step in (size, size * signs):
-            moved.append(flatten(self._probe_layer(args, kwargs)[0])[0])
+            moved.append(flatten(self.probe_layer(args, kwargs)[0])[0])
         self.probe.step = 0.0
         close = functools.partial(torch.allclose, rtol=0, atol=4 * torch.finfo(z.dtype).eps ** 0.5)
         outputs: list[tuple[int, Tensor]] = []
