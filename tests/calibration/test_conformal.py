@@ -115,6 +115,22 @@ def test_joint_intervals_hold_all_outputs_at_once() -> None:
     assert int(((each[0] <= y) & (y <= each[1])).all(1).sum()) < 55
 
 
+@pytest.mark.parametrize("options", [{}, {"score": "absolute"}, {"score": "cqr"}, {"joint": True}], ids=repr)
+def test_one_number_per_row_has_the_intervals_of_a_column(options: dict[str, Any]) -> None:
+    class Column(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[..., 0] if squeezed else super().forward(x)
+
+    squeezed = False
+    x, y = torch.randn(40, 2, generator=rng(0)), torch.randn(40, 1, generator=rng(1))
+    wrapped = vote.Wrapper(3)(Column(2, 1)).eval()
+    expected = calibrate(wrapped, (x, y), "conformal", **options).interval(x, 0.8)
+    squeezed = True
+    found = calibrate(wrapped, (x, y[:, 0]), "conformal", **options).interval(x, 0.8)
+    for end, column in zip(found, expected, strict=True):
+        torch.testing.assert_close(end, column[:, 0])
+
+
 def test_joint_coverage_by_simulation() -> None:
     calibrated = SplitConformal(known(outputs=3), "normalized", joint=True)
 

@@ -266,3 +266,19 @@ def test_inputs_that_are_no_maps_beside_the_image_are_left_as_they_are() -> None
     strength, small = torch.randn(5, 1), torch.randn(5, 3, 4, 3)
     y = augment.Wrapper()(Conditioned()).eval()(X, strength, small)
     torch.testing.assert_close(y, Conditioned()(X, strength, small))
+
+
+@pytest.mark.parametrize("which", ["auto", "first", "all"])
+def test_numbers_before_the_image_are_left_as_they_are(which: Any) -> None:
+    class Gained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(X.shape[1], 2, 3, padding=1)
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return self.conv(batch["image"]) * batch["gain"][:, None, None, None]
+
+    model, gain = Gained().eval(), torch.rand(len(X))
+    y = augment.Wrapper("flip", inputs=which)(model).eval()({"gain": gain, "image": X})
+    answers = [model({"gain": gain, "image": X}), model({"gain": gain, "image": X.flip(-1)}).flip(-1)]
+    torch.testing.assert_close(y, torch.stack(answers).mean(0))

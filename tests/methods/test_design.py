@@ -194,7 +194,9 @@ def test_it_is_kept_in_files_and_copies(settings: dict[str, Any], tmp_path: Any)
     stored = io.BytesIO(pickle.dumps(wrapped))
     for again in (copy.deepcopy(wrapped), other, load(tmp_path / "model.safetensors", _net()), pickle.load(stored)):
         assert torch.equal(again.eval()(x, return_risk=True)[1].epistemic, expected)
-    assert wrapped.half().state_dict()["3.weight@design_whitening"].dtype == torch.float32
+    halved = copy.deepcopy(wrapped).bfloat16()
+    assert halved.state_dict()["3.weight@design_whitening"].dtype == torch.float32
+    torch.testing.assert_close(halved(x.bfloat16(), return_risk=True)[1].epistemic, expected, rtol=0.05, atol=0)
     wrapped.load_state_dict(_net().state_dict())  # other weights, of which nothing is known
     with pytest.raises(NotFittedError, match="seen no training data"):
         wrapped(x, return_risk=True)
@@ -415,3 +417,33 @@ def test_what_has_no_row_of_features_is_refused_by_fit(net: nn.Module, output: A
         wrapped.fit(x)
     with pytest.raises(NotFittedError):
         wrapped(x, return_risk=True)
+
+
+class _HeadFirst(nn.Module):
+    """Registers its last layer first, and has a scale of two dimensions after it, or at its end a product with its own parameter."""
+
+    def __init__(self, own: bool = False) -> None:
+        super().__init__()
+        self.head, self.trunk = nn.Linear(6, CLASSES), nn.Linear(4, 6)
+        self.own, self.weight = own, nn.Parameter(torch.randn(6 if own else 1, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.trunk(x).tanh()
+        return torch.einsum("nd,dc->nc", h, self.weight) if self.own else self.head(h) * self.weight
+
+
+@pytest.mark.parametrize(("own", "last"), [(False, "head"), (True, "the model itself")])
+def test_features_of_a_layer_that_does_not_run_last_are_refused(own: bool, last: str) -> None:
+    wrapped = vote.Wrapper(2, evidence="design", output="logits")(_HeadFirst(own)).eval()
+    rows, before = (_inputs(), torch.arange(ROWS) % CLASSES), copy.deepcopy(wrapped.state_dict())
+    for attempt in (lambda: wrapped.fit(rows[0]), lambda: fit(wrapped, rows, epochs=1)):
+        with pytest.raises(ValueError, match=f"took 'trunk' for the last layer.* weights of '{last}' run last"):
+            attempt()
+    assert all(torch.equal(value, before[name]) for name, value in wrapped.state_dict().items())
+
+
+def test_a_parameter_that_only_scales_the_scores_may_follow() -> None:
+    model = _HeadFirst()
+    model.head = model._modules.pop("head")  # registered last
+    wrapped = vote.Wrapper(2, evidence="design", output="logits")(model).eval().fit(_inputs())
+    assert wrapped.state_dict()["head.weight@design_whitening"].shape == (3, 7, 7)

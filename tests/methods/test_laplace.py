@@ -231,6 +231,39 @@ def test_mean_field_is_the_probit_formula_on_the_dense_variances() -> None:
     torch.testing.assert_close(laplace.mean_field(both, NEW).sum(1), torch.ones(7, dtype=torch.float64))
 
 
+class Rescaled(nn.Module):
+    """Scales the outputs of its last layer, and shifts them by a number for each class."""
+
+    def __init__(self, scale: float, shift: float) -> None:
+        super().__init__()
+        self.net, self.scale = net(3), scale
+        self.register_buffer("shift", shift * torch.arange(3.0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.net(x) + self.shift
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (2.0, 0.0), (1.0, 1.0), (0.5, -2.0)])
+@pytest.mark.parametrize("output", ["logits", "binary"])
+def test_mean_field_is_that_of_the_models_own_scores(scale: float, shift: float, output: Any) -> None:
+    model = Rescaled(scale, shift)
+    wrapped = laplace.Wrapper(prior_precision=0.7, n_samples=2, output=output)(model).eval().fit([(X, None)])
+    phi, new, p = features(model.net, X), features(model.net, NEW), model(X).detach()
+    if output == "binary":
+        curvatures = scale**2 * (p.sigmoid() * (1 - p.sigmoid())).mean(0)
+        mixing = torch.eye(3, dtype=torch.float64)
+    else:
+        p = p.softmax(-1)
+        curvatures, mixing = torch.linalg.eigh(scale**2 * (torch.diag(p.mean(0)) - p.T @ p / len(p)))
+    gram = phi.T @ phi
+    inverses = [torch.linalg.inv(c * gram + 0.7 * torch.eye(len(gram))) for c in curvatures.clamp_min(0)]
+    rotated = torch.stack([((new @ inverse) * new).sum(1) for inverse in inverses], 1)
+    variance = scale**2 * rotated @ mixing.square().T
+    scores = model(NEW) / (1 + torch.pi / 8 * variance).sqrt()
+    expected = scores.sigmoid() if output == "binary" else scores.softmax(-1)
+    torch.testing.assert_close(laplace.mean_field(wrapped, NEW), expected)
+
+
 def test_tuning_takes_the_prior_that_makes_held_out_classes_most_likely() -> None:
     model = net(3)
     with torch.no_grad():

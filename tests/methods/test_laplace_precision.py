@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import laplace
+from workbench.outputs import Logits
 
 NOISE, PRIOR = 0.01, 1.0
 PRECISIONS = ["autocast", "bfloat16", "float16", "fitted in bfloat16"]
@@ -131,3 +132,64 @@ def test_statistics_stay_in_float32_whatever_the_model_is_cast_to() -> None:
     assert set(kept.values()) == {torch.float32}
     assert {p.dtype for p in wrapped.parameters()} == {torch.float16}
     assert {b.dtype for b in wrapped.double().buffers()} == {torch.float64}
+
+
+class Tempered(nn.Module):
+    """Multiplies the scores of its last layer, which are small at first."""
+
+    def __init__(self, scale: float, size: float) -> None:
+        super().__init__()
+        self.last, self.scale = nn.Linear(4, 3), scale
+        with torch.no_grad():
+            self.last.weight.copy_(size * torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
+            self.last.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.last(x)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-4, 0.3])
+@pytest.mark.parametrize("scale", [1.0, 1.3, 10.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, "autocast"], ids=str)
+def test_a_temperature_counts_in_every_precision(dtype: Any, scale: float, size: float) -> None:
+    """Scores of the last layer, and of the model, may give nearly the same probabilities and still differ by a factor."""
+    model = Tempered(scale, size).to(torch.float32 if dtype == "autocast" else dtype)
+    x = rows(200, 0).to(model.last.weight.dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+        wrapped = laplace.Wrapper(prior_precision=PRIOR, output="logits")(model).eval().fit([(x, None)])
+        p = model(x).detach().double().softmax(-1)
+    phi = torch.cat([x.double(), torch.ones(200, 1)], 1)
+    fisher = scale**2 * (torch.diag(p.mean(0)) - p.T @ p / 200)
+    eigenvalues = torch.linalg.eigvalsh(phi.T @ phi)[:, None] * torch.linalg.eigvalsh(fisher).clamp_min(0)
+    found = wrapped.state_dict()["last.weight@laplace_variance"].double()
+    torch.testing.assert_close(found, 1 / (eigenvalues + PRIOR), rtol=0.03, atol=1e-4)
+
+
+def test_a_temperature_in_probabilities_of_half_precision_is_refused() -> None:
+    model = nn.Sequential(Tempered(1.5, 0.3), nn.Softmax(-1)).bfloat16()
+    wrapped = laplace.Wrapper(layer="0.last", prior_precision=PRIOR, output="probs")(model).eval()
+    with pytest.raises(ValueError, match="depends on it in another way"):
+        wrapped.fit([(rows(50, 0).bfloat16(), None)])
+
+
+def test_scaled_scores_of_a_map_have_their_slope() -> None:
+    class Map(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * self.last(x).movedim(-1, 1)
+
+    model, x = Map(), torch.randn(3, 5, 6, 4, generator=torch.Generator().manual_seed(0))
+    flat = laplace.Wrapper(prior_precision=PRIOR, output="logits")(nn.Sequential(model.last, Twice())).eval()
+    wrapped = laplace.Wrapper(prior_precision=PRIOR, output=Logits(dim=1))(model).eval().fit([(x, None)])
+    flat.fit([(x.reshape(-1, 4), None)])
+    for part in ("variance", "mixing"):
+        found, expected = wrapped.state_dict(), flat.state_dict()
+        torch.testing.assert_close(found[f"last.weight@laplace_{part}"], expected[f"0.weight@laplace_{part}"])
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import NotFittedError, compose, fit, laplace, load, neo, sample, save, sculpt, snapshot, vote
+from workbench import NotFittedError, compose, fit, laplace, load, neo, sample, save, sculpt, snapshot, swag, vote
 
 X = torch.linspace(-2, 2, 64)[:, None]
 
@@ -66,6 +66,47 @@ def test_it_says_what_vote_says_of_the_same_voters() -> None:
             stacked.copy_(torch.stack([model[name.removesuffix("@vote")] for model in models]))
     for found, expected in zip(ask(wrapped), ask(voting), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_heads_of_frozen_layers_are_collected(heads_first: bool) -> None:
+    """The layers of a risk head learn also where those of the model are frozen, and must belong to the same moment as its last layer."""
+    model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model[2].requires_grad_(False)
+    wrapped: Any = model
+    for wrapper in (sculpt.Wrapper(), snapshot.Wrapper(3)) if heads_first else (snapshot.Wrapper(3), sculpt.Wrapper()):
+        wrapped = wrapper(wrapped)
+    noises = []
+    for step in range(3):
+        with torch.no_grad():
+            for parameter in filter(lambda p: p.requires_grad, wrapped.parameters()):
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step)))
+        snapshot.collect(wrapped)
+        alone, point = sculpt.Wrapper()(copy.deepcopy(model)).eval(), dict(wrapped.named_parameters())
+        with torch.no_grad():
+            for name, parameter in alone.named_parameters():
+                parameter.copy_(point[name])
+            noises.append(alone(X, return_risk=True)[1])
+    aleatoric = wrapped.eval()(X, return_risk=True)[1].aleatoric
+    torch.testing.assert_close(aleatoric, torch.stack(noises).square().mean(0).sqrt())
+    both = {*compose(swag.Wrapper(3), sculpt.Wrapper())(model).state_dict()}
+    assert {"0.weight@swag", "0.weight@sculpt@swag", "2.weight@sculpt@swag"} < both
+    assert "2.weight@swag" not in both
+
+
+@pytest.mark.parametrize("wrapper", [snapshot.Wrapper(3), swag.Wrapper(n_samples=3)], ids=repr)
+def test_weights_unfrozen_after_wrapping_are_refused(wrapper: Any) -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    wrapped = wrapper(model)
+    collect = snapshot.collect if "snapshot" in wrapped.methods else swag.collect
+    assert collect(wrapped) == 1
+    wrapped[0].requires_grad_(True)
+    before = copy.deepcopy(wrapped.state_dict())
+    for train in (lambda: collect(wrapped), lambda: fit(wrapped, (X, X), epochs=8, progress=False)):
+        with pytest.raises(ValueError, match=r"0\.weight, 0\.bias were frozen then, but not now: unfreeze"):
+            train()
+    assert all(torch.equal(value, before[name]) for name, value in wrapped.state_dict().items())
 
 
 def ask(wrapped: Any) -> list[Tensor]:

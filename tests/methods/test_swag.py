@@ -132,6 +132,66 @@ def test_statistics_of_batch_norm_are_those_of_the_inputs_under_each_set_of_weig
         torch.testing.assert_close(found[1].running_var, expected[1].running_var)
 
 
+class Twice(nn.Module):
+    """Runs its norm twice, and another only in training mode."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm, self.last, self.unused = nn.Linear(3, 6), norm, nn.Linear(6, 2), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.training:
+            self.unused(h)
+        return self.last(self.norm(h) * self.norm(-2 * h).tanh())
+
+
+@pytest.mark.parametrize("momentum", [None, 0.1, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics_are_means_whatever_the_momentum_and_number_of_calls(momentum: float, dtype: torch.dtype) -> None:
+    wrapped = swag.Wrapper(n_samples=2)(Twice(nn.BatchNorm1d(6, momentum=momentum)).to(dtype))
+    wrapped(X.to(dtype))  # counts a batch
+    walked(wrapped, 3)
+    unused = wrapped.unused.running_mean.clone()
+    loader = torch.utils.data.DataLoader(X.to(dtype), batch_size=20)
+    wrapped.fit(loader)
+    assert wrapped.norm.momentum == momentum
+    for found in wrapped.eval().voters():
+        torch.testing.assert_close(found.unused.running_mean, unused)
+        expected = copy.deepcopy(found)
+        update_bn(loader, expected)
+        tolerances = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.02, "atol": 0.02}
+        torch.testing.assert_close(found.norm.running_mean, expected.norm.running_mean, **tolerances)
+        torch.testing.assert_close(found.norm.running_var, expected.norm.running_var, **tolerances)
+
+
+def test_statistics_of_instance_norm_are_those_of_the_inputs() -> None:
+    wrapped = swag.Wrapper(n_samples=2)(
+        nn.Sequential(nn.Conv1d(1, 2, 1), nn.InstanceNorm1d(2, track_running_stats=True))
+    )
+    walked(wrapped, 3)
+    x = X[:, None]
+    wrapped.fit(torch.utils.data.DataLoader(x, batch_size=20))
+    for found in wrapped.eval().voters():
+        torch.testing.assert_close(found[1].running_mean, found[0](x).mean((0, 2)).detach())
+        torch.testing.assert_close(found[1].running_var, found[0](x).var(2).mean(0).detach())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_moments_of_half_precision_are_exact(when: str) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    wrapped = swag.Wrapper(n_samples=2)(model.bfloat16() if when == "before" else model).bfloat16()
+    values = [1.0 + step / 128 for step in range(40)]
+    for value in values:
+        with torch.no_grad():
+            wrapped.weight.fill_(value)
+        swag.collect(wrapped)
+    [method] = wrapped._workbench.methods
+    mean, variance, _ = method.moments(table_of(wrapped), "weight")
+    assert mean.item() == pytest.approx(np.mean(values), rel=1e-5)
+    assert variance.item() == pytest.approx(np.var(values), rel=1e-5)
+
+
 @pytest.mark.parametrize("strategy", ["loop", "vmap"])
 @pytest.mark.parametrize("wrapper", [swag.Wrapper(n_samples=3, rank=3), snapshot.Wrapper(3)], ids=repr)
 def test_a_prediction_leaves_the_statistics_of_batch_norm_alone(wrapper: Any, strategy: str) -> None:

@@ -274,7 +274,7 @@ class SplitConformal(Calibrated):
         return family.icdf((1 - coverage) / 2, y, risk), family.icdf((1 + coverage) / 2, y, risk)
 
     def _joint_scores(self, scores: Tensor) -> Tensor:
-        return scores.flatten(1).amax(1) if self.joint else scores
+        return scores[:, None].flatten(1).amax(1) if self.joint else scores
 
     def _score_unit(self, y: Tensor, risk: Risk) -> Tensor:
         """Return the risk that one unit of score stands for, shaped like the prediction or broadcastable to it."""
@@ -340,7 +340,7 @@ class SplitConformal(Calibrated):
             return -log_probabilities(y, output_of(self.wrapped)).amax(-1).expm1()
         if risk.epistemic is None:
             return None
-        return risk.epistemic.flatten(1).clamp_min(torch.finfo(y.dtype).tiny).log().mean(1)
+        return risk.epistemic[:, None].flatten(1).clamp_min(torch.finfo(y.dtype).tiny).log().mean(1)
 
     def _ask_and_warn(self, x: Any, risk: bool) -> tuple[Tensor, Risk]:
         """Return prediction and risks, and warn if the rows differ from the held-out ones, so that nothing is guaranteed for them."""

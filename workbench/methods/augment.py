@@ -82,8 +82,8 @@ class Wrapper(_Wrapper):
     inputs: Literal["auto", "first", "all"] = setting(
         default="auto",
         saved=True,
-        help='which floating-point input tensors are transformed. "auto" takes the first; for transforms by name, it refuses further inputs '
-        "of the same height and width, such as the second image of a pair or a mask.",
+        help='which floating-point input tensors are transformed. "auto" takes the first, or for transforms by name the first image; it refuses '
+        "further ones of the same height and width, such as the second image of a pair or a mask.",
     )
     maps: Literal["auto"] | bool = setting(
         default="auto",
@@ -180,6 +180,8 @@ class _Transformed(Intervention):
                 f"augment transforms floating-point inputs, but found none (inputs: {', '.join(kinds) or 'no tensors'}); wrap a function that "
                 "takes floating-point numbers, such as embedded tokens or scaled pixels"
             )
+        if self.named:  # vectors and tables beside images are no images
+            positions = [i for i in positions if leaves[i].dim() > 2] or positions
         positions = positions if self.method.wrapper.inputs == "all" else positions[:1]
         if self.named and self.method.wrapper.inputs == "auto":
             _check_single_image(leaves, positions[0])

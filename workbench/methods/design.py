@@ -11,6 +11,7 @@ from ..core.additions import MARK, extra
 from ..core.calls.predict import plan_of, run
 from ..core.calls.risks import reduced
 from ..core.calls.running_moments import entropy
+from ..core.layer_order import watched
 from ..core.method import evaluating
 from ..core.outputs.class_scores import Classes
 from ..core.outputs.meanings import Values
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 N_COPIES = 3  # as good as five; a single copy is worse if the layer before the last is narrow
 NUMBERS = ("rows", "level", "entropy")
-NAMES = ("copies", "whitening", "rows", "level", "entropy")
+NAMES = ("whitening", *NUMBERS)  # that keep the precision of float32; the copies have that of the model
 REMEDY = "leave evidence out"
 
 
@@ -95,9 +96,10 @@ class Design:
         self._path = layers[-1].partition(".parametrizations")[0] if layers else ""
         layer = table.module(self._path)
         if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
+            remedy = "" if table.record.execution else "give example=... if another layer runs last, or "
             raise ValueError(
                 f'evidence="design" needs a last layer that is an nn.Linear with real floating-point weights, but {self._path or "the model"!r} '
-                f"is taken as the last layer and is a {type(layer).__name__}: give example=... if another layer runs last, or {REMEDY}"
+                f"is taken as the last layer and is a {type(layer).__name__}: {remedy}{REMEDY}"
             )
         if self.part("rows").rpartition(".")[2] in layer._buffers:
             raise ValueError('evidence="design" is given to both vote and laplace: give it to one of them')
@@ -207,8 +209,22 @@ class Design:
         """Raise ValueError if a call with these inputs shows that `fit` would refuse the model."""
         if (scaling := extra(wrapped, "scaling")) is not None:
             args, kwargs = scaling.inputs(args, kwargs)
+        self._check_last(wrapped, args, kwargs)
         y, risks = _predict(wrapped, args, kwargs)
         _checked_output(wrapped, y, risks, self._features(wrapped, args, kwargs)[0].shape[:-1])
+
+    def _check_last(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Raise ValueError if other weights multiply what the layer returns, so that its inputs are not the features that decide."""
+        if (execution := watched(wrapped, args, kwargs)) is None:
+            return
+        multiply = {name.rpartition(".")[0] for call in execution.noisy | execution.raw for name in call}
+        for output in execution.outputs:
+            ran = [path.partition(".parametrizations")[0] for path in output if path in multiply]
+            if ran and ran[-1] != self._path:
+                raise ValueError(
+                    f'evidence="design" took {self._path or "the model"!r} for the last layer, by the order in which layers are registered, but '
+                    f"weights of {ran[-1] or 'the model itself'!r} run last: give example=x, inputs of the model, when wrapping, or {REMEDY}"
+                )
 
     def leverage(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         """Return the leverage h of inputs, in the model's units: float64 [rows], or [rows, positions] for tokens."""
@@ -225,6 +241,8 @@ class Design:
         probabilities = torch.zeros(())  # summed over the rows
         rows = 0
         for args, kwargs, target in _batches(wrapped, inputs, "design"):
+            if not rows:
+                self._check_last(wrapped, args, kwargs)
             features = self._features(wrapped, args, kwargs)
             positions = features[0].shape[:-1]
             kept = has_class(target, positions)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,26 +9,24 @@ from torch import Tensor, nn
 
 from ..core.additions import extra
 from ..core.method import Call, Method, evaluating
-from ..core.outputs.class_scores import Classes, at_least_float32, cross_entropy
-from ..core.outputs.options import form_of, has_classes
+from ..core.outputs.class_scores import Classes, cross_entropy
+from ..core.outputs.options import has_classes
 from ..core.outputs.resolution import resolve, targets_of
-from ..core.ownership import engine_of, table_of
+from ..core.ownership import table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
-from ..engine.plan import Axis, Bank, Intervention, Plan, Shared, Stacked
+from ..engine.plan import Axis, Intervention, Shared, Stacked
 from ..engine.tree import flatten, map_tensors, names
 from ..errors import NotFittedError
-from .densities.moments import full_precision
 from .design import NAMES, Design
-from .last_layer import RISK_CALL, CurvatureFit, Probe, head_axes
-from .posterior_points import CENTRED, Shift, normal_points, split_like, variances
+from .last_layer import RISK_CALL, CurvatureFit, head_axes
+from .mean_field import classifier_method, mean_field
+from .posterior_points import CENTRED, PARTS, Shift, normal_points, split_like
 from .vote import LAPLACE
-from .weight_sets import method_of
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
 
-PARTS = ("basis", "variance", "mixing")
 # candidate multiples of the prior precision, chosen among by held-out pairs
 FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)
 
@@ -265,11 +261,12 @@ class Laplace(Method):
         voters = _voters(table)
         return [{}] if voters is None else [{voters.name: i} for i in range(voters.size)]
 
+    def curvature_fit(self, wrapped: Any, place: dict[str, int]) -> CurvatureFit:
+        """Return an empty accumulator for the voter at a position of `places`."""
+        return CurvatureFit(wrapped, place, self._path, self.layer_names(table_of(wrapped)), self.wrapper.noise)
+
     def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        table = table_of(wrapped)
-        curvature_fit = CurvatureFit(
-            wrapped, self.places(table)[0], self._path, self.layer_names(table), self.wrapper.noise
-        )
+        curvature_fit = self.curvature_fit(wrapped, self.places(table_of(wrapped))[0])
         with torch.no_grad(), evaluating(wrapped):
             curvature_fit.check(args, kwargs)
         self._check_meaning(curvature_fit)
@@ -290,8 +287,8 @@ class Laplace(Method):
         from ..core.batches.labelled import batches_of
 
         table = table_of(wrapped)
-        places, names = self.places(table), self.layer_names(table)
-        fits = [CurvatureFit(wrapped, place, self._path, names, self.wrapper.noise) for place in places]
+        places = self.places(table)
+        fits = [self.curvature_fit(wrapped, place) for place in places]
         like = next(wrapped.parameters())
         with torch.no_grad(), evaluating(wrapped):
             for batch in tqdm(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
@@ -360,70 +357,11 @@ def tune(wrapped: Any, held: Any) -> Any:
         >>> x, y = torch.linspace(-1, 1, 50)[:, None], torch.arange(50) // 25
         >>> model = tune(Wrapper(output="logits")(torch.nn.Linear(1, 2)).eval().fit(x), [(x, y)])
     """
-    method = _classifier_method(wrapped, "tune")
+    method = classifier_method(wrapped, "tune")
     if wrapped.training:
         raise ValueError("laplace.tune needs predictions in evaluation mode: call wrapped.eval() first")
     method.tune(wrapped, held)
     return wrapped
-
-
-def _classifier_method(wrapped: Any, function: str) -> Any:
-    """Return the laplace method of a fitted classifier, or raise an error that names the function."""
-    method = method_of(wrapped, "laplace")
-    if _class_form(wrapped) is None:
-        raise ValueError(f'{function} is for class outputs: wrap the model with output="logits", "probs" or "binary"')
-    method.check_ready(wrapped)
-    return method
-
-
-def _class_form(wrapped: Any) -> str | None:
-    """Return the form of the class scores, "logits", "probs" or "binary"; None if there are none, or some of several forms."""
-    output = wrapped._workbench.output
-    forms = {form_of(entry) for entry in (output.values() if isinstance(output, Mapping) else [output])}
-    forms &= {"logits", "probs", "binary"}
-    return forms.pop() if len(forms) == 1 else None
-
-
-@torch.no_grad()
-def mean_field(wrapped: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Compute class probabilities in closed form from one pass, instead of averaging draws (MacKay 1992; Gibbs 1997 for several classes).
-
-    softmax(z / sqrt(1 + pi v / 8)) of the logits z and their variances v, averaged over voters.
-
-    Args:
-        wrapped: model wrapped by `laplace.Wrapper` with output="logits" or "probs", and fitted.
-        args, kwargs: inputs of the model.
-
-    Returns:
-        Probabilities [rows, classes].
-
-    Raises:
-        TypeError: if the model is not wrapped by laplace.
-        ValueError: if its output is not class scores.
-        NotFittedError: if it was not fitted.
-
-    Example:
-        >>> import torch
-        >>> x = torch.linspace(-1, 1, 50)[:, None]
-        >>> model = Wrapper(output="logits")(torch.nn.Linear(1, 2)).eval().fit(x)
-        >>> mean_field(model, x).shape
-        torch.Size([50, 2])
-    """
-    method, table, scaling = _classifier_method(wrapped, "mean_field"), table_of(wrapped), extra(wrapped, "scaling")
-    if scaling is not None:
-        args, kwargs = scaling.inputs(args, kwargs)
-    probs = []
-    for place in method.places(table):
-        probe, bank = Probe(method.layer_names(table)), Bank(table.get)
-        plan = Plan((), table.record.rules, bank, (probe,), keep_state=False, fixed=place)
-        with evaluating(wrapped):
-            taps = engine_of(wrapped).run(plan, args, kwargs)[1][0].taps
-        basis, variance, mixing = (table.record.rules[method.part(part)].pick(bank, place) for part in PARTS)
-        with full_precision(basis):
-            v = variances(taps["features"].to(basis.dtype), basis, variance) @ mixing.square().mT
-        scores = at_least_float32(taps["outputs"]) / (1 + math.pi * v / 8).sqrt()
-        probs.append(scores.sigmoid() if _class_form(wrapped) == "binary" else scores.softmax(-1))
-    return torch.stack(probs).mean(0)
 
 
 __all__ = ["Laplace", "Wrapper", "mean_field", "tune"]

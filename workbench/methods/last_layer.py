@@ -15,7 +15,7 @@ from ..core.additions import extra
 from ..core.calls.risks import reduced
 from ..core.layer_order import watched
 from ..core.method import Call
-from ..core.outputs.class_scores import Binary, Classes, Probs, at_least_float32
+from ..core.outputs.class_scores import Binary, Classes, at_least_float32
 from ..core.outputs.meanings import IGNORED, Meaning
 from ..core.outputs.options import MEAN
 from ..core.outputs.resolution import resolve, targets_of
@@ -30,6 +30,7 @@ from ..errors import WorkbenchWarning
 from ..introspect.objects import tensors_and_generators
 from ..introspect.source_lines import user_stacklevel
 from .curvature import Curvature, Posterior
+from .output_slope import slope_of
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -271,11 +272,11 @@ class CurvatureFit:
         """
         if self.scaling is not None:
             (args, kwargs), target = self.scaling.inputs(args, kwargs), self.scaling.targets(target)
-        output, taps = self._probe_layer(args, kwargs)
+        output, taps = self.probe_layer(args, kwargs)
         leaves = flatten(output)[0]
         phi, z = flatten_rows(taps["features"]), taps["outputs"]
         if self.weights is None:
-            self._identify_output(args, kwargs, output, taps)
+            self.identify_output(args, kwargs, output, taps)
             if not any(self.place.values()):  # once for all voters
                 self._warn_of_others(args, kwargs, output)
         leaf = leaves[self.at]
@@ -305,9 +306,9 @@ class CurvatureFit:
         """Raise ValueError if the output for these inputs, in the user's units, is not that of the layer."""
         if self.scaling is not None:
             args, kwargs = self.scaling.inputs(args, kwargs)
-        self._identify_output(args, kwargs, *self._probe_layer(args, kwargs))
+        self.identify_output(args, kwargs, *self.probe_layer(args, kwargs))
 
-    def _identify_output(self, args: tuple, kwargs: dict[str, Any], output: Any, taps: dict[str, Tensor]) -> None:
+    def identify_output(self, args: tuple, kwargs: dict[str, Any], output: Any, taps: dict[str, Tensor]) -> None:
         """Find the part of the output that is computed from the layer, its slope and its meaning."""
         leaves = flatten(output)[0]
         meanings = resolve(self.record.output, lambda: names(output), leaves, 0)
@@ -348,7 +349,8 @@ class CurvatureFit:
             "(input, target) to fit, or set laplace.Wrapper(noise=...), or compose it with sculpt"
         )
 
-    def _probe_layer(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    def probe_layer(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+        """Return the output of a pass, and features, weights and outputs of the layer."""
         result = self._run(args, kwargs)[1][0]
         if self.probe.calls != 1:
             raise ValueError(
@@ -378,34 +380,23 @@ class CurvatureFit:
         """
         size = z.detach().double().square().mean().sqrt().clamp_min(1e-3).to(z.dtype)
         signs = torch.randint(0, 2, z.shape, generator=torch.Generator().manual_seed(0)).to(z) * 2 - 1
-        moved = []
-        for self.probe.step in (size, size * signs):
-            moved.append(flatten(self._probe_layer(args, kwargs)[0])[0])
+        steps, moved = (size, size * signs), []
+        for self.probe.step in steps:
+            moved.append(flatten(self.probe_layer(args, kwargs)[0])[0])
         self.probe.step = 0.0
-        close = functools.partial(torch.allclose, rtol=0, atol=4 * torch.finfo(z.dtype).eps ** 0.5)
         outputs: list[tuple[int, Tensor]] = []
         for i, (leaf, *others) in enumerate(zip(leaves, *moved, strict=True)):
-            meaning = meanings[i]
             if isinstance(leaf, Sealed):
                 self._refuse_state(leaf, others)
-            if not is_float(leaf) or meaning is MEAN or all(torch.equal(leaf, other) for other in others):
+            if not is_float(leaf) or meanings[i] is MEAN or all(torch.equal(leaf, other) for other in others):
                 continue
-            if _is_probability_of(meaning, leaf, z, close):
-                outputs.append((i, torch.ones(z.shape[-1], dtype=torch.float64, device=z.device)))
-            elif leaf.numel() == z.numel() and not leaf.is_complex() and not _gives_probabilities(meaning):
-                slopes, signed = (((other - leaf) / size).double().reshape(z.shape) for other in others)
-                slope, most = flatten_rows(slopes).mean(0), slopes.abs().max()
-                if (
-                    close(slopes / most, (slope / most).expand_as(slopes))
-                    and close(signed / most, slopes * signs / most)
-                    and bool(slope.abs().min() > 0.01 * most)
-                ):
-                    outputs.append((i, slope))
-            if not outputs or outputs[-1][0] != i:
+            slope = slope_of(meanings[i], leaf, others, z, steps)
+            if slope is None:
                 raise ValueError(
                     f"laplace needs an output that is the output of {self.name!r}, {list(z.shape)}, up to a shift and a scale; part {i} of the "
                     f"model's output, {list(leaf.shape)}, depends on it in another way. {REMEDY}"
                 )
+            outputs.append((i, slope))
         if not outputs:
             raise ValueError(
                 f"laplace: the output does not depend on {self.name!r}, which is taken as the last layer. {REMEDY}"
@@ -428,20 +419,6 @@ class CurvatureFit:
             units = 1.0 if self.scaling is None or self.scaling.y_mean is None else self.scaling.y_scale
             noise = self.noise / (self.slope.abs() * units)
         return self.curvature.posterior(self.weights, prior_precision, noise)
-
-
-def _is_probability_of(meaning: Meaning | None, leaf: Tensor, z: Tensor, close: Callable[..., bool]) -> bool:
-    """Whether class scores give the same probabilities as the layer's outputs z."""
-    if isinstance(meaning, Binary):
-        return _gives_probabilities(meaning) and leaf.numel() == z.numel() and close(leaf.reshape(z.shape), z.sigmoid())
-    if not isinstance(meaning, Classes) or not leaf.dim():
-        return False
-    probs = meaning.probabilities(leaf)
-    return probs.shape == z.shape and close(probs, z.to(probs.dtype).softmax(-1))
-
-
-def _gives_probabilities(meaning: Meaning | None) -> bool:
-    return isinstance(meaning, Probs) or (isinstance(meaning, Binary) and not meaning.logits)
 
 
 __all__ = ["RISK_CALL", "AtLayer", "CurvatureFit", "Handle", "Probe", "augmented", "has_class", "head_axes"]

@@ -15,6 +15,7 @@ from ..engine.plan import Index, Rule, Split
 from .densities.moments import full_precision
 from .last_layer import AtLayer, augmented
 
+PARTS = ("basis", "variance", "mixing")  # tensors of a `Posterior`
 # three points of mean 0 and variance 1, in standard deviations; the first is the model itself
 CENTRED = torch.tensor([[0.0], [1.5**0.5], [-(1.5**0.5)]], dtype=torch.float64)
 

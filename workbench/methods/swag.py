@@ -93,6 +93,10 @@ def collect(wrapped: Any) -> int:
     return method_of(wrapped, "swag").gather(wrapped)
 
 
+def _wide(value: Tensor) -> Tensor:
+    return value.to(torch.promote_types(torch.float32, value.dtype))
+
+
 def _real(value: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
 
@@ -101,6 +105,7 @@ class Swag(WeightSets):
     """Method behind `Wrapper`, for one model."""
 
     name, order, needs_fit = "swag", 15, True
+    statistics = ("swag_mean", "swag_variance")
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper, wrapper.n_samples)
@@ -111,9 +116,10 @@ class Swag(WeightSets):
     def register_statistics(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
         if not buffer:
             zeros = torch.zeros_like(_real(value))
+            wide = _wide(zeros)  # in half precision a mean no longer follows the weights after a few sets
             for part, start in (
-                ("mean", zeros),
-                ("variance", zeros),
+                ("mean", wide),
+                ("variance", wide),
                 ("deviations", torch.stack([zeros] * self.wrapper.rank)),
             ):
                 table.register(f"{name}@swag_{part}", start.clone(), buffer=True)
@@ -129,13 +135,14 @@ class Swag(WeightSets):
     def gather(self, wrapped: Any) -> int:
         """Collect the current weights; see `swag.collect`."""
         table = table_of(wrapped)
+        self.check_frozen(table)
         count = self.flag(table, "count")
         n = int(count)
         for name in self.names(table, self._parameters):
             mean, variance, deviations = self.moments(table, name)
             if n == 0:
                 mean.zero_(), variance.zero_(), deviations.zero_()
-            new = _real(table.get(name))
+            new = _real(table.get(name)).to(mean)
             deviation = new - mean
             mean.add_(deviation / (n + 1))
             # update the variance itself (Welford): mean of squares minus squared mean would cancel in float32
@@ -161,7 +168,7 @@ class Swag(WeightSets):
         for name in self.names(table, self._parameters):
             mean, variance, deviations = self.moments(table, name)
             noise = torch.randn(self.wrapper.n_samples, *mean.shape, generator=generator, dtype=torch.float64).to(mean)
-            low_rank_noise = torch.tensordot(low_rank.to(mean), deviations[:used], 1)
+            low_rank_noise = torch.tensordot(low_rank.to(mean), deviations[:used].to(mean), 1)
             drawn = mean + (variance / 2).sqrt() * noise + low_rank_noise
             current, rows = table.get(name), table.get(f"{name}@swag")
             _real(current).copy_(mean)
@@ -178,44 +185,45 @@ class Swag(WeightSets):
             for name in self.names(table, self._buffers):
                 table.get(f"{name}@swag").copy_(table.get(name).expand_as(table.get(f"{name}@swag")))
             self.flag(table, "ready").fill_(True)
-            norms = [m for path, m in wrapped.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+            norms = [m for path, m in wrapped.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
             norms = [module for module in norms if module.track_running_stats and module.running_mean is not None]
             if norms:
                 self._recompute_batch_norm(wrapped, table, inputs, norms)
 
     def _recompute_batch_norm(self, wrapped: Any, table: Table, inputs: Any, norms: list[Any]) -> None:
         """Set running statistics to their mean over the batches of the training inputs (Izmailov et al. 2018), for each set of weights."""
-        momenta = self._momenta(table, norms)
+        statistics, counters = (self._norm_buffers(table, norms, start) for start in ("running_", "num_batches_"))
         saved = {name: table.get(name).clone() for name in self.names(table, self._buffers)}
-        sums = [{name: torch.zeros_like(saved[name]) for name in momenta} for _ in range(1 + self.size)]
+        sums = [{name: _wide(torch.zeros_like(saved[name])) for name in statistics} for _ in range(1 + self.size)]
         rows = 0
-        with evaluating(wrapped), _Training(norms):
+        with evaluating(wrapped), _Averaging(norms):
             for batch, count in _batches(inputs, wrapped):
                 rows += count
                 for place, total in enumerate(sums, -1):
-                    for name in momenta:
+                    for name in statistics:
+                        table.get(name).copy_(saved[name])  # those of a norm that does not run stay as they are
+                    for name in counters:
                         table.get(name).zero_()
                     self._run(wrapped, table, batch, place)
-                    # after the reset to zero, each statistic is the batch's times the momentum
-                    for name, momentum in momenta.items():
-                        total[name] += count * table.get(name) / momentum
+                    for name in statistics:
+                        total[name] += count * table.get(name)
             for name, value in saved.items():
                 table.get(name).copy_(value)
             for place, total in enumerate(sums, -1) if rows else ():
-                for name in momenta:
+                for name in statistics:
                     target = table.get(name) if place < 0 else table.get(f"{name}@swag")[place]
                     target.copy_(total[name] / rows)
 
-    def _momenta(self, table: Table, norms: list[Any]) -> dict[str, float]:
-        """Return the momentum of every registered running statistic, including those of other heads."""
-        momenta: dict[str, float] = {}
-        for name, slot in table.record.slots.items():
-            path, attribute = slot.owners[0]
-            module: Any = table.module(path)
-            if slot.buffer and attribute.startswith("running_") and any(module is norm for norm in norms):
-                momentum = 1.0 if module.momentum is None else module.momentum
-                momenta.update(dict.fromkeys(self.names(table, [name]), momentum))
-        return momenta
+    def _norm_buffers(self, table: Table, norms: list[Any], start: str) -> list[str]:
+        """Return the names of the registered buffers of norms whose names start with `start`, including those of other heads."""
+        slots = [
+            name
+            for name, slot in table.record.slots.items()
+            if slot.buffer
+            and slot.owners[0][1].startswith(start)
+            and any(table.module(slot.owners[0][0]) is norm for norm in norms)
+        ]
+        return self.names(table, slots)
 
     def _run(self, wrapped: Any, table: Table, batch: Any, place: int) -> None:
         """Run all heads once with the weights of a branch, or with the mean for place -1."""
@@ -266,19 +274,21 @@ def _batches(inputs: Any, wrapped: Any) -> Iterator[tuple[Any, int]]:
         yield batch, next((len(t) for t in (*batch[0], *batch[1].values()) if isinstance(t, Tensor) and t.dim()), 1)
 
 
-class _Training(Reverted):
-    """Context that puts modules into training mode, and back into evaluation mode at the end."""
+class _Averaging(Reverted):
+    """Context in which norms, in training mode, set their running statistics to the mean over their calls, and back at the end."""
 
-    def __init__(self, modules: list[Any]) -> None:
-        self._modules = modules
+    def __init__(self, norms: list[Any]) -> None:
+        self._momenta = [(norm, norm.momentum) for norm in norms]
 
     def begin(self) -> None:
-        for module in self._modules:
-            module.training = True
+        for norm, _ in self._momenta:
+            # instance norms, and norms without a counter, know no mean over calls: the last one counts
+            counts = isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.num_batches_tracked is not None
+            norm.training, norm.momentum = True, None if counts else 1.0
 
     def revert(self) -> None:
-        for module in self._modules:
-            module.training = False
+        for norm, momentum in self._momenta:
+            norm.training, norm.momentum = False, momentum
 
 
 __all__ = ["Swag", "Wrapper", "collect"]

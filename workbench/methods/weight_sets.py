@@ -59,6 +59,19 @@ class WeightSets(Method):
         self._check(table)
         self._register_sets(table)
 
+    def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.check_frozen(table_of(wrapped))
+
+    def check_frozen(self, table: Table) -> None:
+        """Raise ValueError if weights are trained that were frozen when the model was wrapped, and so are not collected."""
+        registered = dict.fromkeys(name for slot in table.parameters() for name in _registered(table, slot))
+        trained = [name for name in registered if table.get(name).requires_grad and not self._has_set(table, name)]
+        if trained:
+            raise ValueError(
+                f"{self.name} collects only weights that could be trained when the model was wrapped, and {', '.join(trained[:3])} "
+                f"{'was' if len(trained) == 1 else 'were'} frozen then, but not now: unfreeze them before wrapping, or freeze them again"
+            )
+
     def _check(self, table: Table) -> None:
         for other in table.record.methods:
             if other is not self and (other.members or other.name == "laplace"):
@@ -69,30 +82,44 @@ class WeightSets(Method):
 
     def _register_sets(self, table: Table) -> None:
         rules = table.record.rules
+        # heads of other methods learn also where the model's own weights are frozen
+        self._parameters += [
+            slot
+            for slot in table.parameters()
+            if slot not in self._parameters and any(table.get(name).requires_grad for name in _registered(table, slot))
+        ]
         for name in self._parameters:
             rules.setdefault(name, Shared(name))
         for name in (*self._parameters, *self._buffers):
             rules[f"{name}@{self.name}"] = self._register_set(table, rules.get(name, Shared(name)))
 
     def _register_set(self, table: Table, rule: Rule) -> Rule:
-        """Register [size, ...] copies of each tensor of a rule, and return the rule that stacks them."""
+        """Register [size, ...] copies of each tensor of a rule that is not frozen, and return the rule that stacks them."""
         if isinstance(rule, Split):
             return Split(rule.axis, tuple(self._register_set(table, option) for option in rule.options))
+        if not self._has_set(table, rule.name) and self._is_frozen(table, rule.name):
+            return rule
         name = f"{rule.name}@{self.name}"
-        path, _, attribute = name.rpartition(".")
-        if attribute not in table.module(path)._buffers:
+        if not self._has_set(table, rule.name):
             value = table.get(rule.name).detach()
             table.register(name, torch.stack([value] * self.size), buffer=True)
             self.register_statistics(table, rule.name, value, buffer=rule.name.partition("@")[0] in self._buffers)
         return Stacked(self.name, name)
 
+    def _has_set(self, table: Table, name: str) -> bool:
+        path, _, attribute = f"{name}@{self.name}".rpartition(".")
+        return attribute in table.module(path)._buffers
+
+    def _is_frozen(self, table: Table, name: str) -> bool:
+        return name.partition("@")[0] not in self._buffers and not table.get(name).requires_grad
+
     def register_statistics(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
         """Register further tensors that the method needs for a tensor of the model; none by default."""
 
     def names(self, table: Table, slots: list[str]) -> list[str]:
-        """Return the names of the registered tensors of some slots, including those of other heads."""
-        registered = [name for slot in slots for name in table.record.rules.get(slot, Shared(slot)).registered()]
-        return list(dict.fromkeys(registered))
+        """Return the names of the collected tensors of some slots, including those of other heads."""
+        registered = dict.fromkeys(name for slot in slots for name in _registered(table, slot))
+        return [name for name in registered if self._has_set(table, name)]
 
     def _flag(self, name: str) -> str:
         return f"{self._parameters[0]}@{self.name}_{name}"
@@ -125,6 +152,10 @@ class WeightSets(Method):
     def missing(self, count: int) -> str:
         """Return the error message for a model with too few collected sets."""
         raise NotImplementedError
+
+
+def _registered(table: Table, slot: str) -> list[str]:
+    return table.record.rules.get(slot, Shared(slot)).registered()
 
 
 class Swap(Intervention):
