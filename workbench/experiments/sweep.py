@@ -78,9 +78,9 @@ def grid(
             number of training rows, drawn by the seed.
 
     Returns:
-        One row per cell: model, wrapper, data, seed, epochs and options; the scores and costs of `measure.measure`; fit_seconds,
-        peak_memory (MiB); network, the model that "auto" chose; task, split, train_rows and checksum of the data; cell, seconds, version and
-        device. ``frame.attrs["failed"]`` lists the cells without results, see `run_cells`.
+        One row per cell: model, wrapper, data, seed, epochs and options (device as fit_device); the scores and costs of
+        `measure.measure`; fit_seconds, peak_memory (MiB); network, the model that "auto" chose; task, split, train_rows and checksum of the
+        data; cell, seconds, version and device. ``frame.attrs["failed"]`` lists the cells without results, see `run_cells`.
 
     Raises:
         ValueError: a name is unknown, a text can't be parsed, or an argument is out of range; raised before any cell runs.
