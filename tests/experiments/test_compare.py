@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 from workbench.cli import main
-from workbench.experiments.compare import summary
+from workbench.experiments.compare import _options, summary
 
 
 def frame(**columns: Any) -> pd.DataFrame:
@@ -85,6 +86,7 @@ def test_cells_that_fail_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["-p", "learning_rate", "1"], "-p has no 'learning_rate'"),
         (["--epochs", "0"], "epochs must be a whole number"),
         (["-p", "epochs", "0"], "epochs must be a whole number"),
+        (["-p", "standardize", "no"], "standardize must be True, False or None; found 'no'"),
         (["-g", "data=json:lods"], "json has no 'lods': did you mean loads"),
         (["-m", "json:lods"], "json has no 'lods': did you mean loads"),
         (["--metrics", "rmse,nl"], "did you mean nll"),
@@ -139,6 +141,24 @@ def test_a_width_is_best_only_where_it_covers_and_a_mean_only_over_all_seeds() -
     assert ("*" in first, "*" in second) == (False, True)
     uneven = frame(rmse=[2.0, 9.0, 2.0, 1.0, 2.0, 1.0]).drop(index=1)
     assert " *" not in summary(uneven, ["rmse"]).splitlines()[3]
+
+
+def test_runs_with_other_options_are_no_repeats() -> None:
+    both = [frame(rmse=[1.0, 2.0] * 3), frame(rmse=[5.0, 8.0] * 3)]
+    for name, first, second in (("standardize", True, False), ("patience", 5, 10), ("fit_device", "cpu", "cuda")):
+        mixed = pd.concat([both[0].assign(**{name: first}), both[1].assign(**{name: second})], ignore_index=True)
+        lines = [" ".join(line.split()) for line in summary(mixed, ["rmse"]).splitlines()]
+        shown = name.removeprefix("fit_")
+        assert lines[0] == f"yacht: mlp, 5 epochs, {shown} {first}, 3 seeds"
+        assert lines[2] == "plain 1.00 ± 0.00 *"
+        assert lines[5] == f"yacht: mlp, 5 epochs, {shown} {second}, 3 seeds"
+        assert lines[7] == "plain 5.00 ± 0.00 *"
+
+
+def test_options_are_read_as_python_or_as_a_shell_spells_them() -> None:
+    texts = {"standardize": "false", "patience": "None", "lr": "1e-3", "device": "cpu"}
+    arguments = argparse.Namespace(smoke=False, epochs=None, parameter=list(texts.items()))
+    assert _options(arguments) == {"standardize": False, "patience": None, "lr": 1e-3, "device": "cpu"}
 
 
 def test_what_is_missing_or_alike_is_no_best() -> None:

@@ -20,7 +20,7 @@ from torch import nn
 
 from workbench import compose, data, experiments, neo, sculpt, vote
 from workbench.core import registry, texts
-from workbench.experiments import measure, models, pool, run_cells, specs, sweep
+from workbench.experiments import environment, measure, models, pool, run_cells, specs, sweep
 from workbench.models import Standardization
 from workbench.training import fit
 
@@ -167,10 +167,32 @@ def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> Non
         ({"rows": 1}, "rows must be a whole number of at least 2"),
         ({"batchsize": 8}, "did you mean batch_size"),
         ({"metrics": "rmse"}, "is not the name of a function"),
+        ({"seeds": None}, "seed must be a whole number"),
+        ({"lr": -1.0}, "lr must be above 0"),
+        ({"weight_decay": float("nan")}, "weight_decay must be 0 or more"),
+        ({"device": "gpu"}, 'device must be "auto" or the name of a device, not .gpu'),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        experiments.grid(**{"path": tmp_path / "out" / "a.csv", "progress": False, **given})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"wrappers": vote.Wrapper(2)}, r"wrapper must be a text, not vote.Wrapper\(n_voters=2\); write"),
+        ({"wrappers": [vote.Wrapper(2)]}, "wrapper must be a text"),
+        ({"data": data.toy.cubic(n_train=9)}, "a data set must be defined at the top level"),
+        ({"lr": "fast"}, "lr must be a number; found 'fast'"),
+        ({"standardize": "false"}, "standardize must be True, False or None"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_before_anything_is_written(
+    tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
         experiments.grid(**{"path": tmp_path / "out" / "a.csv", "progress": False, **given})
     assert not (tmp_path / "out").exists()
 
@@ -294,6 +316,13 @@ def test_classification_measures() -> None:
 
 
 # ---- devices
+def test_a_device_is_an_option_beside_the_column_of_the_machines() -> None:
+    frame = experiments.grid("linear", iter(["plain"]), "cubic", np.int64(0), device=torch.device("cpu"), **TINY)
+    assert frame.attrs["failed"] == []
+    assert frame["fit_device"].tolist() == ["cpu"]
+    assert frame["device"].tolist() == [environment.device()]
+
+
 LIGHT = """
 import os
 

@@ -221,6 +221,8 @@ def test_the_digest_follows_the_source_of_the_package(tmp_path: Path, monkeypatc
         ({"rate": "0.5"}, TypeError, r"rate of a.ipynb is 0.5 \(float\)"),
         ({"name": 3}, TypeError, r"can't be 3 \(int\)"),
         ({"tags": "a"}, TypeError, r"can't be 'a' \(str\)"),
+        ({"tags": [{1: "a"}]}, TypeError, "tags of a.ipynb can't be .* keys that are texts"),
+        ({"tags": [b"a"]}, TypeError, "lists hold numbers, texts, None, lists and dicts"),
     ],
 )
 def test_wrong_parameters_are_refused_before_anything_runs(
@@ -240,6 +242,37 @@ def test_numpy_values_and_odd_paths_reach_the_notebook(jupyter_home: Path, tmp_p
     assert text(run).strip() == repr((7, 2, [1.5], 'it\'s "{x}"\n'))
     assert run.parameters["n"] == 7
     assert Path(run.output) == tmp_path / "out {x}" / "{0}.ipynb"
+
+
+def test_defaults_of_any_literal_can_be_recorded(tmp_path: Path) -> None:
+    source = "words = {'b', 'c', 'a'}\nsizes = {10, 9}\nnested = {'a': (1, 2)}\nraw = b'a'\npairs = {(1, 2): 3}\nz = 1j"
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
+    notebook = tmp_path / "a.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), notebook)
+    planned, _ = module.plan(nbformat.read(notebook, 4), notebook, tmp_path / "out.ipynb", {})
+    assert planned.parameters == {"words": ["a", "b", "c"], "sizes": [9, 10], "nested": {"a": [1, 2]}}
+    # the order of a set of texts differs between processes, and must not make another run of it
+    code = f"from workbench.notebook.run import run_key; print(run_key({str(notebook)!r}))"
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert len(keys) == 1
+
+
+def test_an_error_of_syntax_quotes_the_cell_beside_a_file_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_notebook(tmp_path / "a.ipynb", "def f(:\n    pass")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"a.ipynb can't be run: cell 3 .*, line 1: invalid syntax: 'def f\(:'"):
+        run_notebook("a.ipynb", "out.ipynb")
 
 
 def test_notebooks_that_cannot_be_run_are_refused(tmp_path: Path) -> None:

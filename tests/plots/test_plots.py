@@ -152,6 +152,8 @@ NOT_AN_ARRAY: Any = {"aleatoric": 1}
         (lambda: plots.bands(ONES, NANS), r"prediction: 1 of 4 values are NaN or infinite, the first at \[1\]"),
         (lambda: plots.bands(ONES, ONES, -ONES), "aleatoric: expected values of at least 0, found -1"),
         (lambda: plots.bands(ONES, ONES, level=0), "level: expected a positive"),
+        (lambda: plots.bands(ONES, ONES, level=float("inf")), "level: expected a positive"),
+        (lambda: plots.predicted_against_true(ONES, ONES, ONES, level=-1), "level: expected a finite number"),
         (lambda: plots.bands(ONES, ONES, observed=(ONES, ONES[:2])), r"observed: .* x \[4\], y \[2\]"),
         (lambda: plots.bands(ONES, ONES, truth=NOT_A_PAIR), r"truth: expected a pair \(x, y\), found ndarray"),
         (lambda: plots.coverage(GRID, GRID, np.ones((3, 3))), r"prediction \[3, 2\], risk \[3, 2\], target \[3, 3\]"),
@@ -235,6 +237,12 @@ def test_masked_values_are_missing(ax):
     risk = np.ma.masked_equal([1.0, 2.0, -999.0, 4.0], -999.0)
     plots.risk_coverage(risk, ONES, ax)
     assert "1 of 4 risk values NaN, dropped" in str([text.get_text() for text in ax.get_legend().get_texts()])
+
+
+@pytest.mark.parametrize("values", [torch.ones(3, dtype=torch.complex64), np.ones(3, dtype=complex)])
+def test_complex_numbers_are_refused(values) -> None:
+    with pytest.raises(TypeError, match=r"prediction: expected real numbers, found .*complex.*; draw its abs\(\)"):
+        plots.coverage(values, np.ones(3), np.ones(3))
 
 
 def test_what_is_no_array_is_refused_by_type():

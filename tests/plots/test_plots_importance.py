@@ -61,6 +61,7 @@ def test_places_that_lower_and_raise_have_two_colours_and_none_has_none(ax):
         (lambda: plots.importance({"total": [np.nan]}, ["a"]), "NaN for every column"),
         (lambda: plots.importance({"total": [1.0], "error": [1.0, 2.0]}, ["a"]), "shapes do not match"),
         (lambda: plots.importance({"total": [1.0]}, ["a"], standard_error={"error": [1.0]}), "error is not among"),
+        (lambda: plots.importance({"total": [1.0]}, ["a"], standard_error={"total": [-1.0]}), "at least 0, found -1"),
         (lambda: plots.importance({"total": [1.0]}, ["a"], most=0), "most"),
         (lambda: plots.occlusion_map(np.ones((2, 2)), np.ones((2, 3))), "shapes do not match"),
         (lambda: plots.occlusion_map(np.ones((2, 2)), np.ones((2, 2)), kind="bias"), "found 'bias'"),

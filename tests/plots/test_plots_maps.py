@@ -104,6 +104,14 @@ def test_overlay_hides_nothing_where_the_risk_is_low() -> None:
         plots.overlay(torch.rand(3, 6, 8), torch.rand(2, 6, 8))
 
 
+def test_overlay_draws_infinite_risk_as_the_highest_and_leaves_the_others() -> None:
+    risk = torch.tensor([[0.0, 1.0], [2.0, float("inf")]])
+    ax = plots.overlay(torch.rand(1, 2, 2), risk)
+    assert ax.images[-1].get_clim() == (0, 2)
+    assert ax.images[-1].get_alpha().ravel().tolist() == pytest.approx([0, 0.425, 0.85, 0.85])
+    assert ax.images[-1].get_array().ravel().tolist() == [0, 1, 2, 2]
+
+
 def test_boxes_have_bands_of_two_deviations_around_each_side() -> None:
     y = {"boxes": torch.tensor([[2.0, 1.0, 6.0, 4.0]]), "scores": torch.tensor([0.75]), "labels": torch.tensor([1])}
     spread = torch.tensor([[0.5, 0.25, 1.0, 0.0]])

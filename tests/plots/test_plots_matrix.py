@@ -97,6 +97,18 @@ def test_baselines_that_do_not_say_so_are_scores_where_the_call_does():
         plots.matrix({"plain": plain, "vote": vote.Wrapper(2, output="logits")(nn.Linear(2, 2))}, d)
 
 
+def test_one_row_of_a_table_is_a_point():
+    axes = plots.matrix(pair(3, 1), (torch.randn(1, 3), torch.randn(1, 1)))
+    assert axes[1, 0].collections[0].get_offsets().tolist() == [[0, 0]]
+
+
+def test_constant_rows_of_a_table_have_components_of_no_share():
+    axes = plots.matrix(pair(3, 1), (torch.ones(5, 3), torch.ones(5, 1)))
+    assert (
+        axes[0, 0].figure.get_supxlabel() == "across: 1st principal component (0 %);  up: 2nd principal component (0 %)"
+    )
+
+
 def test_a_plane_shows_two_classes_on_one_scale_below_the_true_entropy():
     d = data.toy.moons(n_train=60, n_test=80)
     models = {

@@ -106,6 +106,7 @@ def test_letters_are_readable_on_every_shade(kind: str) -> None:
         (lambda: plots.tokens(["a"], torch.tensor([-1.0])), "at least 0"),
         (lambda: plots.tokens(["a"], torch.tensor([float("nan")])), "finite"),
         (lambda: plots.tokens(["a"], torch.tensor([1.0]), kind="odd"), "kind"),
+        (lambda: plots.tokens(["a"], torch.tensor([1.0]), highest=-1), "highest: expected a finite risk of at least 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_figure_is_made(call: Any, words: str) -> None:

@@ -150,11 +150,10 @@ def summary(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> str:
         <BLANKLINE>
         mean ± standard error over seeds; * the best mean of its column
     """
-    setting = [
-        name
-        for name in ("data", "model", "epochs", "rows", "lr", "weight_decay", "batch_size", "folds", "source")
-        if name in frame
-    ]
+    from .sweep import ARGUMENTS, OPTIONS
+
+    arguments = (ARGUMENTS.get(name, name) for name in OPTIONS)
+    setting = [name for name in ("data", "model", "epochs", *arguments, "source") if name in frame]
     tables = []
     for values, group in frame.groupby(setting, sort=False, dropna=False):
         values_by_name = dict(zip(setting, values, strict=True))
@@ -179,7 +178,9 @@ def _metric_columns(metrics: Sequence[str], group: pd.DataFrame) -> list[str]:
 def _title(setting: dict[str, Any], group: pd.DataFrame) -> str:
     seeds = group["seed"].nunique()
     options = [
-        f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
+        f"{name.removeprefix('fit_')} {value:g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else f"{name.removeprefix('fit_')} {value}"
         for name, value in setting.items()
         if name not in ("data", "model", "epochs", "source") and value == value
     ]
@@ -277,7 +278,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
         try:
             options[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            options[name] = text
+            options[name] = {"true": True, "false": False, "none": None}.get(text.lower(), text)
     if arguments.epochs is not None:
         options["epochs"] = arguments.epochs
     return options

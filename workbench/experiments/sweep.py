@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 AXES = ("model", "wrapper", "data", "seed")
 OPTIONS = ("batch_size", "lr", "weight_decay", "folds", "patience", "standardize", "device", "rows")
+ARGUMENTS = {"device": "fit_device"}  # other names of options in cells: the column "device" is the machine's
 MEASURED = ("seconds", "fit_seconds", "predict_seconds", "peak_memory")  # columns that differ from run to run
 VALIDATION_SHARE = 0.1  # share of the training rows by which the best epoch is chosen
 
@@ -77,9 +78,9 @@ def grid(
             number of training rows, drawn by the seed.
 
     Returns:
-        One row per cell: model, wrapper, data, seed, epochs and options; the scores and costs of `measure.measure`; fit_seconds,
-        peak_memory (MiB); network, the model that "auto" chose; task, split, train_rows and checksum of the data; cell, seconds, version and
-        device. ``frame.attrs["failed"]`` lists the cells without results, see `run_cells`.
+        One row per cell: model, wrapper, data, seed, epochs and options (device as fit_device); the scores and costs of
+        `measure.measure`; fit_seconds, peak_memory (MiB); network, the model that "auto" chose; task, split, train_rows and checksum of the
+        data; cell, seconds, version and device. ``frame.attrs["failed"]`` lists the cells without results, see `run_cells`.
 
     Raises:
         ValueError: a name is unknown, a text can't be parsed, or an argument is out of range; raised before any cell runs.
@@ -118,9 +119,12 @@ def grid_cells(
     """Return the cells of a grid, and the files of the user's code that they need; arguments and errors are those of `grid`."""
     from ..data.registry import resolve
 
+    wrappers = _as_list(wrappers)
+    for text in wrappers:
+        wrapper_of(text)
     chosen: dict[str, list[Any]] = {
         "model": [one_spelling(reference(model, "a model")) for model in _as_list(models)],
-        "wrapper": [one_spelling(text) for text in _as_list(wrappers)],
+        "wrapper": [one_spelling(text) for text in wrappers],
         "data": [reference(name, "a data set") for name in _as_list(data)],
         "seed": [_integer("seed", seed, 0) for seed in _as_list(seeds)],
     }
@@ -131,8 +135,6 @@ def grid_cells(
             raise ValueError(f"{name}: give each value once, not several times {', '.join(sorted(repeated))}")
     for text in chosen["model"]:
         check_model(text)
-    for text in chosen["wrapper"]:
-        wrapper_of(text)
     chosen["data"] = [name if REFERENCE.fullmatch(name) else resolve(name) for name in chosen["data"]]
     metric_names = [reference(metric, "a metric") for metric in _as_list(metrics)]
     for text in (*metric_names, *(name for name in chosen["data"] if REFERENCE.fullmatch(name))):
@@ -142,8 +144,10 @@ def grid_cells(
             raise ValueError(f"grid has no argument {name!r}: {hint(name, OPTIONS)}")
         if name in ("batch_size", "folds", "patience", "rows") and value is not None:
             _integer(name, value, 1 if name == "patience" else 2)
+    _check_options(**options)
     shared: dict[str, Any] = {"epochs": _integer("epochs", epochs, 1)}
-    shared |= {name: str(value) if name == "device" else value for name, value in options.items() if value is not None}
+    options |= {"device": str(options["device"])} if options.get("device") is not None else {}
+    shared |= {ARGUMENTS.get(name, name): value for name, value in options.items() if value is not None}
     if metric_names:
         shared["metrics"] = metric_names
     cells, files = [], []
@@ -167,10 +171,10 @@ def run(
     rows: int | None = None,
     metrics: Sequence[str] = (),
     source: str = "",
-    device: str = "auto",
+    fit_device: str = "auto",
     **options: Any,
 ) -> dict[str, Any]:
-    """Run one cell: train, and measure on the test rows. Arguments are those of `grid`."""
+    """Run one cell: train, and measure on the test rows. Arguments are those of `grid`; fit_device is its device."""
     import torch
 
     from ..training import fit
@@ -193,7 +197,7 @@ def run(
         _warm_up()
         start = time.perf_counter()
         chosen: dict[str, Any] = {} if validation is None else {"validation": validation}
-        fit(wrapped, train, epochs=epochs, seed=seed, device=device, progress=False, **chosen, **options)
+        fit(wrapped, train, epochs=epochs, seed=seed, device=fit_device, progress=False, **chosen, **options)
         seconds = time.perf_counter() - start
         torch.manual_seed(seed)
         device_used = next((p.device for p in wrapped.parameters()), torch.device("cpu"))
@@ -264,7 +268,26 @@ def _function(text: str) -> Callable[..., Any]:
 
 
 def _as_list(values: Any) -> list[Any]:
-    return [values] if isinstance(values, str | int) or callable(values) else list(values)
+    if isinstance(values, str | int) or callable(values) or not isinstance(values, Iterable):
+        return [values]
+    return list(values)
+
+
+def _check_options(
+    lr: Any = None, weight_decay: Any = None, standardize: Any = None, device: Any = None, **_: Any
+) -> None:
+    """Raise if `fit` would refuse an option, of those that are no whole numbers."""
+    import torch
+
+    from ..training.checks import LR, check_numbers, check_objects
+
+    check_numbers(1, None, LR if lr is None else lr, 0.0 if weight_decay is None else weight_decay, None, None, None)
+    check_objects(0, standardize, None, None)
+    if device not in (None, "auto"):
+        try:
+            torch.device(device)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f'device must be "auto" or the name of a device, not {device!r}') from error
 
 
 def _integer(name: str, value: Any, minimum: int) -> int:

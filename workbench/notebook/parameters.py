@@ -92,7 +92,10 @@ def check_syntax(nb: NotebookNode, notebook: str) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the kernel shows the warnings about the notebook's code
-                compile(transform(cell.source), notebook, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+                # not the name of a file, since Python would quote that file in its error
+                compile(
+                    transform(cell.source), f"<{notebook}>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+                )
         except PARSE_ERRORS as error:
             line, text = getattr(error, "lineno", None), (getattr(error, "text", None) or "").strip()
             place = f"cell {number} ({cell.get('id', 'no id')}){f', line {line}' if line else ''}"
@@ -158,7 +161,8 @@ def check_parameters(declared: Mapping[str, Any], values: Mapping[str, Any], not
 
     Raises:
         ValueError: the notebook has no such parameter; the message suggests similar names.
-        TypeError: the type of a value differs from that of the default. An int may replace a float, and anything may replace None.
+        TypeError: the type of a value differs from that of the default, or it holds what JSON cannot. An int may replace a float, and anything
+            may replace None.
 
     Example:
         >>> check_parameters({"rate": 0.1}, {"rate": 1}, "train.ipynb")
@@ -167,7 +171,7 @@ def check_parameters(declared: Mapping[str, Any], values: Mapping[str, Any], not
     checked = {}
     for name, value in values.items():
         default = _default(declared, name, notebook)
-        value = _plain(value)
+        value = plain(value)
         if default is None or default is COMPUTED:
             allowed: tuple[type, ...] = (type(None), bool, int, float, str, list, dict)
         elif isinstance(default, float):
@@ -178,6 +182,11 @@ def check_parameters(declared: Mapping[str, Any], values: Mapping[str, Any], not
             raise TypeError(
                 f"parameter {name} of {notebook} is {default!r} ({type(default).__name__}) by default and can't be "
                 f"{value!r} ({type(value).__name__})"
+            )
+        if not is_json(value):
+            raise TypeError(
+                f"parameter {name} of {notebook} can't be {value!r:.200}: lists hold numbers, texts, None, lists and dicts, and dicts have keys "
+                "that are texts"
             )
         checked[name] = value
     return checked
@@ -304,8 +313,30 @@ def _literal(text: str) -> Any:
         return {"true": True, "false": False, "none": None, "null": None}.get(text.lower(), text)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value with numpy numbers, arrays, tuples and sets as numbers and lists; sets are sorted, since their order is random.
+
+    Example:
+        >>> plain({"a": {2, 1}, "b": (1, 2)})
+        {'a': [1, 2], 'b': [1, 2]}
+    """
     # papermill would write numpy numbers into the notebook as strings
     if hasattr(value, "tolist"):
         value = value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple, set)) else value
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, set):
+        try:
+            value = sorted(value)
+        except TypeError:
+            value = sorted(value, key=repr)
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def is_json(value: Any) -> bool:
+    """Return whether a plain value has only JSON types, and dicts only keys that are texts."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_json(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(is_json, value))
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -19,7 +19,7 @@ from ..experiments.environment import source_digest as _source_digest
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
 from .client import ATOMIC_SCHEME, ENGINE, Watch, kernel_manager_class, register
-from .parameters import COMPUTED, check_parameters, check_syntax, declared_parameters, load_notebook
+from .parameters import check_parameters, check_syntax, declared_parameters, is_json, load_notebook, plain
 from .record import Records, read_records
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def plan(
         output=str(output),
         status="waiting",
         seconds=0.0,
-        parameters={name: value for name, value in values.items() if value is not COMPUTED},
+        parameters=_recorded(values),
         key=_key(nb, values),
     )
     return run, checked
@@ -297,9 +297,14 @@ def _last_cell(output: Path) -> str:
 
 def _key(nb: NotebookNode, values: Mapping[str, Any]) -> str:
     cells = [(cell.cell_type, cell.source) for cell in nb.cells]
-    literal_values = {name: value for name, value in values.items() if value is not COMPUTED}
-    parts = [cells, sorted(literal_values.items()), _source_digest(), versions()]
+    parts = [cells, sorted(_recorded(values).items()), _source_digest(), versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters whose values can be recorded, without those computed by the notebook or of other types, such as bytes."""
+    found = {name: plain(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if is_json(value)}
 
 
 def _same_data(data: Mapping[str, str]) -> bool:

@@ -235,10 +235,14 @@ def two_axes(subject: Subject, rows: Any, features: Sequence[str | int] | None) 
     seen = subject.seen.load().x.double()
     mean, spread = seen.mean(0), seen.std(0, correction=0)
     scale = torch.where(spread > 0, spread, 1.0)
-    _, singular, directions = torch.linalg.svd((seen - mean) / scale, full_matrices=False)
+    standardized = (seen - mean) / scale
+    if len(seen) == 1:  # it has a single direction
+        standardized = standardized.expand(2, -1)
+    _, singular, directions = torch.linalg.svd(standardized, full_matrices=False)
     directions = directions[:2]
     largest = directions.abs().argmax(1)
     directions = directions * directions[torch.arange(2), largest].sign()[:, None]  # the sign of an SVD is arbitrary
-    shares = (singular**2 / (singular**2).sum())[:2].tolist()
+    total = (singular**2).sum()
+    shares = (singular**2 / torch.where(total > 0, total, 1.0))[:2].tolist()  # 0 of constant rows
     labels = [f"{kind} principal component ({100 * s:.0f} %)" for kind, s in zip(("1st", "2nd"), shares, strict=True)]
     return ((x - mean) / scale @ directions.T).numpy(), (labels[0], labels[1])

@@ -82,7 +82,7 @@ def bands(
     finite(x=inputs, prediction=centre)
     not_negative(**{name: value for name, value in risks.items() if name != "vacuitic"})
     curve, points = (_curve(p, name) for p, name in ((truth, "truth"), (observed, "observed")))
-    if not level > 0:
+    if not 0 < level < np.inf:
         raise ValueError(f"level: expected a positive number of standard deviations, found {level:g}")
 
     order = np.argsort(inputs, kind="stable")

@@ -17,6 +17,7 @@ from workbench.plots._common import (
     finite,
     legend,
     new_axes,
+    not_negative,
     same_shape,
     vector,
     width_for,
@@ -115,6 +116,7 @@ def _standard_errors(values: Mapping[str, Values], bars: Mapping[str, Array]) ->
     errors = {name: vector(value, f"standard_error: {name}") for name, value in values.items()}
     for name, error in errors.items():
         same_shape(**{name: bars[name], f"standard_error of {name}": error})
+        not_negative(**{f"standard_error of {name}": error})
     return errors
 
 

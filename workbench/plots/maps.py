@@ -114,7 +114,7 @@ def overlay(
 
     Args:
         image: [channels, height, width] of 1 or 3 channels, or [height, width].
-        risk: [height, width] or [1, height, width], at least 0; NaN is hatched.
+        risk: [height, width] or [1, height, width], at least 0; NaN is hatched, and infinite risk drawn as the highest finite one.
         ax: Axes to draw on; a new figure if None.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for colour and label.
         unit: unit of the risk, for the label.
@@ -142,7 +142,8 @@ def overlay(
     grey = _pictures(image, values.shape, 1)[0].mean(-1)
     ax = new_axes(ax, (4.8, 4.2))
     ax.imshow(grey, cmap="gray", vmin=0, vmax=1)
-    top = float(np.nanmax(values)) or 1.0
+    top = float(values[np.isfinite(values)].max()) or 1.0
+    values = np.minimum(values, top)
     opacity = np.nan_to_num(values[0] / top) * strength
     drawn = _draw(ax, values[0], cmap=_shades(kind, dark=False), vmin=0.0, vmax=top, alpha=opacity)
     bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)

@@ -221,6 +221,8 @@ def predicted_against_true(
     centre, truth = elements(prediction=prediction, target=target)
     finite(prediction=centre, target=truth)
     risk_name = risk_label(kind)
+    if not 0 <= level < np.inf:
+        raise ValueError(f"level: expected a finite number of standard deviations of at least 0, found {level:g}")
     notes: list[str] = []
     sd = None
     if risk is not None:

@@ -253,6 +253,8 @@ def tokens(
         raise ValueError(f"risk: none of its {values.size} values is a finite number")
     if width < 1:
         raise ValueError(f"width: expected at least 1 character, found {width}")
+    if highest is not None and not 0 <= highest < np.inf:
+        raise ValueError(f"highest: expected a finite risk of at least 0, found {highest:g}")
     label = risk_label(kind, unit)
     spelled = [_spelled(word, width) for word in words]
     ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * _draw_words(None, spelled, width) + 0.9))
