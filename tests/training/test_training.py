@@ -13,7 +13,7 @@ from helpers.training_models import WRAPPERS, Interrupt, net, plain, plane, quie
 from torch import nn
 from torch.nn import functional as F
 
-from workbench import compose, neo, sample, sculpt
+from workbench import compose, neo, sample, sculpt, vote
 from workbench.training import History, fit
 from workbench.training.default_losses import cross_entropy_of_probs
 from workbench.training.defaults import one_cycle
@@ -183,3 +183,17 @@ def test_the_bar_is_silent_when_short_or_not_wanted(capfd: pytest.CaptureFixture
     quiet(plain(), plane(), epochs=2)
     out, err = capfd.readouterr()
     assert (out, err.strip()) == ("", "")
+
+
+class MovesToDevices(nn.Linear):
+    """A layer whose own `to` takes a device only, as that of published Kolmogorov-Arnold networks."""
+
+    def to(self, device: Any) -> Any:
+        return super().to(device)
+
+
+def test_a_model_with_another_to_is_trained() -> None:
+    wrapped = vote.Wrapper(2)(MovesToDevices(3, 1))
+    x = torch.randn(40, 3)
+    losses = [record[1] for record in fit(wrapped, (x, x[:, :1]), epochs=20, lr=0.1, progress=False).records]
+    assert losses[-1] < 0.1 * losses[0]
