@@ -1,5 +1,6 @@
 """References of a model to its own modules that `copy.deepcopy` keeps: weak ones, and those of functions."""
 
+import functools
 import types
 import weakref
 from typing import Any
@@ -179,3 +180,73 @@ def test_inputs_may_be_computed_from_the_weights_that_the_model_shows() -> None:
     x = x * wrapped.c.weight.sum()
     expected = torch.stack([voter(x) for voter in Wrapped.voters(wrapped)]).mean(0)
     torch.testing.assert_close(wrapped(x, return_risk=True)[0], expected)
+
+
+class Recorder:
+    """Notes the mean output of the layers that call it as a hook."""
+
+    def __init__(self, notes: list[Tensor]) -> None:
+        self.notes = notes
+
+    def __call__(self, module: Any, args: Any, output: Tensor) -> None:
+        self.notes.append(output.mean())
+
+
+class Hooked(nn.Module):
+    """Adds to its output what hooks of its layers have noted in a list of its own."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.a, self.b, self.notes, self.seen = nn.Linear(3, 4), nn.Linear(4, 2), [], [2.0]
+        notes, append, seen, outside = self.notes, self.notes.append, self.seen, []
+        self.recorder = Recorder(self.notes) if way == "recorder" else None
+        hooks: dict[str, Any] = {
+            "method": self.note,
+            "recorder": self.recorder,
+            "unchanged list": lambda module, args, output: self.note(module, args, seen[0] * output),
+            "list outside": lambda module, args, output: outside.append(output) or self.note(module, args, output),
+            "closure": lambda module, args, output: notes.append(output.mean()),
+            "default": lambda module, args, output, store=notes: store.append(output.mean()),
+            "method of the list": lambda module, args, output: append(output.mean()),
+            "partial": functools.partial(lambda store, module, args, output: store.append(output.mean()), notes),
+            "object": Recorder(notes),
+        }
+        for layer in (self.a, self.b):
+            layer.register_forward_hook(hooks[way])
+
+    def note(self, module: Any, args: Any, output: Tensor) -> None:
+        self.notes.append(output.mean())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.notes.clear()
+        y = self.b(self.a(x))
+        return y + torch.stack([torch.zeros(()), *self.notes]).sum()
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("wrapper", [vote.Wrapper(3), sculpt.Wrapper(n_layers=1)], ids=repr)
+@pytest.mark.parametrize("way", ["method", "unchanged list", "list outside"])
+def test_hooks_write_into_the_list_of_the_branch(way: str, wrapper: Any, called: bool) -> None:
+    model, x = Hooked(way), torch.randn(5, 3)
+    if called:
+        model(x)
+    wrapped = wrapper(model).eval()
+    plain = [Hooked(way) for _ in range(3)] if isinstance(wrapper, vote.Wrapper) else [Hooked(way)]
+    voters = wrapped.voters() if isinstance(wrapper, vote.Wrapper) else [model]
+    for one, voter in zip(plain, voters, strict=True):
+        one.load_state_dict(voter.state_dict())
+    for inputs in (x, x + 1, x[:2]):
+        y, _ = wrapped(inputs, return_risk=True)
+        torch.testing.assert_close(y, torch.stack([one(inputs) for one in plain]).mean(0))
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("wrapper", [vote.Wrapper(3), sculpt.Wrapper(n_layers=1)], ids=repr)
+@pytest.mark.parametrize("way", ["closure", "default", "method of the list", "partial", "object", "recorder"])
+def test_hooks_that_hold_a_list_of_the_model_are_refused(way: str, wrapper: Any, called: bool) -> None:
+    model = Hooked(way)
+    if called:
+        model(torch.randn(5, 3))
+    wrapped = wrapper(model).eval()
+    with pytest.raises(RuntimeError, match=r"a hook of a holds a list .* \(notes\).* as a method of the module"):
+        wrapped(torch.randn(5, 3), return_risk=True)

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..introspect.objects import CONTAINERS, attributes, is_atom, is_generator, is_scripted, is_set, parts
+from ..introspect.objects import (
+    CONTAINERS,
+    GROWING,
+    HOOKS,
+    attributes,
+    is_atom,
+    is_generator,
+    is_scripted,
+    is_set,
+    parts,
+)
 
 
 def eager(module: nn.Module) -> nn.Module:
@@ -63,6 +73,12 @@ def structural_copy(
     shared = {id(old): left_out(old) for old, _ in pairs}
     if id(root) in shared:  # it is not scripted
         shared[id(root)] |= shared_attributes
+    if any(vars(old)[kind] for old, _ in pairs for kind in HOOKS):  # whose functions may hold a list of the model
+        for old, _ in pairs:
+            for name, value in vars(old).items():
+                if type(value) in GROWING and name not in shared[id(old)]:
+                    share(value, memo, seen)
+                    memo[id(value)] = _copy_value(value, memo)
     for module, _ in pairs:
         for name, value in attributes(module):
             if name not in shared[id(module)]:
@@ -167,13 +183,17 @@ def rebound(function: types.FunctionType, memo: dict[int, Any]) -> types.Functio
 def _closure_content(content: Any, memo: dict[int, Any]) -> Any:
     """Return the content of a closure cell for the new tree.
 
-    Modules, alone or in a list, tuple or dict, weak references to them, and functions bound to them are replaced by their copies.
+    Modules, alone or in a list, tuple or dict, weak references to them, functions bound to them, and copied containers are replaced by
+    their copies.
     """
-    if isinstance(content, nn.Module):
+    if isinstance(content, nn.Module) or (type(content) in GROWING and id(content) in memo):
         return memo.get(id(content), content)
     if type(content) in (list, tuple, dict) and content:
         items = list(content.values() if isinstance(content, dict) else content)
-        held = [_closure_content(item, memo) if isinstance(item, nn.Module) else item for item in items]
+        held = [
+            _closure_content(item, memo) if isinstance(item, nn.Module) or type(item) in GROWING else item
+            for item in items
+        ]
         if id(content) in memo or all(new is old for new, old in zip(held, items, strict=True)):
             return memo.get(id(content), content)
         memo[id(content)] = dict(zip(content, held, strict=True)) if isinstance(content, dict) else type(content)(held)
@@ -187,6 +207,8 @@ def _closure_content(content: Any, memo: dict[int, Any]) -> Any:
         function, owner = _closure_content(content.__func__, memo), _closure_content(content.__self__, memo)
         same = function is content.__func__ and owner is content.__self__
         return content if same else types.MethodType(function, owner)
+    if isinstance(content, types.BuiltinMethodType) and type(content.__self__) in GROWING:
+        return getattr(_closure_content(content.__self__, memo), content.__name__)
     if isinstance(content, functools.partial):
         old = (content.func, *content.args, *content.keywords.values())
         function, *items = (_closure_content(item, memo) for item in old)

@@ -28,7 +28,7 @@ from .effects.attributes import (
     modules,
     structure,
 )
-from .effects.branch_values import copy_values, get_values, set_values, tensors_in, transfer
+from .effects.branch_values import copy_values, get_values, held_elsewhere, set_values, tensors_in, transfer
 from .effects.contents import Contents
 from .effects.inputs import Key
 from .effects.parameters import ParameterWrites, explain_write
@@ -354,7 +354,7 @@ class Clones:
         self._writes = writes if new else None
         if texts and changes:
             _report_changes(self.root, plan.purity, difference(texts, described(clone.tree, changes), changes), new)
-        self.impure |= changes
+        self.impure |= changes | held_elsewhere(self.root, clone.tree, changes, private)
         self.ever_impure = self.ever_impure or bool(changes)
         self.watched.add(mode)
 

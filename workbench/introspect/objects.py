@@ -19,6 +19,8 @@ ATOMS = (
 )
 _ATOM_TYPES = frozenset(ATOMS)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+GROWING = (dict, list, set, deque)  # containers that change
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # attributes of modules
 
 
 def is_atom(value: Any) -> bool:

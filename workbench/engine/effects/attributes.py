@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...introspect.objects import is_graph
+from ...introspect.objects import HOOKS, is_graph
 from ..clone import is_scripted, left_out
 from ..tree import version
 
@@ -114,9 +114,6 @@ def difference(before: dict[Attribute, str], after: dict[Attribute, str], names:
             new = "(changed inside)"
         lines.append(f"  {path}.{name}: {old_text} -> {new}" if path else f"  {name}: {old_text} -> {new}")
     return "\n".join(lines)
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 _END = (object(),)  # after the contents of all holders, so that there are as many as before if it is met where it was

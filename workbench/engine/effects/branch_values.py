@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...introspect.objects import is_atom, is_generator, tensors_and_generators
+from ...introspect.objects import GROWING, HOOKS, is_atom, is_generator, parts, tensors_and_generators
 from .attributes import Attribute, Tree, Values, attributes
 
 
@@ -67,6 +68,56 @@ def copy_values(values: Values, source: Tree, target: Tree) -> Values:
                     {id(t): targets[n] for n, t in module.__dict__[kind].items() if t is not None and n in targets}
                 )
     return {name: value if value is MISSING else duplicate(value, memo) for name, value in values.items()}
+
+
+def held_elsewhere(root: nn.Module, tree: Tree, changes: frozenset[Attribute], before: Values) -> frozenset[Attribute]:
+    """Return the attributes that hold a list, dict or set that forward changes as another attribute.
+
+    Args:
+        root: the wrapped module.
+        tree: the modules of the branch.
+        changes: the attributes that forward changes.
+        before: values before the pass of attributes that were replaced by copies for it.
+
+    Raises:
+        RuntimeError: if a hook holds one, or a function as one of its variables: these are not copied with the attributes.
+    """
+    values = [*get_values(changes, tree).values(), *(before[name] for name in changes if name in before)]
+    contents = {id(value) for value in values if isinstance(value, GROWING)}
+    if not contents:
+        return frozenset()
+    others = {name: value for name, value in attributes(tree) if name not in changes}
+    copied = frozenset(name for name, value in others.items() if _reaches(value, contents, functions=False))
+    for (path, name), value in others.items():
+        if _reaches(value, contents, functions=True) and (name in HOOKS or (path, name) not in copied):
+            function = "a hook" if name in HOOKS else f"the function {name}"
+            names = ", ".join(sorted(f"{path}.{name}".lstrip(".") for path, name in changes))
+            raise RuntimeError(
+                f"{function} of {path or root._get_name()} holds a list or dict that forward changes as an attribute ({names}), of which each "
+                "branch has its own: let it reach the list through the module, for example as a method of the module"
+            )
+    return copied
+
+
+def _reaches(value: Any, wanted: set[int], functions: bool) -> bool:
+    """Return whether an object with one of these ids is a value, or in it; variables of functions count only if asked for."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in wanted:
+            return True
+        if is_atom(item) or isinstance(item, Tensor | nn.Module) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, types.BuiltinMethodType):
+            waiting += [item.__self__] * functions
+        elif not isinstance(item, types.FunctionType):
+            waiting += [part for _, part in parts(item)]
+        elif functions:
+            waiting += [part for _, part in parts(item)]
+            waiting += [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
+    return False
 
 
 def transfer(names: frozenset[Attribute], source: Tree, target: Tree) -> None:
