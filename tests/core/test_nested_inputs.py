@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from workbench import compose, sample, sculpt, vote
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+pytestmark = [pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"), pytest.mark.usefixtures("seeded")]
 
 
 class MeanOfRows(nn.Module):
@@ -38,7 +38,7 @@ def test_voters_are_plain_copies_in_repeated_calls(layout: torch.layout) -> None
 
 
 @pytest.mark.parametrize(
-    "wrapper", [sample.Wrapper(2), sculpt.Wrapper(), compose(vote.Wrapper(2), sculpt.Wrapper())], ids=str
+    "wrapper", [sample.Wrapper(20), sculpt.Wrapper(), compose(vote.Wrapper(2), sculpt.Wrapper())], ids=str
 )
 def test_other_wrappers_take_them(wrapper: Any) -> None:
     wrapped = wrapper(MeanOfRows()).eval()
