@@ -37,8 +37,9 @@ MAX_POINTS = 5000  # more points only overlap, and make vector files too large t
 
 def array(value: Values, name: str) -> Array:
     """Convert a tensor, array or list of real numbers to a float64 array; refuse empty input."""
-    if "complex" in str(getattr(value, "dtype", "")):
-        raise TypeError(f"{name}: expected real numbers, found {value.dtype}; draw its abs(), real or imag")  # type: ignore[union-attr]
+    dtype = str(getattr(value, "dtype", ""))
+    if "complex" in dtype:
+        raise TypeError(f"{name}: expected real numbers, found {dtype}; draw its abs(), real or imag")
     try:
         result = (
             value.detach().cpu().double().numpy()
