@@ -325,3 +325,27 @@ def test_bad_input_is_told() -> None:
         swag.Wrapper()(net().requires_grad_(False))
     with pytest.raises(TypeError, match=r"wrapped by swag.Wrapper, not Sequential"):
         swag.collect(net())
+
+
+class Positions(nn.Module):
+    """Adds positions, in a buffer that no file holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+        self.register_buffer("positions", torch.arange(3.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.positions)
+
+
+@pytest.mark.parametrize("wrapper", [swag.Wrapper(n_samples=3), snapshot.Wrapper(3)], ids=repr)
+def test_files_of_earlier_versions_hold_sets_of_caches(wrapper: Any) -> None:
+    wrapped = wrapper(Positions())
+    fit(wrapped, (normal(40, 3), normal(40, 2, seed=1)), epochs=8, progress=False)
+    method = wrapped._workbench.methods[0]
+    state = wrapped.state_dict() | {f"positions@{method.name}": torch.arange(3.0).expand(method.size, 3).clone()}
+    other = wrapper(Positions()).eval()
+    other.load_state_dict(state)
+    x = normal(5, 3, seed=2)
+    torch.testing.assert_close(other(x), wrapped.eval()(x))

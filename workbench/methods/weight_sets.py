@@ -59,6 +59,17 @@ class WeightSets(Method):
         self._check(table)
         self._register_sets(table)
 
+    def adapt(self, table: Table, names: set[str]) -> None:
+        """Register sets of caches as well if a state has them, as those of earlier versions do."""
+        stored = [
+            name
+            for name, slot in table.record.slots.items()
+            if slot.buffer and name not in self._buffers and f"{name}@{self.name}" in names
+        ]
+        if stored:
+            self._buffers += stored
+            self._register_sets(table)
+
     def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         self.check_frozen(table_of(wrapped))
 
