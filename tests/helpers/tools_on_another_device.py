@@ -176,7 +176,7 @@ def test_a_cell_of_a_grid(wrapper: str, monkeypatch: pytest.MonkeyPatch) -> None
         "epochs": 2,
         "rows": 60,
     }
-    here, there = (sweep.run(**options, device=where) for where in ("cpu", DEVICE))
+    here, there = (sweep.run(**options, fit_device=where) for where in ("cpu", DEVICE))
     for name, value in here.items():
         if not any(word in name for word in ("seconds", "memory")):
             close_enough = value if isinstance(value, str | None) else pytest.approx(value, rel=1e-3, nan_ok=True)
