@@ -435,3 +435,11 @@ def test_threads_of_data_parallel_on_one_device() -> None:
     like, like_risk = wrapped(inputs(), return_risk=True)
     assert torch.equal(y, like)
     assert torch.equal(risk, like_risk)
+
+
+@pytest.mark.parametrize("start", [torch.zeros(1, 1), None], ids=["zeros", "none"])
+def test_a_cached_buffer_is_no_impurity(start: Tensor | None) -> None:
+    """As other buffers that forward changes."""
+    wrapped = vote.Wrapper(VOTERS, purity="raise")(CachesBuffer(start)).eval()
+    for rows in (5, 3):
+        wrapped(inputs()[:rows])

@@ -158,7 +158,7 @@ def _give_each_its_own(table: Table, added: list[Slot], axis: str, injection: In
             record.rules[name] = Stacked(axis, slot.name)
             record.released.append(name)
             table.views[name] = module.__dict__[attribute]
-        elif not slot.buffer or attribute not in module._non_persistent_buffers_set:
+        elif not table.is_cache(name):
             new.append((name, table.get(name)))
     if not new:
         return

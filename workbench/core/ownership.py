@@ -183,6 +183,11 @@ class Table:
             self._held[name] = weakref.ref(tensor), version(tensor)
         return True
 
+    def is_cache(self, slot: str) -> bool:
+        """Return whether a slot is a buffer that no file holds (`persistent=False`): a constant, or one that forward computes."""
+        path, attribute = self.record.slots[slot].owners[0]
+        return self.record.slots[slot].buffer and attribute in self.module(path)._non_persistent_buffers_set
+
     def homes(self) -> dict[str, list[tuple[dict[str, Any], str]]]:
         """Return for each slot the (dict, key) entries that hold its tensor in the module tree."""
         out: dict[str, list[tuple[dict[str, Any], str]]] = {}

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..introspect.objects import (
     CONTAINERS,
-    GROWING,
     HOOKS,
+    MUTABLE,
     attributes,
     is_atom,
     is_generator,
@@ -76,7 +76,7 @@ def structural_copy(
     if any(vars(old)[kind] for old, _ in pairs for kind in HOOKS):  # whose functions may hold a list of the model
         for old, _ in pairs:
             for name, value in vars(old).items():
-                if type(value) in GROWING and name not in shared[id(old)]:
+                if type(value) in MUTABLE and name not in shared[id(old)]:
                     share(value, memo, seen)
                     memo[id(value)] = _copy_value(value, memo)
     for module, _ in pairs:
@@ -186,12 +186,12 @@ def _closure_content(content: Any, memo: dict[int, Any]) -> Any:
     Modules, alone or in a list, tuple or dict, weak references to them, functions bound to them, and copied containers are replaced by
     their copies.
     """
-    if isinstance(content, nn.Module) or (type(content) in GROWING and id(content) in memo):
+    if isinstance(content, nn.Module) or (type(content) in MUTABLE and id(content) in memo):
         return memo.get(id(content), content)
     if type(content) in (list, tuple, dict) and content:
         items = list(content.values() if isinstance(content, dict) else content)
         held = [
-            _closure_content(item, memo) if isinstance(item, nn.Module) or type(item) in GROWING else item
+            _closure_content(item, memo) if isinstance(item, nn.Module) or type(item) in MUTABLE else item
             for item in items
         ]
         if id(content) in memo or all(new is old for new, old in zip(held, items, strict=True)):
@@ -207,7 +207,7 @@ def _closure_content(content: Any, memo: dict[int, Any]) -> Any:
         function, owner = _closure_content(content.__func__, memo), _closure_content(content.__self__, memo)
         same = function is content.__func__ and owner is content.__self__
         return content if same else types.MethodType(function, owner)
-    if isinstance(content, types.BuiltinMethodType) and type(content.__self__) in GROWING:
+    if isinstance(content, types.BuiltinMethodType) and type(content.__self__) in MUTABLE:
         return getattr(_closure_content(content.__self__, memo), content.__name__)
     if isinstance(content, functools.partial):
         old = (content.func, *content.args, *content.keywords.values())

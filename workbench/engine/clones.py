@@ -292,8 +292,8 @@ class Clones:
         self._facts, self._shape, (self._modules, self._objects) = facts, shape, contents
 
     # ---- attributes
-    def may_resize(self, buffer: str) -> bool:
-        """Return whether forward may give a buffer another shape: those that no file holds are caches. Calls of such models are not recorded."""
+    def allow_resize(self, buffer: str) -> bool:
+        """Return whether forward may give a buffer another shape, as it may one that no file holds, and count it among what forward changes."""
         path, _, name = buffer.rpartition(".")
         if path not in self._tree or name not in self._tree[path]._non_persistent_buffers_set:
             return False
@@ -347,14 +347,14 @@ class Clones:
         clone.refuse_changed_holders(changes)
         set_values({name: value for name, value in private.items() if name not in changes}, clone.tree)
         taken_over = {name for *_, name in clone.taken_over}
-        changes |= new_caches(self.root, clone.tree, contents, registered(clone.tree), taken_over)
+        caches = new_caches(self.root, clone.tree, contents, registered(clone.tree), taken_over)
         writes.check(clone.tree, plan.bank, more=plan.size > 1)
         if new:
             clone.refuse_lost_writes(plan)
         self._writes = writes if new else None
         if texts and changes:
             _report_changes(self.root, plan.purity, difference(texts, described(clone.tree, changes), changes), new)
-        self.impure |= changes | held_elsewhere(self.root, clone.tree, changes, private)
+        self.impure |= changes | caches | held_elsewhere(self.root, clone.tree, changes, private)
         self.ever_impure = self.ever_impure or bool(changes)
         self.watched.add(mode)
 

@@ -19,7 +19,7 @@ ATOMS = (
 )
 _ATOM_TYPES = frozenset(ATOMS)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-GROWING = (dict, list, set, deque)  # containers that change
+MUTABLE = (dict, list, set, deque)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # attributes of modules
 
 

@@ -260,7 +260,7 @@ def untrained(table: Table, n: int) -> tuple[dict[str, Tensor], dict[str, Tensor
     for name, slot in table.record.slots.items():
         path, attribute = slot.owners[0]
         current = table.value(name).detach()
-        if slot.buffer and attribute in table.module(path)._non_persistent_buffers_set:
+        if table.is_cache(name):
             continue  # a constant, which all models share
         if not slot.buffer and not table.value(name).requires_grad:
             shared[name] = current.clone()

@@ -331,8 +331,7 @@ class Vote(Method):
     def _has_own_buffer(self, table: Table, name: str, owners: set[str]) -> bool:
         """Whether each voter has its own copy of a buffer: of statistics that training updates, not of constants (masks, positions)."""
         path, attribute = table.record.slots[name].owners[0]
-        module = table.module(path)
-        return attribute not in module._non_persistent_buffers_set and (
+        return not table.is_cache(name) and (
             self.wrapper.share is None
             or path in owners
             or holder_of(table, path) in owners

@@ -13,7 +13,7 @@ from ..engine.plan import Axis, Index, Intervention, Shared, Split, Stacked
 from ..errors import NotFittedError
 
 if TYPE_CHECKING:
-    from ..core.ownership import Slot, Table
+    from ..core.ownership import Table
     from ..engine.plan import Rule
 
 
@@ -45,9 +45,7 @@ class WeightSets(Method):
                 "parameter.requires_grad_(True)"
             )
         self._parameters = [name for name in table.record.slots if name in learns]
-        self._buffers = [
-            name for name, slot in table.record.slots.items() if slot.buffer and not _is_cache(table, slot)
-        ]
+        self._buffers = [name for name, slot in table.record.slots.items() if slot.buffer and not table.is_cache(name)]
         for name, value in (
             ("count", torch.zeros((), dtype=torch.int64)),
             ("ready", torch.zeros((), dtype=torch.bool)),
@@ -61,13 +59,9 @@ class WeightSets(Method):
 
     def adapt(self, table: Table, names: set[str]) -> None:
         """Register sets of caches as well if a state has them, as those of earlier versions do."""
-        stored = [
-            name
-            for name, slot in table.record.slots.items()
-            if slot.buffer and name not in self._buffers and f"{name}@{self.name}" in names
-        ]
+        stored = [name for name in table.record.slots if table.is_cache(name) and f"{name}@{self.name}" in names]
         if stored:
-            self._buffers += stored
+            self._buffers += [name for name in stored if name not in self._buffers]
             self._register_sets(table)
 
     def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -194,12 +188,6 @@ def method_of(wrapped: Any, name: str) -> Any:
     if method is None:
         raise TypeError(f"this takes a model wrapped by {name}.Wrapper, not {type(wrapped).__name__} without it")
     return method
-
-
-def _is_cache(table: Table, slot: Slot) -> bool:
-    """Return whether a buffer is one that no file holds: a constant, or recomputed by forward."""
-    path, attribute = slot.owners[0]
-    return attribute in table.module(path)._non_persistent_buffers_set
 
 
 __all__ = ["Swap", "WeightSets", "method_of"]

@@ -146,8 +146,10 @@ def title(nb: NotebookNode) -> str | None:
 
 def prepare() -> None:
     """Import, compile and cache what `render` needs, so that the first page takes no longer than others."""
-    nb = require("nbformat").v4.new_notebook(cells=[require("nbformat").v4.new_code_cell("print()")])
-    _finished(_exporter().from_notebook_node(nb, resources={"metadata": {"name": "", "path": ""}, "report": {}})[0], "")
+    v4 = require("nbformat").v4
+    resources = {"metadata": {"name": "", "path": ""}, "report": {}}
+    page, _ = _exporter().from_notebook_node(v4.new_notebook(cells=[v4.new_code_cell("print()")]), resources=resources)
+    _finished(page, "")
 
 
 def _exporter() -> Any:

@@ -303,7 +303,8 @@ def choose_scale(ax: Axes, axis: str, values: Array, *, typical: Array | None = 
     if kind == "log":
         set_log_scale(ax, axis, values)
     elif kind == "symlog":
-        ax.set(**{f"{axis}scale": require("matplotlib.scale").SymmetricalLogScale(None, linthresh=width)})
+        set_scale: Any = ax.set_xscale if axis == "x" else ax.set_yscale
+        set_scale("symlog", linthresh=width)
 
 
 def set_log_scale(ax: Axes, axis: str, values: Array) -> None:

@@ -26,11 +26,11 @@ def with_mean_terms(shown: Values, branches: list[Values], model: str) -> Values
     """
     if len(branches) < 2 or not torch.is_grad_enabled():
         return shown
-    of_objects: dict[int, Any] = {}  # by id: modules may share a list
+    replaced: dict[int, Any] = {}  # by id of the value: modules may share a list
     for name, value in shown.items():
-        if id(value) not in of_objects:
-            of_objects[id(value)] = _shown_value(name, value, branches, model)
-    return {name: of_objects[id(value)] for name, value in shown.items()}
+        if id(value) not in replaced:
+            replaced[id(value)] = _shown_value(name, value, branches, model)
+    return {name: replaced[id(value)] for name, value in shown.items()}
 
 
 def _shown_value(name: tuple[str, str], value: Any, branches: list[Values], model: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...introspect.objects import GROWING, HOOKS, is_atom, is_generator, parts, tensors_and_generators
+from ...introspect.objects import HOOKS, MUTABLE, is_atom, is_generator, parts, tensors_and_generators
 from .attributes import Attribute, Tree, Values, attributes
 
 
@@ -83,20 +83,22 @@ def held_elsewhere(root: nn.Module, tree: Tree, changes: frozenset[Attribute], b
         RuntimeError: if a hook holds one, or a function as one of its variables: these are not copied with the attributes.
     """
     values = [*get_values(changes, tree).values(), *(before[name] for name in changes if name in before)]
-    contents = {id(value) for value in values if isinstance(value, GROWING)}
+    contents = {id(value) for value in values if isinstance(value, MUTABLE)}
     if not contents:
         return frozenset()
-    others = {name: value for name, value in attributes(tree) if name not in changes}
-    copied = frozenset(name for name, value in others.items() if _reaches(value, contents, functions=False))
-    for (path, name), value in others.items():
-        if _reaches(value, contents, functions=True) and (name in HOOKS or (path, name) not in copied):
+    copied: set[Attribute] = set()
+    for (path, name), value in attributes(tree):
+        if (path, name) in changes or not _reaches(value, contents, functions=True):
+            continue
+        if name in HOOKS or not _reaches(value, contents, functions=False):
             function = "a hook" if name in HOOKS else f"the function {name}"
             names = ", ".join(sorted(f"{path}.{name}".lstrip(".") for path, name in changes))
             raise RuntimeError(
                 f"{function} of {path or root._get_name()} holds a list or dict that forward changes as an attribute ({names}), of which each "
                 "branch has its own: let it reach the list through the module, for example as a method of the module"
             )
-    return copied
+        copied.add((path, name))
+    return frozenset(copied)
 
 
 def _reaches(value: Any, wanted: set[int], functions: bool) -> bool:

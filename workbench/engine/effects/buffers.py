@@ -18,16 +18,16 @@ from .random import values_unavailable
 
 
 def merged_buffers(
-    plan: Plan, results: Sequence[Result], may_resize: Callable[[str], bool] = lambda name: False
+    plan: Plan, results: Sequence[Result], allow_resize: Callable[[str], bool] = lambda name: False
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the buffers that the branches have written into, whole or rows of stacked ones, and their merged values.
 
     Args:
         plan: the plan of the run.
         results: the results of its branches.
-        may_resize: asked, with its name, for a buffer that all branches share and that has another shape now: whether it may.
+        allow_resize: asked, with its name, for a buffer that all branches share and that has another shape now: whether it may.
     """
-    merger = BufferMerger(may_resize)
+    merger = BufferMerger(allow_resize)
     if isinstance(results, StackedResults):
         _add_stacked(merger, plan, results)
     else:
@@ -83,11 +83,11 @@ class BufferMerger:
     agree; if they do not, the first branch's value is kept with a warning.
 
     Args:
-        may_resize: see `merged_buffers`.
+        allow_resize: see `merged_buffers`.
     """
 
-    def __init__(self, may_resize: Callable[[str], bool]) -> None:
-        self._may_resize = may_resize
+    def __init__(self, allow_resize: Callable[[str], bool]) -> None:
+        self._allow_resize = allow_resize
         self._new: dict[tuple[str, int | None], list[Tensor] | Tensor] = {}
         self._rows: dict[str, Tensor] = {}
 
@@ -123,7 +123,7 @@ class BufferMerger:
                     for other in values[1:]:
                         _refuse_shape(name, values[0].shape, other.shape)
                 new = self._merged(name, target, values)
-                if target.shape != new.shape and not (row is None and self._may_resize(name)):
+                if target.shape != new.shape and not (row is None and self._allow_resize(name)):
                     _refuse_shape(name, target.shape, new.shape)
                 targets.append(target)
                 merged.append(new.detach())
