@@ -308,6 +308,22 @@ def test_other_ways_free_the_memory_as_well(name: str, at_once: int) -> None:
     assert 0 < in_turn.most <= (at_once + 0.5) * of_one.most
 
 
+def test_gradients_are_stored_without_a_copy(turns: list[range], monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[int] = []
+    stacked = model_by_model._Rows.stacked
+
+    def noted(rows: model_by_model._Rows) -> Tensor:
+        places.append(stacked(rows).data_ptr())
+        return stacked(rows)
+
+    monkeypatch.setattr(model_by_model._Rows, "stacked", noted)
+    monkeypatch.setattr(model_by_model._Turns, "_pays", lambda self, seconds, leaves: True)
+    wrapped = vote.Wrapper(3, strategy="loop")(nn.Linear(4, 2)).train()
+    Backward(wrapped, F.mse_loss)(torch.ones(5, 4), torch.zeros(5, 2))
+    assert turns
+    assert sorted(places) == sorted(p.grad.data_ptr() for p in wrapped.parameters() if p.grad is not None)
+
+
 def test_what_depends_on_no_parameter_is_told() -> None:
     wrapped = vote.Wrapper(3)(Base()).train()
     backward = Backward(wrapped, lambda prediction, target: F.mse_loss(prediction.detach(), target))

@@ -56,8 +56,13 @@ def passed(outputs: list[Tensor], tensors: dict[str, Tensor]) -> set[str]:
 
 
 def has_reentrant_checkpoint(outputs: list[Tensor]) -> bool:
-    """Return whether a part of the graph is only made in the backward pass, by `torch.utils.checkpoint` with use_reentrant=True."""
-    return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(outputs))
+    """Return whether a node behind the outputs is such a checkpoint; see `is_reentrant_checkpoint`."""
+    return any(map(is_reentrant_checkpoint, _nodes(outputs)))
+
+
+def is_reentrant_checkpoint(node: Any) -> bool:
+    """Return whether a node stands for a part of the graph that is only made in the backward pass, by a checkpoint with use_reentrant=True."""
+    return type(node).__name__ == "CheckpointFunctionBackward"
 
 
 def _nodes(outputs: list[Tensor], is_end: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:

@@ -42,7 +42,7 @@ def _equal(wrapped: Any, axis: str) -> bool:
 def rows_equal(tensor: Tensor) -> bool:
     """Return whether a tensor [members, ...] is equal for all of two or more members; False for sharded and meta tensors."""
     plain = type(tensor.data) is Tensor and not tensor.is_meta
-    return plain and len(tensor) > 1 and bool((tensor == tensor[:1]).all())
+    return plain and len(tensor) > 1 and all(torch.equal(row, tensor[0]) for row in tensor[1:])
 
 
 def weighed(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...engine.combine import Branched
-from ...engine.dependence import has_reentrant_checkpoint, next_node_number, nodes_behind
+from ...engine.dependence import is_reentrant_checkpoint, next_node_number, nodes_behind
 from ...engine.effects.random import RandomSources, values_unavailable, were_drawn
 from ...engine.plan import Plan
 from ...engine.tree import tensors
@@ -114,7 +114,7 @@ class _Turns:
         self._waiting: list[list[Any]] = []  # leaves of branches whose model is not complete
         self._done = 0  # positions along the outermost axis that had their turn
         self._losses: list[Tensor] = []
-        self._of_rows: dict[str, list[Tensor | None]] = {}  # gradients of the rows of stacked tensors
+        self._of_rows: dict[str, _Rows] = {}  # gradients of stacked tensors
         self._of_others: dict[int, tuple[Tensor, Tensor]] = {}  # other leaf tensors of the graph, and their gradients
 
     @property
@@ -177,9 +177,6 @@ class _Turns:
     def _differentiate(self, losses: Tensor, numbers: range) -> None:
         """Add the gradients of the losses of models, given their positions along the outermost axis."""
         share = torch.ones_like(losses) / self._n_models
-        if has_reentrant_checkpoint([losses]):  # such a part of the graph has no gradients but those of leaf tensors
-            losses.backward(share)
-            return
         rows = {
             (name, i): stacked[i]
             for name, stacked in self._bank.separated().items()
@@ -188,6 +185,10 @@ class _Turns:
         }
         ends = {row.grad_fn for row in rows.values()}
         others, nodes = nodes_behind([losses], ends.__contains__)
+        # such a part of the graph has no gradients but those of leaf tensors
+        if any(map(is_reentrant_checkpoint, nodes)):
+            losses.backward(share)
+            return
         whole = {id(tensor): tensor for tensor in (self._bank.get(name) for name, _ in rows)}
         # as in a criterion that penalizes the wrapped object's parameters
         otherwise_reached = not whole.keys().isdisjoint(map(id, others))
@@ -199,7 +200,10 @@ class _Turns:
             losses, [*rows.values(), *others], share, retain_graph=has_common_part, allow_unused=True
         )
         for (name, i), gradient in zip(rows, gradients, strict=False):
-            self._of_rows.setdefault(name, [None] * self._sizes[0])[i] = gradient
+            if gradient is not None:
+                if name not in self._of_rows:
+                    self._of_rows[name] = _Rows(self._bank.get(name))
+                self._of_rows[name].set(i, gradient)
         for tensor, gradient in zip(others, gradients[len(rows) :], strict=True):
             if gradient is not None:
                 _, before = self._of_others.get(id(tensor), (tensor, None))
@@ -209,17 +213,49 @@ class _Turns:
         """Accumulate the gradients in the leaf tensors, and return the detached loss []."""
         if not self._reached:
             raise ValueError(DETACHED)
-        for tensor, gradient in self._of_others.values():
-            torch.autograd.backward(tensor, gradient)
-        while self._of_rows:  # one after another, so that a tensor's gradients are in memory twice only for a moment
-            name, gradients = self._of_rows.popitem()
-            if any(gradient is not None for gradient in gradients):
-                rows = zip(self._bank.separated()[name], gradients, strict=True)
-                stacked = torch.stack(
-                    [torch.zeros_like(row) if gradient is None else gradient for row, gradient in rows]
-                )
-                torch.autograd.backward(self._bank.get(name), stacked, retain_graph=True)
+        given = [(self._bank.get(name), rows.stacked()) for name, rows in self._of_rows.items()]
+        given += self._of_others.values()
+        self._of_rows, self._of_others = {}, {}
+        if given:
+            leaves, gradients = map(list, zip(*given, strict=True))
+            del given
+            _GivenGradients.apply(gradients, *leaves).backward(retain_graph=True)
         return torch.cat(self._losses).mean()
+
+
+class _Rows:
+    """Gradient of a stacked tensor, which comes row by row.
+
+    Each row is copied to its place at once. If it stayed where the backward pass put it, the activations of the next models would not fit
+    between such rows, and would take new pages of memory in every step.
+    """
+
+    def __init__(self, stacked: Tensor) -> None:
+        self._whole = torch.empty_like(stacked)
+        self._rows: list[Tensor | None] = [None] * len(stacked)
+
+    def set(self, i: int, gradient: Tensor) -> None:
+        """Set the gradient of a row."""
+        self._rows[i] = gradient if gradient.is_sparse else self._whole[i].copy_(gradient)
+
+    def stacked(self) -> Tensor:
+        """Return the gradient of the stacked tensor, 0 in rows without one."""
+        rows = [self._whole[i].zero_() if row is None else row for i, row in enumerate(self._rows)]
+        return torch.stack(rows) if any(row.is_sparse for row in rows) else self._whole
+
+
+class _GivenGradients(torch.autograd.Function):
+    """A number that depends on tensors, and whose backward pass gives each of them a gradient, without keeping any: `.grad` need not copy it."""
+
+    @staticmethod
+    def forward(context: Any, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
+        context.gradients = gradients
+        return torch.zeros((), device=gradients[0].device)
+
+    @staticmethod
+    def backward(context: Any, *_: Tensor) -> tuple[Any, ...]:
+        gradients = context.gradients
+        return None, *(gradients.pop(0) for _ in range(len(gradients)))
 
 
 def _form(leaf: Any) -> tuple[int, ...]:
