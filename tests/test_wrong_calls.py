@@ -15,6 +15,7 @@ from torch import nn
 import workbench
 from workbench import compose, fit, load, save, sculpt, vote
 from workbench.data import Data
+from workbench.data import load as load_data
 from workbench.widgets import Comparison, Explorer
 
 X = torch.linspace(0, 1, 160).reshape(40, 4)
@@ -64,6 +65,13 @@ def test_a_frame_given_to_fit_leads_to_from_dataframe() -> None:
     frame = pd.DataFrame(X.numpy(), columns=list("abcd"))
     assert "Data.from_dataframe(frame, target=...)" in told(lambda: fit(wrapped(), frame), TypeError)
     assert "from_dataframe" not in told(lambda: fit(wrapped(), X), TypeError)
+
+
+def test_a_file_given_for_a_data_set_leads_to_data_of_ones_own() -> None:
+    assert "Data.from_dataframe(pandas.read_csv(path), target=...)" in told(
+        lambda: load_data("my/rows.csv"), ValueError
+    )
+    assert "from_dataframe" not in told(lambda: load_data("diabets"), ValueError)
 
 
 def test_an_unknown_device_gets_the_names_of_known_ones() -> None:
