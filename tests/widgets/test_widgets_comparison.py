@@ -402,7 +402,7 @@ def walk(widget):
         ((..., rows()), TypeError, r"model: found \.\.\."),
         ((vote.Wrapper()(small()), rows()), TypeError, "wrapped already"),
         ((lambda: 3, rows()), TypeError, "returned int"),
-        ((small(4), rows()), ValueError, r"fails on rows \['n', 3\]"),
+        ((small(4), rows()), ValueError, r"fails on rows \[n, 3\]"),
         ((small(3, 2), rows()), ValueError, r"gives \[2, 2\] .* must return \[2, 1\]"),
         ((small, "concret"), ValueError, "did you mean 'concrete'"),
         ((small, 3), TypeError, "data: found int"),
