@@ -63,6 +63,24 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+def sections(page: Path) -> set[str]:
+    """The anchors of a page that are the same on GitHub, where each space is a hyphen, and in the site, where each gap is one."""
+    titles = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
+    plain = [
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)).strip().lower() for title in titles
+    ]
+    return {title.replace(" ", "-") for title in plain if "  " not in title}
+
+
+@pytest.mark.parametrize("page", [*pages(code=False), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+def test_links_lead_to_sections(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)", without_code(page))
+    targets = [(page.parent / name if name else page, anchor) for name, anchor in links]
+    pieces = {(path, anchor) for path, anchor in targets if path.suffix == ".md"}
+    written = {(path, anchor) for path, anchor in pieces if f'id="{anchor}"' in path.read_text(encoding="utf-8")}
+    assert [anchor for path, anchor in pieces - written if anchor not in sections(path)] == []
+
+
 @pytest.mark.parametrize(
     "page", [*pages(code=False), *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 )

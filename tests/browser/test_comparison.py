@@ -186,7 +186,7 @@ def test_choose_data_and_model(notebook, lab):
     data.select_option("diabetes")
     nb.until(".wb-code", "Comparison(small, 'diabetes'")
     compare.click()
-    nb.until(".wb-choice .wb-error", "Linear fails on rows ['n', 10] of diabetes")
+    nb.until(".wb-choice .wb-error", "Linear fails on rows [n, 10] of diabetes")
     nb.photograph("comparison-refused", ".wb-choice")
     data.select_option(index=0)
     nb.until(".wb-code", "Data.from_dataframe(frame, 'y')")

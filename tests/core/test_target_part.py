@@ -182,7 +182,7 @@ def test_several_parts_one_after_another() -> None:
         ("backbone.encode", "'encode' is a method, give method='encode'"),
         ("", "no sub-module ''"),
         ("head.weight", r"no sub-module 'head\.weight'"),
-        (0, "no sub-module 0"),
+        (0, "dotted name of a sub-module"),
     ],
 )
 def test_an_unknown_part_is_refused(at: Any, says: str) -> None:

@@ -163,6 +163,12 @@ def test_repr_is_an_aligned_table():
     assert all(len(line) <= 104 for line in repr(labelled([0, 1] * 9, ("a" * 80, "b" * 80))).splitlines())
 
 
+def test_counts_have_separators_everywhere():
+    text = repr(Data.from_arrays(torch.zeros(5000, 2), torch.arange(5000) % 2, test=0.2))
+    for shown in ("5,000 rows", "4,000 training, 1,000 test", "0 (2,000), 1 (2,000)"):
+        assert shown in text
+
+
 def test_targets_in_different_units_have_a_range_each():
     y = torch.tensor([[1234.0, 0.25], [18993.0, 0.5]] * 5)
     text = repr(Data.from_arrays(torch.zeros(10, 2), y, target="cost (€), leak (m³/h)", task="regression"))

@@ -262,6 +262,17 @@ def test_a_folder_that_must_not_be_written_to(
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_named_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = write_notebook(tmp_path / "a.ipynb", "open('ran', 'w')")
+    (tmp_path / "file").touch()
+    for name, reason in (("file", "File exists"), ("file/folder", "Not a directory")):
+        assert main(["report", str(notebook), "-o", str(tmp_path / name)]) == 2
+        assert f"the folder for reports {tmp_path / name} can't be made: {reason}" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.slow
 def test_data_that_changed_are_noticed(jupyter_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from workbench import data

@@ -118,6 +118,17 @@ def test_no_star_over_other_data(parameter: str, first: str, second: str, tmp_pa
     assert not stars(summary)  # names of metrics that speak of different rows
 
 
+def test_no_star_over_some_of_the_rows(tmp_path: Path) -> None:
+    numbers = {"rmse": 3.0, "rmse_of_the_surer_half": 2.0, "error_of_all": 3.0, "error_of_answered": 2.0}
+    accuracies = {"accuracy": 0.98, "accuracy_clean": 1.0}
+    summary = summary_table(grid(tmp_path, [("r", {}, {**numbers, **accuracies})]))
+    assert summary is not None
+    assert not stars(summary)
+    models = summary_table(grid(tmp_path / "models", [("r", {}, {"rmse_of_plain": 3.0, "rmse_of_vote": 2.0})]))
+    assert models is not None
+    assert [subject for _, subject in stars(models)["rmse"]] == ["of_vote"]
+
+
 def test_no_star_over_data_of_another_checksum(tmp_path: Path) -> None:
     entries = grid(tmp_path, [("r_a", {"lr": 0.1}, {"rmse": 1.0}), ("r_b", {"lr": 0.2}, {"rmse": 2.0})])
     assert stars(runs_table(entries)) == {"rmse": ["r_a"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from workbench.widgets import Explorer
 from workbench.widgets.common.pictures import new_figure, paint
 from workbench.widgets.common.predictions import Predictions
 from workbench.widgets.explorer.editing import Knob
-from workbench.widgets.explorer.landscape import POINTS, draw_along
+from workbench.widgets.explorer.landscape import POINTS, draw_along, line
 from workbench.widgets.explorer.scene import SavedPage, draw_edit
 
 
@@ -298,3 +299,19 @@ def test_what_a_saved_notebook_shows_names_the_ranking_as_the_axes_do(explorer: 
     for by, label in (("epistemic", "epistemic risk (MPa)"), ("error", "error |prediction − true| (MPa)")):
         explorer.by = by
         assert f"of highest {label}" in SavedPage(explorer)()
+
+
+def test_the_line_at_the_case_ends_below_the_legend() -> None:
+    ax = new_figure(4, 3).subplots()
+    ax.plot([0, 1], [0, 1], label="prediction")
+
+    def ends(x: float) -> tuple[float, float]:
+        """The upper and the lower end in shares of the height of the figure, from its bottom."""
+        top, height = re.findall(r"(?:top|height):([\d.]+)%", line(ax, x))
+        return 1 - float(top) / 100, 1 - (float(top) + float(height)) / 100
+
+    box = ax.get_position()
+    assert ends(0.1) == pytest.approx((box.y1, box.y0), abs=1e-3)
+    legend = ax.legend(loc="upper left").get_window_extent().transformed(ax.figure.transFigure.inverted())
+    assert ends(0.1) == pytest.approx((legend.y0, box.y0), abs=1e-3)
+    assert ends(0.95) == pytest.approx((box.y1, box.y0), abs=1e-3)

@@ -63,7 +63,13 @@ def decorated(cls: type[nn.Module], wrap: Callable[[nn.Module], None]) -> type[n
             return inspect.Signature(parameters[1:])
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            instance = super().__call__(*args, **kwargs)
+            try:
+                instance = super().__call__(*args, **kwargs)
+            except TypeError as error:
+                if "return_risk" in kwargs:  # which answers have, not constructors
+                    name = self.__name__
+                    error.add_note(f"{name} is a class: make an instance first, {name}(...)(x, return_risk=True)")
+                raise
             if not loading.depth:
                 wrap(instance)
             return instance

@@ -74,12 +74,16 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
         raise ValueError(f"{what} no floating-point parameters, so there is nothing to wrap")
     record: Any = getattr(model, "_workbench", None)
     attached = {method.name for method in record.methods} if is_wrapped(model) else set()
-    for new in additions:
-        if new.name in attached:
+    names = [new.name for new in additions]
+    for name in names:
+        if name in attached:
             raise ValueError(
-                f"the model carries {new.name} already; to change its settings, wrap the plain model (`workbench.unwrap(model)`)"
+                f"the model carries {name} already; to change its settings, wrap the plain model (`workbench.unwrap(model)`)"
             )
-        attached.add(new.name)
+        if names.count(name) > 1:
+            raise ValueError(
+                f"{name} is composed {names.count(name)} times: give compose at most one wrapper of each kind"
+            )
     if not is_wrapped(model):
         warn_unregistered(model)
 
@@ -92,8 +96,10 @@ def part_at(model: nn.Module, at: str | None) -> nn.Module:
     """
     if at is None:
         return model
+    if not isinstance(at, str):
+        raise ValueError(f"at: found {at!r}; give the dotted name of a sub-module as a text, such as at={str(at)!r}")
     model = part = eager(model)
-    steps = at.split(".") if isinstance(at, str) else [at]
+    steps = at.split(".")
     for i, step in enumerate(steps):
         if is_wrapped(part):
             raise ValueError(
@@ -103,11 +109,9 @@ def part_at(model: nn.Module, at: str | None) -> nn.Module:
         inner = part._modules.get(step) if not is_scripted(part) else None
         if inner is None:
             names = [name for name, _ in model.named_modules()]
-            attribute = getattr(part, step, None) if isinstance(step, str) and step else None
+            attribute = getattr(part, step, None) if step else None
             hint = (
-                f"; {step!r} is a method, give method={step!r}"
-                if inspect.ismethod(attribute)
-                else nearest(str(at), names)
+                f"; {step!r} is a method, give method={step!r}" if inspect.ismethod(attribute) else nearest(at, names)
             )
             raise ValueError(f"at: {type(model).__name__} has no sub-module {at!r}{hint}")
         part = eager(inner)

@@ -80,7 +80,7 @@ class Setting:
         if self.several and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
         kind = TypeError if self.base is not None and not self.choices else ValueError
-        raise kind(f"{self.name} {self.wording or f'must be {self._expected()}'}, not {value!r}")
+        raise kind(f"{self.name} {self.wording or f'must be {self._expected()}'}, not {_shown(value)}")
 
     def _number(self, value: Any) -> Any:
         """Return the value as a number if it is within the bounds; None otherwise."""
@@ -132,6 +132,12 @@ class Setting:
         classes = tuple(cls for cls in self.classes if _fits(cls, task))
         default = self.default if not isinstance(self.default, type) or self.default in classes else classes[0]
         return dataclasses.replace(self, classes=classes, default=default)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as code; of one that takes several lines, such as a tensor, the class."""
+    code = repr(value)
+    return code if "\n" not in code else f"an object of type {type(value).__name__}"
 
 
 def _fits(cls: type, task: str | None) -> bool:

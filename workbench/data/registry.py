@@ -49,6 +49,8 @@ def resolve(name: str) -> str:
     if normalized not in entries():
         near = difflib.get_close_matches(normalized, entries(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
+        if set(name) & set("/\\.") and not near:
+            hint += " Data of your own are read by workbench.data.Data, such as Data.from_dataframe(pandas.read_csv(path), target=...)."
         raise ValueError(f"there is no data set {name!r}{hint} Known names: {', '.join(entries())}")
     return normalized
 

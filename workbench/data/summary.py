@@ -53,7 +53,7 @@ def _summary(data: Any) -> list[tuple[str, str]]:
         ("task", task),
         (
             "rows",
-            f"{len(train)} training, {len(test)} test (split {data.split}){', read when asked for' if lazy else ''}",
+            f"{len(train):,} training, {len(test):,} test (split {data.split}){', read when asked for' if lazy else ''}",
         ),
         ("input", f"{shape}: " + ", ".join(map(str, data.features))),
         ("target", target),
@@ -87,7 +87,7 @@ def _described_target(data: Any) -> str:
         shares = zip(data.classes, y.mean(0).tolist(), strict=True)
         return f"{data.target}: " + ", ".join(f"{name} {share:.3g}" for name, share in shares)
     counts = y.sum(0) if data.task == "labels" else torch.bincount(y[y != VOID], minlength=len(data.classes))
-    texts = [f"{c} ({n})" for c, n in zip(data.classes, counts.tolist(), strict=True)]
+    texts = [f"{c} ({n:,})" for c, n in zip(data.classes, counts.tolist(), strict=True)]
     n_void = int((y == VOID).sum())
     return f"{data.target}: " + ", ".join([*texts, *([f"none ({n_void})"] if n_void else [])])
 

@@ -259,7 +259,9 @@ def _axes(arguments: argparse.Namespace) -> dict[str, list[Any]]:
     try:
         axes["seed"] = [int(seed) for seed in axes.get("seed", ["0"] if arguments.smoke else ["0", "1", "2"])]
     except ValueError as error:
-        raise ValueError(f"-g seed: seeds are whole numbers ({error})") from error
+        raise ValueError(
+            f"-g seed: seeds are whole numbers, such as -g seed=0,1,2; found {', '.join(axes['seed'])}"
+        ) from error
     default: dict[str, list[Any]] = {
         "model": ["auto"],
         "data": ["diabetes"],

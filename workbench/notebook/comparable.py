@@ -8,7 +8,7 @@ from typing import Any
 
 _DATA = ("data", "dataset", "data_set", "datasets")
 _SPLITS = ("split", "splits", "fold", "repeat", "test_split")
-_ROWS = ("train", "training", "valid", "val", "validation", "test")
+_ROWS = ("train", "training", "valid", "val", "validation", "test", "all", "answered", "refused", "clean", "half")
 
 
 def data_parameters(parameters: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -47,8 +47,8 @@ def rows_of(of: str) -> tuple[str, ...]:
     """Return the data sets or kinds of rows that the subject of a metric names.
 
     Example:
-        >>> rows_of("concrete_vote"), rows_of("vote"), rows_of("train")
-        (('concrete',), (), ('train',))
+        >>> rows_of("concrete_vote"), rows_of("vote"), rows_of("train"), rows_of("of_all")
+        (('concrete',), (), ('train',), ('all',))
     """
     from ..data.registry import entries
 

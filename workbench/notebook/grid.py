@@ -76,10 +76,9 @@ def run_grid(
 
     Raises:
         FileNotFoundError, ValueError, TypeError: the notebook, the parameters or a number is invalid; nothing is written.
-        FileExistsError: a notebook that is no report lies where a run would be written.
-        BlockingIOError: another grid is running in this folder.
-        OSError: the folder can't be written to.
-        KeyboardInterrupt: Ctrl-C was pressed, or SIGTERM received; unfinished runs have been saved as ``interrupted``.
+        FileExistsError, BlockingIOError: a notebook that is no report lies where a run would be written; another grid runs in this folder.
+        OSError: the folder can't be made or written to.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM; unfinished runs have been saved as ``interrupted``.
 
     Example:
         >>> import nbformat, tempfile
@@ -112,7 +111,10 @@ def run_grid(
     for run, _ in planned:
         _check_not_foreign(Path(run.output))
     chromium = find_chromium() if pdf else None
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"the folder for reports {folder} can't be made: {error.strerror}") from error
     with _locked(folder), _Grid(nb, planned, Index(folder), chromium, progress, log) as runner:
         return runner.run(jobs, timeout, resume)
 

@@ -301,7 +301,8 @@ def _default(declared: Mapping[str, Any], name: str, notebook: str) -> Any:
     if name not in declared:
         near = difflib.get_close_matches(name, declared, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        have = f"it has {', '.join(sorted(declared))}" if declared else "no cell of it is tagged 'parameters'"
+        untagged = "no cell of it is tagged 'parameters': give that tag to the cell with the defaults (in JupyterLab the gears at the right)"
+        have = f"it has {', '.join(sorted(declared))}" if declared else untagged
         raise ValueError(f"{notebook} has no parameter {name!r}: {hint}{have}")
     return declared[name]
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from workbench.core.additions import add_extra, remove_extra
 from workbench.core.batches.call_arguments import check_arguments, opened
-from workbench.core.batches.rows import Batch, TensorRows, is_one_hot, shape_advice
+from workbench.core.batches.rows import Batch, TensorRows, describe, is_one_hot, shape_advice
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
@@ -112,6 +112,10 @@ def try_batch(
     try:
         with torch.enable_grad():
             prediction, converted = _predict(wrapped, batch.x, scaled)
+    except Exception as error:
+        inputs = ", ".join(f"{_name(key)} is {describe(leaf)}" for key, leaf in items_of(batch.x))
+        error.add_note(f"in fit, when it called the model with the first rows of the data: {inputs}")
+        raise
     finally:
         for module, mode in modes:
             module.training = mode
@@ -208,7 +212,11 @@ def _converted(x: Any, keys: Mapping[Key, torch.dtype], wrapped: Wrapped) -> Any
 
 def _describe_dtypes(keys: Mapping[Key, torch.dtype]) -> str:
     """Describe the dtypes of inputs, as in "x is torch.uint8"."""
-    return ", ".join(f"{'x' if key is None else f'x[{key!r}]'} is {dtype}" for key, dtype in keys.items())
+    return ", ".join(f"{_name(key)} is {dtype}" for key, dtype in keys.items())
+
+
+def _name(key: Key) -> str:
+    return "x" if key is None else f"x[{key!r}]"
 
 
 def _check_labels(prediction: Tensor, y: Tensor, in_memory: list[TensorRows]) -> None:

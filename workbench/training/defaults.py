@@ -67,7 +67,13 @@ def resolve_device(device: str | torch.device | None, current: torch.device) -> 
         return current
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device: torch knows no device {device!r}; give 'cpu', 'cuda', 'cuda:1', 'mps', or 'auto' for a GPU if there is one"
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device: torch sees no GPU here, found {str(device)!r}; device='auto' uses one only if available"
         )

@@ -50,6 +50,7 @@ from workbench.training.exclusive import one_at_a_time
 from workbench.training.first_batch import criterion_of, try_first_batch
 from workbench.training.fold_layout import lay_out, pair_settings
 from workbench.training.history import History
+from workbench.training.named_arguments import naming_arguments
 from workbench.training.one_sided_losses import refuse_one_sided
 from workbench.training.progress import Callback
 from workbench.training.runs import Run
@@ -62,6 +63,7 @@ from workbench.training.unshadowed import unshadowed
 from workbench.training.validation import read_and_hold_out
 
 
+@naming_arguments
 @one_at_a_time
 @on_requested_device
 def fit(

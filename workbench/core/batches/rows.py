@@ -156,7 +156,8 @@ def read(
         return _pair(data[0], data[1], name, several)
     if not targets and (isinstance(data, Tensor | np.ndarray | Mapping) or is_frame(data)):
         return _inputs_alone(data, name)
-    raise TypeError(f"{name}: found {describe(data)}; give {FORMS}")
+    hint = "; workbench.data.Data.from_dataframe(frame, target=...) makes a Data of it" if is_frame(data) else ""
+    raise TypeError(f"{name}: found {describe(data)}; give {FORMS}{hint}")
 
 
 def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:

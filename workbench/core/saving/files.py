@@ -61,6 +61,8 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
         >>> torch.equal(again(x), wrapped(x))
         True
     """
+    if isinstance(wrapped, str | os.PathLike):
+        raise TypeError(f"save takes the model first, then the path: save(wrapped, {os.fspath(wrapped)!r})")
     outer, wrapped = split_outer(eager(wrapped) if isinstance(wrapped, nn.Module) else wrapped)
     if save_foreign(outer, wrapped, Path(path)):
         return
@@ -126,6 +128,10 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
         ...     len(load(f"{folder}/model.safetensors", torch.nn.Linear(2, 1)).voters())
         3
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"load takes the path first, then the plain model: load(path, model); found {_kind(path)} as path"
+        )
     path = Path(path)
     if (foreign := load_foreign(path, model, wrapper)) is not None:
         return _with_outer_of(path, foreign)
@@ -133,7 +139,8 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
     if callable(model) and not isinstance(model, nn.Module | type):
         model = Function(model)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"load needs the plain model of the file, a {text['model']}, not {_kind(model)}")
+        found = "; give load(path, model)" if model is None else f", not {_kind(model)}"
+        raise TypeError(f"load needs the plain model of the file, a {text['model']}{found}")
     around = text.get("around", [])
     outer, model = split_outer(model)
     check_outer(path, around, outer)

@@ -120,7 +120,7 @@ def check_fits(model: nn.Module, data: Data) -> Any:
             y = model(x)
         except Exception as error:
             raise ValueError(
-                f"model: {type(model).__name__} fails on rows {['n', *data.input_shape]} of {data.name}: "
+                f"model: {type(model).__name__} fails on rows [{', '.join(map(str, ['n', *data.input_shape]))}] of {data.name}: "
                 f"{type(error).__name__}: {error}"
                 + (
                     ""

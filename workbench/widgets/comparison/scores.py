@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LEVEL = 0.9  # nominal coverage of the intervals
 TIMED_ROWS = 512
+TIMING_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,11 @@ def parameters_added(wrapped: nn.Module, plain: nn.Module) -> int:
 
 
 def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float:
-    """Measure the cost of a prediction with risk, relative to a prediction of the plain model: the ratio of minimum times on the same rows."""
+    """Measure the cost of a prediction with risk, relative to a prediction of the plain model: the ratio of minimum times on the same rows.
+
+    The two are called in turn, at least `repeats` times and for a fifth of a second, so that a moment in which the machine is busy
+    with something else does not fall on one of them alone.
+    """
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
     x = inputs_like(x[:TIMED_ROWS], wrapped)
     # wrapped as well, since small models spend most of the time outside the forward pass
@@ -192,7 +197,10 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
         calls = (lambda: wrapped(x, return_risk=True), lambda: baseline(x))
         for call in calls:  # warm up: the first call chooses how to run
             call()
-        with_risk, plain_seconds = (min(seconds(call) for _ in range(repeats)) for call in calls)
+        rounds: list[list[float]] = []
+        while len(rounds) < repeats or sum(map(sum, rounds)) < TIMING_SECONDS:
+            rounds.append([seconds(call) for call in calls])
+    with_risk, plain_seconds = map(min, zip(*rounds, strict=True))
     return with_risk / plain_seconds
 
 

@@ -21,7 +21,7 @@ from workbench.widgets.explorer.abstaining import Abstention, checked_coverage
 from workbench.widgets.explorer.carriers import Carriers
 from workbench.widgets.explorer.editing import Editor
 from workbench.widgets.explorer.landscape import risk_label
-from workbench.widgets.explorer.models import ModelChoice, named_models, versions_of
+from workbench.widgets.explorer.models import ModelChoice, named_models, naming, versions_of
 from workbench.widgets.explorer.neighbours import Nearest, NeighbourSearch
 from workbench.widgets.explorer.places import PlaceChoice
 from workbench.widgets.explorer.selections import RowSelection
@@ -65,7 +65,8 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         self._models = named_models(wrapped, self.data, lambda model: predict_cases(model, self.data, test.x[:2]))
         self._model, self.wrapped = next(iter(self._models.items()))
         self.output = output_of(self.wrapped)
-        self._answers = predict_cases(self.wrapped, self.data, test.x[self.rows])
+        with naming(self._model if isinstance(wrapped, Mapping) else "", self.data):
+            self._answers = predict_cases(self.wrapped, self.data, test.x[self.rows])
         self._answers_by_model = {self._model: self._answers}
         self._model_versions = versions_of(self._models)
         self._start_ranking(by, coverage)

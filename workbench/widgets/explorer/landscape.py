@@ -189,12 +189,15 @@ def dot(ax: Axes, x: float, y: float) -> str:
 
 
 def line(ax: Axes, x: float) -> str:
-    """Return a vertical line through the Axes as HTML; "" outside them."""
+    """Return a vertical line through the Axes, up to the legend if that is above it, as HTML; "" outside them."""
     box = ax.get_position()
-    left = place(ax, x, 0)[0]
+    left, top = place(ax, x, 0)[0], box.y1
     if not 100 * box.x0 - 0.5 <= left <= 100 * box.x1 + 0.5:
         return ""
-    return f'<div class="wb-line" style="left:{left:.2f}%;top:{100 * (1 - box.y1):.2f}%;height:{100 * box.height:.2f}%"></div>'
+    if (legend := ax.get_legend()) is not None:
+        over = legend.get_window_extent().transformed(ax.figure.transFigure.inverted())
+        top = over.y0 if over.x0 <= left / 100 <= over.x1 and over.y0 > box.y0 else top
+    return f'<div class="wb-line" style="left:{left:.2f}%;top:{100 * (1 - top):.2f}%;height:{100 * (top - box.y0):.2f}%"></div>'
 
 
-__all__ = ["draw_along", "draw_coverage", "draw_overview", "draw_plane", "risk_label"]
+__all__ = ["draw_along", "draw_coverage", "draw_overview", "draw_plane", "line", "risk_label"]

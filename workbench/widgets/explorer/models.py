@@ -45,12 +45,14 @@ def named_models(wrapped: Any, data: Data, ask: Callable[[nn.Module], Any]) -> d
 
 @contextmanager
 def naming(name: str, data: Data) -> Iterator[None]:
-    """Add the name of the model to errors."""
+    """Add the names of model and data to errors; name is "" for the only model, whose errors of ours stay as they are."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError for inputs of another shape
+        if not name and isinstance(error, NotFittedError | TypeError | ValueError):
+            raise
         kind = next((kind for kind in (NotFittedError, TypeError) if isinstance(error, kind)), ValueError)
-        raise kind(f"wrapped: the model {name!r} can't be explored with {data.name}: {error}") from error
+        raise kind(f"wrapped: the model{name and f' {name!r}'} can't be explored with {data.name}: {error}") from error
 
 
 def versions_of(models: Mapping[str, nn.Module]) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -77,7 +76,7 @@ class SeveralExploration(Exploration):
         self._models = named_models(wrapped, self.data, lambda model: self._predict(model, self.data.test.x[:2]))
         self._model_versions, self._numbers_of = versions_of(self._models), {}
         for name, model in self._models.items():
-            with naming(name, self.data) if isinstance(wrapped, Mapping) else nullcontext():
+            with naming(name if isinstance(wrapped, Mapping) else "", self.data):
                 self._numbers_of[name] = self._rank_rows(name, model)
         self._use(next(iter(self._models)))
         self._start_ranking(by, coverage)
