@@ -171,6 +171,7 @@ def test_targets_of_another_shape_are_judged_by_each_voter() -> None:
         (lambda y, target: None, "criterion: it returned NoneType"),
         (nn.MSELoss, r"criterion: found the class MSELoss; give an object of it, MSELoss\(\)"),
         (0.5, "criterion: found 0.5; give a function of prediction and target"),
+        (torch.ones(20, 5), r"criterion: found a Tensor; give .* wrapped.loss\(nn.MSELoss\(\), x, y\)"),
     ],
 )
 def test_what_is_no_criterion_is_refused(wrapper: Any, criterion: Any, words: str) -> None:

@@ -21,7 +21,7 @@ from ..method import Call
 from ..ownership import engine_of, table_of
 from ..parameters import stacked_names
 from .frozen import asked
-from .predict import complete, loss_of_branches, losses_of_models, plan_of, run
+from .predict import check_criterion, complete, loss_of_branches, losses_of_models, plan_of, run
 from .surrounding import entered
 
 # seconds of a model's forward pass on a CPU from which a backward pass of its own costs next to nothing
@@ -52,6 +52,7 @@ def backward(
 
 
 def _backward(wrapped: Any, criterion: Any, args: tuple, kwargs: dict[str, Any], y: Any, check: Check | None) -> Tensor:
+    check_criterion(criterion)
     if (scaling := extra(wrapped, "scaling")) is not None:
         (args, kwargs), y = scaling.inputs(args, kwargs), scaling.targets(y)
     plan = plan_of(wrapped, Call(wrapped.training, True, loss=True))

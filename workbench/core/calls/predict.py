@@ -214,6 +214,7 @@ def loss(
     wrapped: Any, criterion: Callable[[Any, Any], Tensor] | None, args: tuple, kwargs: dict[str, Any], y: Any
 ) -> Tensor:
     """See `Wrapped.loss`."""
+    check_criterion(criterion)
     if (scaling := extra(wrapped, "scaling")) is not None:
         (args, kwargs), y = scaling.inputs(args, kwargs), scaling.targets(y)
     branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, True, loss=True)), args, kwargs)
@@ -263,7 +264,6 @@ def losses_of_models(
     """
     record, axes = wrapped._workbench, branched.axes
     if criterion is not None:
-        _check_criterion(criterion)
         refuse_transformed(wrapped, criterion, axes)
     pair = pair_of(record, axes)
     refuse_class_numbers(wrapped, pair, y, branched.leaves, len(axes))
@@ -373,15 +373,16 @@ def loss_of_model(
     return _tensor_of(criterion(rebuild(scored), y)) + likelihood
 
 
-def _check_criterion(criterion: Any) -> None:
+def check_criterion(criterion: Any) -> None:
     """Raise TypeError if a criterion is no function of prediction and target, or a class of losses instead of an object of it."""
     if isinstance(criterion, type) and issubclass(criterion, nn.Module):
         raise TypeError(
             f"criterion: found the class {criterion.__name__}; give an object of it, {criterion.__name__}()"
         )
-    if not callable(criterion):
+    if criterion is not None and not callable(criterion):
+        code = f"a {type(criterion).__name__}" if isinstance(criterion, Tensor) else f"{criterion!r:.100}"
         raise TypeError(
-            f"criterion: found {criterion!r:.100}; give a function of prediction and target, such as nn.MSELoss()"
+            f"criterion: found {code}; give a function of prediction and target, as in wrapped.loss(nn.MSELoss(), x, y)"
         )
 
 
