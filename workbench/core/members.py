@@ -192,11 +192,11 @@ def _mixture(
             counts = committee.weights.to(weights)
             risk = committee.widened(risk, i)
         weights = weights[..., None] * counts
-    shape = loc.shape[len(models) :]
-    loc = loc.reshape(-1, *shape)
+    weights, shape = weights.reshape(-1), loc.shape[len(models) :]
+    loc = loc.reshape(len(weights), *shape)
     if isinstance(distribution, Parametric):
-        return Mixture(distribution, loc, risk.reshape(len(risk), len(loc), *shape), weights.reshape(-1))
-    return Mixture(family(wrapped), loc, risk.reshape(-1, *shape), weights.reshape(-1))
+        return Mixture(distribution, loc, risk.reshape(len(risk), *loc.shape), weights)
+    return Mixture(family(wrapped), loc, risk.reshape(loc.shape), weights)
 
 
 def next_token_probabilities(
