@@ -290,6 +290,16 @@ def test_bad_input_is_refused() -> None:
         selective(wrapped, DataLoader(Bare(x)))
 
 
+def test_soft_labels_of_classes_are_no_values() -> None:
+    """The errors were distances of logits from probabilities."""
+    classifier = vote.Wrapper(3, output="logits")(nn.Linear(2, 4))
+    soft = torch.rand(20, 4, generator=rng()).softmax(-1)
+    with pytest.raises(ValueError, match="scores of classes, and the targets are floats"):
+        selective(classifier, (torch.zeros(20, 2), soft))
+    crossed = selective(classifier, (torch.zeros(20, 2), soft), error=lambda y, t: -(t * y.log_softmax(-1)).sum(-1))
+    assert len(crossed.risk) == 20  # an error of one's own may read them
+
+
 def test_thresholds_that_do_not_exist_are_refused() -> None:
     chosen = simulated(50, wrong=lambda risk: 0.5 + 0 * risk)
     lowest = min(chosen.error[: k + 1].mean().item() for k in range(50))

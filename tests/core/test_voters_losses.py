@@ -218,3 +218,15 @@ def test_a_loss_that_compares_rows_is_computed_within_each_voter() -> None:
     torch.stack([nearest(copy(views), views) for copy in copies]).mean().backward()
     gradient = dict(wrapped.named_parameters())["0.weight@vote"].grad
     torch.testing.assert_close(gradient, torch.stack([copy[0].weight.grad for copy in copies]))
+
+
+def test_a_batch_without_rows_has_the_loss_of_plain_models() -> None:
+    """As what a mask leaves of a batch, in a loop that sums losses over parts; reshaping it was an error of torch."""
+    none = torch.zeros(0, 2)
+    voters = vote.Wrapper(3)(nn.Linear(2, 1))
+    assert voters.loss(nn.MSELoss(reduction="sum"), none, none[:, :1]) == 0
+    assert voters.loss(nn.MSELoss(), none, none[:, :1]).isnan()
+    both = compose(vote.Wrapper(3), sculpt.Wrapper())(nn.Linear(2, 1)).eval()
+    assert both.predictive(none).log_prob(none[:, :1]).shape == (0, 1)
+    with pytest.raises(ValueError, match="nothing to score"):
+        both.loss(None, none, none[:, :1])

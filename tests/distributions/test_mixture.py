@@ -152,6 +152,7 @@ def test_of_a_wrapped_model() -> None:
             "class probabilities, which are the predictive distribution",
         ),
         (sculpt.Wrapper(sculpt.NormalInverseGamma)(torch.nn.Linear(2, 1)), "no member predicts a distribution"),
+        (sculpt.Wrapper(sculpt.Quantiles)(torch.nn.Linear(2, 1)), r"those of Quantiles.*wrapped.quantiles\(x\)"),
     ],
 )
 def test_models_without_a_distribution(model: torch.nn.Module, words: str) -> None:

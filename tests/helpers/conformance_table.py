@@ -111,6 +111,10 @@ class _Scattered:
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Do nothing: the weights are already collected."""
 
+    def latest(self, table: Any, name: str) -> torch.Tensor:
+        """Return the model's weights: it is not trained after the sets were made up."""
+        return table.get(name)
+
     def _scatter(self: Any, table: Any) -> None:
         for name in self.names(table, [*self._parameters, *self._buffers]):
             rows = table.get(f"{name}@{self.name}")

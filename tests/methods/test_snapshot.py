@@ -174,6 +174,30 @@ def test_before_all_are_taken_there_is_no_risk() -> None:
         wrapped(X, return_risk=True)
 
 
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("wrapper", [snapshot.Wrapper(2), swag.Wrapper(3)])
+def test_training_after_the_sets_were_collected_is_told(wrapper: Any, norm: bool, tmp_path: Path) -> None:
+    method = {"snapshot": snapshot, "swag": swag}[wrapper(net())._workbench.methods[0].name]
+    wrapped = wrapper(net(norm))
+    fit(wrapped, (X, X**2), epochs=8, progress=False)
+    before = wrapped(X, return_risk=True)  # without a warning
+    save(wrapped, tmp_path / "model.safetensors")
+    load(tmp_path / "model.safetensors", net(norm))(X, return_risk=True)
+    copy.deepcopy(wrapped)(X, return_risk=True)
+
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    wrapped.train().loss(nn.MSELoss(), X, X**2).backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match=rf"trained after that: call {method.__name__.split('.')[-1]}.collect"):
+        after = wrapped.eval()(X, return_risk=True)
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    wrapped(X, return_risk=True)  # told once
+    method.collect(wrapped)
+    if method is swag:
+        wrapped.fit(X)
+    wrapped(X, return_risk=True)
+
+
 def test_bad_input_is_told() -> None:
     with pytest.raises(ValueError, match="n_voters must be a whole number of at least 2, not 1"):
         snapshot.Wrapper(1)

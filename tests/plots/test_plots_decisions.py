@@ -284,6 +284,18 @@ def test_risk_split_shares_are_of_the_variance(ax):
     assert legend_texts(ax) == ["aleatoric", "epistemic", "1 of 4 risk values not finite, dropped"]
 
 
+def test_names_of_many_cases_have_lines_of_their_own(ax):
+    """Thousands of numbers and names would lie on each other, and take minutes to measure."""
+    noise = np.linspace(0, 1, 2000)
+    plots.risk_split(noise, 1 - noise, labels=[f"case {i}" for i in range(2000)], ax=ax)
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names == [f"case {i}" for i in range(0, 2000, 100)]
+    assert list(ax.get_yticks()) == list(range(0, 2000, 100))
+    assert not ax.texts
+    widths = [bar.get_width() for bar in ax.containers[0]]
+    np.testing.assert_allclose(widths, 100 * noise**2 / (noise**2 + (1 - noise) ** 2))
+
+
 def test_all_risks_on_one_axis_and_the_lowest_named(ax):
     """Of a Risk each kind has its curve; the one in the order of the errors is the best there is."""
     error = torch.rand(40, generator=torch.Generator().manual_seed(0))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from workbench import plots
+from workbench.plots import sequences
 
 pytest.importorskip("matplotlib")
 
@@ -127,3 +128,21 @@ def test_coverage_over_time_stands_at_the_end_of_each_window() -> None:
     assert ax.get_legend_handles_labels()[1] == ["nominal", "chance, n = 2", "coverage", "wide"]
     with pytest.raises(ValueError, match="level: expected a share"):
         plots.coverage_over_time(torch.zeros(5), torch.ones(5), y, 2, level=90)
+
+
+def test_lines_of_a_long_text_without_spaces_read_each_token_a_few_times() -> None:
+    reads = 0
+
+    class Token(str):
+        __slots__ = ()
+
+        def startswith(self, *args: Any) -> bool:
+            nonlocal reads
+            reads += 1
+            return super().startswith(*args)
+
+    words = [Token(f"{i:04}") for i in range(2000)]
+    places, lines = sequences._set_in_lines(words, 60)
+    assert places == [(i // 15, 4 * (i % 15)) for i in range(2000)]
+    assert lines == 134
+    assert reads <= 3 * len(words)

@@ -210,6 +210,18 @@ def test_what_cannot_be_known_is_refused() -> None:
         fit(wrapped, rows, epochs=1, progress=False)
 
 
+def test_a_graph_with_nan_is_named() -> None:
+    """The error said that all inputs were finite."""
+    rows = graphs()
+    rows[7].x[1, 0] = torch.nan
+    wrapped = vote.Wrapper(2)(Net())
+    before = copy.deepcopy(wrapped.state_dict())
+    with pytest.raises(FloatingPointError, match=r"x holds NaN or infinite numbers in .*\b7\b"):
+        fit(wrapped, rows, epochs=1, progress=False, validation=0)
+    after = wrapped.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items() if isinstance(value, Tensor))
+
+
 def test_a_trained_model_is_saved_and_loaded(tmp_path: Path) -> None:
     wrapped: Any = compose(vote.Wrapper(2), sculpt.Wrapper())(Net())
     fit(wrapped, graphs(), epochs=1, progress=False)

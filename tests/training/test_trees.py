@@ -83,3 +83,21 @@ def test_trees_are_trained_on_as_in_a_plain_loop(n_voters: int, in_loader: bool,
     for member, expected in zip(trained, plain, strict=True):
         assert torch.allclose(member(**x).logits, expected(**x).logits, atol=1e-5)
         assert torch.allclose(member(**x).score, expected(**x).score, atol=1e-5)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 1), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x), self.other(x)
+
+
+def test_the_error_about_several_targets_shows_the_line_that_works() -> None:
+    x = torch.randn(20, 2)
+    pair = x, (x[:, :1], torch.cat([x, x[:, :1]], 1))
+    with pytest.raises(TypeError, match=r'output=\{0: "values", 1: "values"\}'):
+        quiet(vote.Wrapper(2)(Two()), pair, epochs=1)
+    told = vote.Wrapper(2, output={0: "values", 1: "values"})(Two())
+    quiet(told, pair, epochs=1)

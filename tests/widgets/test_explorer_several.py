@@ -271,6 +271,9 @@ def test_what_does_not_fit_is_refused():
         Explorer(wrapped, columns())
     with pytest.raises(ValueError, match="needed are binary"):
         Explorer(seeded(lambda: vote.Wrapper(2)(nn.Linear(3, 3))), labels())
+    numbers = columns()  # such as zeros and ones as floats
+    with pytest.raises(ValueError, match=r"needed are values.*give y.bool\(\), or task='labels'"):
+        Explorer(seeded(lambda: vote.Wrapper(2, output="binary")(nn.Linear(3, 3))), numbers)
     explorer = made("maps")
     with pytest.raises(ValueError, match="can't be edited"):
         explorer.edit(noise=1)

@@ -22,7 +22,16 @@ from workbench.calibration.answers import (
     precise,
     risk_named,
 )
-from workbench.calibration.base import check_model, class_dim, collect, named_risks, output_name, output_of, risks_at
+from workbench.calibration.base import (
+    check_model,
+    check_targets,
+    class_dim,
+    collect,
+    named_risks,
+    output_name,
+    output_of,
+    risks_at,
+)
 from workbench.calibration.one_output import pick
 from workbench.core.method import evaluating
 from workbench.core.saving.save_pretrained import SavesPretrained
@@ -363,6 +372,7 @@ def selective(
         if answers.labels and answers.target.shape == risk.shape:
             is_counted = answers.known
     else:
+        check_targets(wrapped, answers)
         errors, weight = _errors(answers)
         if per == "row":
             errors, weight = (value.reshape(len(risk), -1) for value in (errors, weight))

@@ -103,11 +103,7 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
         Raises:
             ValueError: the model gives scores of classes, and the targets are no class numbers.
         """
-        if output_of(self.wrapped) != "values" and not answers.labels:
-            raise ValueError(
-                f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: calibration needs class "
-                "numbers [rows], y.argmax(-1) of soft labels or y.long() of whole numbers"
-            )
+        check_targets(self.wrapped, answers)
         with torch.no_grad():
             self._fit(answers, seed)
         self.fitted_on = answers.facts
@@ -267,6 +263,15 @@ def class_dim(model: Any) -> int:
     output = _record(model).output
     dim = getattr(one_meaning(output) if isinstance(output, Mapping) else output, "dim", None)
     return -1 if dim is None else dim
+
+
+def check_targets(model: Any, answers: Answers) -> None:
+    """Raise if a model gives scores of classes and the targets are no class numbers."""
+    if output_of(model) != "values" and not answers.labels:
+        raise ValueError(
+            f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: calibration needs class "
+            "numbers [rows], y.argmax(-1) of soft labels or y.long() of whole numbers"
+        )
 
 
 def has_density(model: Any) -> bool:

@@ -145,9 +145,15 @@ def predictive(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if committee is None and (
         pair is None or (not isinstance(pair.distribution, Parametric) and not pair.distribution.by_risk)
     ):
+        remedy = "compose with sculpt.Wrapper() and train with its likelihood"
+        if pair is not None:
+            remedy = (
+                f"the heads are those of {type(pair.distribution).__name__}, which do not mix; wrapped.quantiles(x) gives the quantiles of "
+                "quantile heads, and sculpt.Wrapper() with its default, Normal, has a distribution"
+            )
         raise ValueError(
-            "no member predicts a distribution of its targets: compose with sculpt.Wrapper() and train with its likelihood, or cross-fit with "
-            "workbench.fit(..., folds=5); for intervals around any prediction use workbench.calibrate"
+            f"no member predicts a distribution of its targets: {remedy}, or cross-fit with workbench.fit(..., folds=5); for intervals around "
+            "any prediction use workbench.calibrate"
         )
     meanings = meanings_of(record, branched)
     mixtures = [
@@ -192,11 +198,11 @@ def _mixture(
             counts = committee.weights.to(weights)
             risk = committee.widened(risk, i)
         weights = weights[..., None] * counts
-    shape = loc.shape[len(models) :]
-    loc = loc.reshape(-1, *shape)
+    weights, shape = weights.reshape(-1), loc.shape[len(models) :]
+    loc = loc.reshape(len(weights), *shape)
     if isinstance(distribution, Parametric):
-        return Mixture(distribution, loc, risk.reshape(len(risk), len(loc), *shape), weights.reshape(-1))
-    return Mixture(family(wrapped), loc, risk.reshape(-1, *shape), weights.reshape(-1))
+        return Mixture(distribution, loc, risk.reshape(len(risk), *loc.shape), weights)
+    return Mixture(family(wrapped), loc, risk.reshape(loc.shape), weights)
 
 
 def next_token_probabilities(

@@ -149,6 +149,7 @@ class Table:
         self._homes: dict[str, tuple[dict[str, Any], str]] = {}
         self._trunks: dict[tuple[str, ...], bool] = {}
         self._held: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # tensors known to be nonzero, with their versions
+        self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # tensors that `is_new` was asked about
 
     # ---- looking
     def module(self, path: str) -> nn.Module:
@@ -182,6 +183,12 @@ class Table:
                 return False
             self._held[name] = weakref.ref(tensor), version(tensor)
         return True
+
+    def is_new(self, name: str) -> bool:
+        """Return whether a registered tensor was written to, or replaced, since the last call with its name."""
+        tensor, seen = self.get(name), self._seen.get(name)
+        self._seen[name] = weakref.ref(tensor), version(tensor)
+        return seen is None or seen[0]() is not tensor or seen[1] != version(tensor)
 
     def is_cache(self, slot: str) -> bool:
         """Return whether a slot is a buffer that no file holds (`persistent=False`): a constant, or one that forward computes."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..core.method import Method
 from ..core.ownership import table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from .weight_sets import WeightSets, method_of
+
+if TYPE_CHECKING:
+    from ..core.ownership import Table
 
 
 class Wrapper(_Wrapper):
@@ -70,6 +74,7 @@ class Snapshot(WeightSets):
     """Method behind `Wrapper`, for one model."""
 
     name, order = "snapshot", 10
+    remedy = "call snapshot.collect(wrapped) to keep the new weights as a voter, in place of the oldest"
 
     def __init__(self, wrapper: Wrapper) -> None:
         super().__init__(wrapper, wrapper.n_voters)
@@ -88,6 +93,9 @@ class Snapshot(WeightSets):
         count = self.flag(table, "count").add_(1)
         self.flag(table, "ready").copy_(count >= self.size)
         return int(count)
+
+    def latest(self, table: Table, name: str) -> Tensor:
+        return table.get(f"{name}@snapshot")[-1]
 
     def missing(self, count: int) -> str:
         return (

@@ -105,6 +105,7 @@ class Swag(WeightSets):
     """Method behind `Wrapper`, for one model."""
 
     name, order, needs_fit = "swag", 15, True
+    remedy = "call swag.collect(wrapped) and then wrapped.fit(loader) with the training inputs"
     statistics = ("swag_mean", "swag_variance")
 
     def __init__(self, wrapper: Wrapper) -> None:
@@ -123,6 +124,10 @@ class Swag(WeightSets):
                 ("deviations", torch.stack([zeros] * self.wrapper.rank)),
             ):
                 table.register(f"{name}@swag_{part}", start.clone(), buffer=True)
+
+    def latest(self, table: Table, name: str) -> Tensor:
+        mean = self.moments(table, name)[0]
+        return torch.view_as_complex(mean) if table.get(name).is_complex() else mean
 
     def missing(self, count: int) -> str:
         return (

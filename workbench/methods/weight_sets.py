@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from ..core.method import Call, Method
 from ..core.ownership import table_of
 from ..engine.plan import Axis, Index, Intervention, Shared, Split, Stacked
-from ..errors import NotFittedError
+from ..errors import NotFittedError, WorkbenchWarning
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -28,6 +29,7 @@ class WeightSets(Method):
     """
 
     kind, members, collects = "epistemic", True, True
+    remedy: str  # what to do after further training
 
     def __init__(self, wrapper: Any, size: int) -> None:
         super().__init__(wrapper)
@@ -147,12 +149,27 @@ class WeightSets(Method):
             self.flag(table, name).zero_()
 
     def check_ready(self, wrapped: Any) -> None:
-        if (
-            not wrapped.training
-            and not torch.compiler.is_compiling()
-            and not table_of(wrapped).holds(self._flag("ready"))
-        ):
-            raise NotFittedError(self.missing(int(self.flag(table_of(wrapped), "count"))))
+        table = table_of(wrapped)
+        if wrapped.training or torch.compiler.is_compiling():
+            return
+        if not table.holds(self._flag("ready")):
+            raise NotFittedError(self.missing(int(self.flag(table, "count"))))
+        # of the weights only the first and the last, since each new comparison synchronizes with a GPU
+        names = self.names(table, [self._parameters[0], self._parameters[-1]])
+        if [name for name in names if table.is_new(name) and self._is_ahead(table, name)]:
+            warnings.warn(
+                f"{self.name} predicts with the weights that were collected, and the model was trained after that: {self.remedy}",
+                WorkbenchWarning,
+                stacklevel=2,
+            )
+
+    def _is_ahead(self, table: Table, name: str) -> bool:
+        weight = table.get(name).detach()
+        return not weight.is_meta and not torch.equal(weight, self.latest(table, name).to(weight.dtype))
+
+    def latest(self, table: Table, name: str) -> Tensor:
+        """Return what the weight of a name was when the latest set was complete."""
+        raise NotImplementedError
 
     def missing(self, count: int) -> str:
         """Return the error message for a model with too few collected sets."""

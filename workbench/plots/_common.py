@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
@@ -32,6 +33,7 @@ MODELS = tuple(
     for dashes in ("-", "--", ":")
     for shade in ("#56B4E9", "#CC79A7", "#E69F00", "#7F6BD0", "#8C6D31", "#888888")
 )
+LINE = 0.15  # height in inches of a line of names beside an axis
 MAX_POINTS = 5000  # more points only overlap, and make vector files too large to open
 
 
@@ -282,6 +284,12 @@ def whole_numbers(ax: Axes) -> None:
     """Put the ticks of the x axis at whole and round numbers, also if there is only one."""
     ticker = require("matplotlib.ticker")
     ax.xaxis.set_major_locator(ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+
+
+def every_nth(ax: Axes, rows: int) -> int:
+    """Return n such that the name of every nth row has a line of its own beside the Axes: 1, 2 or 5 times a power of ten."""
+    lines = max(ax.get_window_extent().height / ax.figure.dpi / LINE, 1)
+    return next(k * 10**i for i in count() for k in (1, 2, 5) if k * 10**i * lines >= rows)
 
 
 def width_for(names: Sequence[str]) -> float:

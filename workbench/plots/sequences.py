@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -329,6 +330,7 @@ def _draw_words(
             ha="center",
             va="center",
             color=_letters_on(shades[i]) if shaded else ink(ax),
+            in_layout=not word.isascii(),  # the others fit into their places, and to measure thousands takes long
         )
     ax.set(xlim=(0, width), ylim=(lines - 0.4, -0.6), xticks=[], yticks=[])
     ax.grid(False)
@@ -350,11 +352,10 @@ def _set_in_lines(words: Sequence[str], width: int) -> tuple[list[tuple[int, int
     places: list[tuple[int, int]] = []
     line = column = 0
     for i, word in enumerate(words):
-        end = i + 1
-        while end < len(words) and not words[end].startswith(" "):
-            end += 1
-        begins = word.startswith(" ") or i == 0
-        whole = sum(map(len, words[i:end])) if begins else len(word)
+        whole = len(word)
+        if word.startswith(" ") or i == 0:
+            rest = takewhile(lambda later: not words[later].startswith(" "), range(i + 1, len(words)))
+            whole += sum(len(words[later]) for later in rest)
         if column and column + min(whole, width) > width:
             line, column = line + 1, 0
         places.append((line, column))

@@ -14,6 +14,7 @@ from workbench.plots._common import (
     Values,
     array,
     choose_scale,
+    every_nth,
     ink,
     legend,
     new_axes,
@@ -98,7 +99,7 @@ def risk_split(
         ax: Axes to draw on; a new figure, whose height grows with the number of cases, if None.
 
     Returns:
-        The Axes.
+        The Axes. Where it is too low for a line of text per case, bars have no numbers, and every tenth, say, has a name.
 
     Raises:
         ValueError: for shapes or a number of labels that do not match, or negative risk.
@@ -117,14 +118,16 @@ def risk_split(
     total = np.hypot(noise, model)
     rows = np.arange(total.size)
     ax = new_axes(ax, (width_for(names.tolist()), float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))))
+    step = every_nth(ax, total.size)
     left = np.zeros(total.size)
     for name, risk in (("aleatoric", noise), ("epistemic", model)):
         share = 100 * np.divide(risk, total, out=np.zeros_like(risk), where=total > 0) ** 2
-        bars = ax.barh(rows, share, 0.72, left, color=COLOURS[name], label=name)
-        texts = [f"{width:.0f} %" if width >= 10 else "" for width in share]  # narrower bars have no room for text
-        ax.bar_label(bars, texts, label_type="center", color="white", fontsize=8.5)
+        bars = ax.barh(rows, share, 0.72 if step == 1 else 1, left, color=COLOURS[name], label=name)
+        if step == 1:
+            texts = [f"{width:.0f} %" if width >= 10 else "" for width in share]  # narrower bars have no room for text
+            ax.bar_label(bars, texts, label_type="center", color="white", fontsize=8.5)
         left = left + share
-    ax.set_yticks(rows, names)
+    ax.set_yticks(rows[::step], names[::step])
     ax.grid(False, axis="y")
     ax.set(xlim=(0, 100), ylim=(total.size - 0.5, -0.5), xlabel="share of the predicted variance (%)")
     legend(ax, notes, columns=2, headroom=True)

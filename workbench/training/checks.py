@@ -20,7 +20,7 @@ from workbench.core.outputs.meanings import IGNORED
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.parametric import Parametric
-from workbench.engine.tree import is_float, tensors
+from workbench.engine.tree import children, is_float, names, tensors
 from workbench.training.default_losses import Criterion, LossByMeaning
 
 LR = 0.01  # learning rate of the default optimizer
@@ -153,10 +153,13 @@ def try_batch(
             for targets in [rows.y for rows in in_memory] or [y]:
                 family.check_targets(targets)
     elif criterion is None:
+        naming = 'the output they belong to when wrapping, output={"logits": "logits"}'
+        if children(y) is not None:
+            meanings = ", ".join(f'{name if name.isdecimal() else repr(name)}: "values"' for name in names(y))
+            naming = f'each output when wrapping, output={{{meanings}}} (or "logits", "binary")'
         raise TypeError(
-            f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; "
-            'name the output they belong to when wrapping, output={"logits": "logits"}, or give criterion(prediction, target) that returns one '
-            "loss"
+            f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; name {naming}, or give "
+            "criterion(prediction, target) that returns one loss"
         )
     trainable = any(leaf.requires_grad for leaf in tensors(prediction))
     if converted and not trainable:

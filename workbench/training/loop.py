@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from workbench.core.batches.graphs import bad_graphs, is_graph_batch
 from workbench.core.batches.rows import Batch, bad_rows
 from workbench.core.calls.model_by_model import DETACHED, backward
 from workbench.core.method import Method
@@ -298,6 +299,7 @@ class Loop:
         causes = []
         for name, values in (("x", batch.x), ("y", batch.y)):
             bad = sorted({int(row) for leaf in tensors(values) for row in bad_rows(leaf)})
+            bad = bad_graphs(values) if is_graph_batch(values) else bad
             if bad:
                 causes.append(f"{name} holds NaN or infinite numbers in {batch.name_rows(bad)}")
         if isinstance(batch.y, Tensor) and bool((batch.y == IGNORED).all()):

@@ -28,4 +28,20 @@ def batched(graphs: Sequence[Any]) -> Any:
     return Batch.from_data_list(list(graphs))
 
 
-__all__ = ["batched", "is_graph", "is_graph_batch", "mapped"]
+def bad_graphs(batch: Any) -> list[int]:
+    """Return the numbers of the graphs of a batch that contain NaN or infinity in any tensor."""
+
+    def is_bad(graph: Any) -> bool:
+        finite: list[bool] = []
+
+        def noted(value: Tensor) -> Tensor:
+            finite.append(bool(value.isfinite().all()))
+            return value
+
+        mapped(graph, noted)
+        return not all(finite)
+
+    return [number for number, graph in enumerate(batch.to_data_list()) if is_bad(graph)]
+
+
+__all__ = ["bad_graphs", "batched", "is_graph", "is_graph_batch", "mapped"]

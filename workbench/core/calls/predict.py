@@ -319,7 +319,7 @@ def _of_models(leaf: Any, models: Sequence[int]) -> Sequence[Any]:
     if not isinstance(leaf, Tensor):
         return [leaf] * math.prod(models)
     # cloned, since a criterion may write into its arguments and torch forbids writes into views of unbind
-    return [answer.clone() for answer in leaf.reshape(-1, *leaf.shape[len(models) :]).unbind(0)]
+    return [answer.clone() for answer in leaf.reshape(math.prod(models), *leaf.shape[len(models) :]).unbind(0)]
 
 
 def loss_of_model(

@@ -48,10 +48,12 @@ def predict_positions(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict
         "classification": ([*shape, data.n_outputs], ("logits", "probs")),
     }.get(str(data.task), (shape, ("values",)))
     if list(y.shape) != expected or form not in forms:
+        remedy = f"wrap it with output={forms[0]!r}, for maps output=Logits(dim=1), or wrap a function that returns only one output"
+        if form == "binary":
+            remedy = "if each target is a yes or no, give y.bool(), or task='labels' to Data.from_arrays"
         raise ValueError(
             f"the model gives {form} {list(y.shape)} (classes last) for {len(x)} rows of {data.name}; needed are "
-            f"{' or '.join(forms)} {expected}: wrap it with output={forms[0]!r}, for maps output=Logits(dim=1), or wrap a function "
-            "that returns only one output"
+            f"{' or '.join(forms)} {expected}: {remedy}"
         )
     if form == "binary":
         y = y.sigmoid() if getattr(meaning_of(meaning), "logits", True) else y
