@@ -234,15 +234,20 @@ class _Rows:
     def __init__(self, stacked: Tensor) -> None:
         self._whole = torch.empty_like(stacked)
         self._rows: list[Tensor | None] = [None] * len(stacked)
+        self._apart = False  # whether rows lie elsewhere: those of sparse and sharded tensors are no views
 
     def set(self, i: int, gradient: Tensor) -> None:
         """Set the gradient of a row."""
-        self._rows[i] = gradient if gradient.is_sparse else self._whole[i].copy_(gradient)
+        if type(gradient) is Tensor and gradient.layout is torch.strided:
+            gradient = self._whole[i].copy_(gradient)
+        else:
+            self._apart = True
+        self._rows[i] = gradient
 
     def stacked(self) -> Tensor:
         """Return the gradient of the stacked tensor, 0 in rows without one."""
         rows = [self._whole[i].zero_() if row is None else row for i, row in enumerate(self._rows)]
-        return torch.stack(rows) if any(row.is_sparse for row in rows) else self._whole
+        return torch.stack(rows) if self._apart else self._whole
 
 
 class _GivenGradients(torch.autograd.Function):
