@@ -82,6 +82,7 @@ class Wrapper(_Wrapper):
         default=Normal,
         classes=_FAMILIES,
         saved=True,
+        trains=True,
         help="distribution of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles, "
         "JointNormal, MixtureDensity, Censored; a class of torch.distributions such as Poisson, NegativeBinomial, Gamma, Beta or Dirichlet; "
         "LogitNormal for class logits.",
