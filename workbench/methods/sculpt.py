@@ -112,6 +112,7 @@ class Sculpt(Method):
     """Method behind `Wrapper`, for one model."""
 
     name, kind, order = "sculpt", "aleatoric", 30
+    unnamed = ("df",)
     earlier_notes = MappingProxyType({"ends": {}})
     # name of an output -> function of limited range that it ends in, which the risk heads undo; none in objects pickled by an earlier version
     ends: Mapping[str, str] = MappingProxyType({})
