@@ -196,10 +196,15 @@ class Scaling(nn.Module):
         return mean is None or (leaf.dim() > mean.dim() and leaf.shape[leaf.dim() - mean.dim() :] == mean.shape)
 
 
-def _check_shape(what: str, values: Tensor, names: str, moments: Tensor) -> None:
-    """Raise ValueError if moments do not fit the last dimensions of values, which broadcasting would repeat, as one column for each of three."""
+def fits(moments: Tensor, values: Tensor) -> bool:
+    """Return whether moments have the last dimensions of values, or size 1 there."""
     sizes = itertools.zip_longest(reversed(moments.shape), reversed(values.shape), fillvalue=1)
-    if any(size not in (1, given) for size, given in itertools.islice(sizes, moments.dim())):
+    return all(size in (1, given) for size, given in itertools.islice(sizes, moments.dim()))
+
+
+def _check_shape(what: str, values: Tensor, names: str, moments: Tensor) -> None:
+    """Raise ValueError if moments do not fit values, which broadcasting would repeat, as one column for each of three."""
+    if not fits(moments, values):
         raise ValueError(
             f"{what} is {list(values.shape)}, but the model was given {names} of shape {list(moments.shape)}, by workbench.fit or "
             "wrapped.scale: give the columns of the training, or call wrapped.unscale()"
@@ -226,4 +231,4 @@ def _key(buffer: str) -> Key:
     return ast.literal_eval(rest[:-1]) if bracket else None
 
 
-__all__ = ["Arguments", "Key", "Moments", "Scaling", "items_of"]
+__all__ = ["Arguments", "Key", "Moments", "Scaling", "fits", "items_of"]

@@ -24,6 +24,7 @@ from workbench.core.outputs.options import has_detections
 from workbench.core.outputs.transformed_losses import refuse_transformed
 from workbench.core.saving.savepoint import Savepoint
 from workbench.core.saving.training_data import note_training
+from workbench.core.standardize import fits
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data.loading import load
 from workbench.data.provenance import facts
@@ -233,6 +234,12 @@ def fit(
     scaling = choose_standardization(
         wrapped, train, criterion, standardize, first.trainable, first.converted, first.limits
     )
+    moments = (scaling or {}).get("y_mean")
+    if moments is not None and isinstance(first.prediction, Tensor) and not fits(moments, first.prediction):
+        raise ValueError(
+            f"standardize: each of the {len(moments)} columns of y gets its own mean and scale, and the model gives "
+            f"{list(first.prediction.shape)}, which they do not fit. Leave standardize out, and standardize x and y yourself"
+        )
     target, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
     if not keeps_scaling:
         warn_about_columns(wrapped, train, dtype)
