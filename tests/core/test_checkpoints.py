@@ -220,9 +220,8 @@ def test_degrees_of_freedom_belong_to_a_state_and_not_to_a_name() -> None:
     text = bytes(state[key].tolist()).replace(b'"df": 3.0, ', b"")
     assert b"df" not in text
     wrapped.load_state_dict({**state, key: torch.tensor(list(text), dtype=torch.uint8)})  # of an earlier version
-    assert [repr(method) for method in wrapped._workbench.methods] == [
-        "sculpt(distribution=StudentT)"
-    ]  # names cells of sweeps
+    names = [repr(method) for method in wrapped._workbench.methods]  # also those of cells of sweeps
+    assert names == ["sculpt(distribution=StudentT)"]
 
 
 def test_a_setting_that_an_older_state_does_not_name_is_no_difference() -> None:
