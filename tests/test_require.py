@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,15 @@ def test_what_another_package_lacks_is_its_own_error(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_package'"):
         require("package_that_lacks_something")
+
+
+def test_an_import_that_draws_leaves_the_random_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of rich does, which scikit-learn imports where it is installed."""
+    (tmp_path / "package_that_draws.py").write_text("import random\nNUMBER = random.random()")
+    monkeypatch.syspath_prepend(tmp_path)
+    state = random.getstate()
+    assert 0 <= require("package_that_draws").NUMBER < 1
+    assert random.getstate() == state
 
 
 WITHOUT_LAB = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import random
+import sys
 from typing import Any
 
 
@@ -72,6 +74,7 @@ def require(module: str, extra: str = "lab") -> Any:
         >>> require("math").sqrt(4.0)
         2.0
     """
+    state = None if module in sys.modules else random.getstate()  # some packages draw while they are imported
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -83,3 +86,6 @@ def require(module: str, extra: str = "lab") -> Any:
         raise ModuleNotFoundError(
             f"this needs {package}, which is not installed: pip install 'risk-workbench[{extra}]'", name=package
         ) from error
+    finally:
+        if state is not None:
+            random.setstate(state)

@@ -25,7 +25,7 @@ from helpers.checkpoint_models import (
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
-from workbench import NotFittedError, neo, vote
+from workbench import NotFittedError, neo, sculpt, vote
 
 # ---- states of the plain model ---------------------------------------------------------------------------------------
 
@@ -197,6 +197,31 @@ def test_the_difference_of_settings_is_named_and_nothing_else() -> None:
     with pytest.raises(ValueError, match="n_voters"):
         whole.load_state_dict({f"part.{key}": value for key, value in state.items()}, strict=False)
     assert facts(wrapped) == before
+
+
+def test_degrees_of_freedom_belong_to_a_state_and_not_to_a_name() -> None:
+    source = sculpt.Wrapper(sculpt.StudentT(df=3.0))(net(1))
+    state = source.state_dict()
+    wrapped: Any = sculpt.Wrapper(sculpt.StudentT(df=9.0))(net(3))
+    before = facts(wrapped)
+    with pytest.raises(ValueError, match=r"sculpt: the state has df=3.0, this object df=9.0$"):
+        wrapped.load_state_dict(state)
+    assert facts(wrapped) == before
+    for same in (3.0, 3, torch.tensor(3.0)):
+        other: Any = sculpt.Wrapper(sculpt.StudentT(df=same))(net(3))
+        other.load_state_dict(state)
+        quantiles = [w.eval().predictive(X).icdf(0.99) for w in (source, other)]
+        assert torch.allclose(*quantiles)
+    start = [torch.nn.Parameter(torch.tensor(df)) for df in (4.0, 6.0)]
+    learned: Any = [sculpt.Wrapper(sculpt.StudentT(df=df))(net(3)) for df in start]
+    learned[0].load_state_dict(learned[1].state_dict())  # which holds the number
+    assert learned[0].eval().predictive(X).family.df == 6
+    key = next(key for key in state if key.startswith("settings@"))
+    text = bytes(state[key].tolist()).replace(b'"df": 3.0, ', b"")
+    assert b"df" not in text
+    wrapped.load_state_dict({**state, key: torch.tensor(list(text), dtype=torch.uint8)})  # of an earlier version
+    names = [repr(method) for method in wrapped._workbench.methods]  # also those of cells of sweeps
+    assert names == ["sculpt(distribution=StudentT)"]
 
 
 def test_a_setting_that_an_older_state_does_not_name_is_no_difference() -> None:

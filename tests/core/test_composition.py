@@ -227,6 +227,39 @@ def test_a_scaling_gives_predictions_and_risks_in_original_units() -> None:
     assert torch.equal(restored(original), wrapped(original))
 
 
+def test_numbers_of_another_shape_than_the_scaling_are_refused_instead_of_repeated() -> None:
+    wrapped: Any = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))(torch.nn.Linear(3, 2)).eval()
+    x, y = torch.randn(6, 3), torch.randn(6, 2)
+    wrapped.scale(x_mean=torch.ones(3), x_scale=torch.full((3,), 2.0), y_mean=torch.zeros(2), y_scale=torch.ones(2))
+    expected = wrapped(x)
+    for columns in (1, 2, 4):  # one column would count as each of the three
+        with pytest.raises(
+            ValueError, match=rf"the input is \[6, {columns}\], but the model was given .*x_mean.* of shape \[3\]"
+        ):
+            wrapped(torch.randn(6, columns), return_risk=True)
+    with pytest.raises(ValueError, match=r"the target is \[6, 1\], .*y_mean"):
+        wrapped.loss(torch.nn.MSELoss(), x, y[:, :1])
+    wrapped.loss(torch.nn.MSELoss(), x, y).backward()
+    assert torch.equal(wrapped(x), expected)
+    assert torch.allclose(wrapped(x[2]), expected[2])  # one row
+    assert torch.allclose(wrapped(x.expand(2, 6, 3)), expected.expand(2, 6, 2))
+    wrapped.scale(x_mean=torch.ones(1, 3), x_scale=torch.full((1, 3), 2.0), y_mean=0.0, y_scale=1.0)
+    assert torch.equal(wrapped(x), expected)
+    wrapped.scale(y_mean=torch.zeros(6), y_scale=torch.ones(6))
+    with pytest.raises(ValueError, match=r"the output is \[6, 2\], .*y_mean.* of shape \[6\]"):
+        wrapped(x)
+
+
+@pytest.mark.parametrize("name", ["x_mean", "x_scale", "y_mean", "y_scale"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_scaling_is_finite(name: str, value: float) -> None:
+    wrapped: Any = vote.Wrapper(2)(mlp())
+    moments = dict.fromkeys(("x_mean", "x_scale", "y_mean", "y_scale"), torch.ones(1))
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        wrapped.scale(**{**moments, name: torch.tensor([value])})
+    assert wrapped.scaling is None
+
+
 def test_composing_nothing_gives_the_plain_model_with_the_interface_of_a_wrapped_one() -> None:
     model = mlp()
     wrapped: Any = compose()(model).eval()

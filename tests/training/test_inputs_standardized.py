@@ -144,6 +144,25 @@ def test_constant_columns_keep_their_scale_and_nan_is_refused_before_anything_is
     assert all(torch.equal(value, fresh.state_dict()[key]) for key, value in before.items())
 
 
+def test_columns_of_targets_beside_the_predicted_one_are_not_standardized() -> None:
+    """Such as weights of rows, which would be standardized too, and predictions repeated for each column."""
+    x, y = torch.randn(40, 3), torch.randn(40, 1)
+    weights = torch.rand(40, 1) + 0.5
+
+    def weighted(prediction: Tensor, target: Tensor) -> Tensor:
+        return (target[:, 1:] * (prediction - target[:, :1]) ** 2).mean()
+
+    wrapped: Any = vote.Wrapper(2)(nn.Linear(3, 1))
+    start = copy.deepcopy(wrapped.state_dict())
+    rows = x, torch.cat([y, weights], 1)
+    with pytest.raises(ValueError, match=r"standardize: each of the 2 columns of y .* the model gives \[\d+, 1\]"):
+        quiet(wrapped, rows, epochs=1, criterion=weighted, standardize=True)
+    assert all(torch.equal(value, start[key]) for key, value in wrapped.state_dict().items())
+    quiet(wrapped, rows, epochs=1, criterion=weighted)  # in their units
+    assert wrapped.scaling is None or wrapped.scaling.y_mean is None
+    assert wrapped(x).shape == (40, 1)
+
+
 def test_half_precision_inputs_are_standardized_like_others() -> None:
     a, b, y = pair()
     for dtype in (torch.float16, torch.bfloat16):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from helpers.training_models import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import compose
+from workbench import compose, laplace, sample, sculpt, swag, vote
 from workbench.errors import WorkbenchWarning
 from workbench.training import checkpoint as checkpoint_module
 
@@ -135,6 +136,65 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a checkpoint"):
         quiet(wrapped, (x, y), epochs=2, checkpoint=path)
     assert path.read_text() == "something else"
+
+
+@pytest.mark.parametrize(
+    ("stored", "here", "message"),
+    [
+        (sculpt.Wrapper(sculpt.Normal(beta=0.5)), sculpt.Wrapper(), r"Normal\(beta=0.5.* in the file, .* here"),
+        (sculpt.Wrapper(), sculpt.Wrapper(sculpt.StudentT(df=4.0)), "StudentT"),
+        (sculpt.Wrapper(sculpt.StudentT(df=4.0)), sculpt.Wrapper(sculpt.StudentT(df=30.0)), "df=4.0.*df=30.0"),
+        (vote.Wrapper(2, finetune=True), vote.Wrapper(2), "finetune=True"),
+        (swag.Wrapper(3, start=0.2), swag.Wrapper(3, start=0.3), "start=0.2.*start=0.3"),
+        (sample.Wrapper(2, randomness="same"), sample.Wrapper(2), "randomness"),
+    ],
+)
+def test_a_checkpoint_of_a_wrapper_that_trains_otherwise_is_refused(
+    stored: Any, here: Any, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "state.pt"
+    quiet(stored(net()), plane(40), epochs=5, checkpoint=path)
+    wrapped = here(net())
+    start = weights(wrapped)
+    with pytest.raises(ValueError, match=message):
+        quiet(wrapped, plane(40), epochs=5, checkpoint=path)
+    assert same(weights(wrapped), start)
+
+
+@pytest.mark.parametrize(
+    ("stored", "here"),
+    [
+        (vote.Wrapper(2, chunk=1), vote.Wrapper(2)),  # another way to the same numbers
+        (laplace.Wrapper(prior_precision=2.0), laplace.Wrapper()),  # only counts after the training
+        (sculpt.Wrapper(sculpt.Normal), sculpt.Wrapper(sculpt.Normal())),
+    ],
+)
+def test_a_checkpoint_does_not_ask_for_settings_that_do_not_train(stored: Any, here: Any, tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    quiet(stored(net()), plane(40), epochs=2, checkpoint=path)
+    quiet(here(net()), plane(40), epochs=2, checkpoint=path)
+
+
+def test_degrees_of_freedom_learned_so_far_do_not_make_another_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
+    wrapper = sculpt.Wrapper(sculpt.StudentT(df=nn.Parameter(torch.tensor(5.0))))
+    wrapped = wrapper(net())
+    interrupt_after(2, monkeypatch)
+    with pytest.warns(WorkbenchWarning, match="interrupted after 2"):
+        quiet(wrapped, plane(40), epochs=4, checkpoint=tmp_path / "state.pt")
+    quiet(wrapper(net()), plane(40), epochs=4, checkpoint=tmp_path / "state.pt")
+
+
+def test_a_checkpoint_written_before_it_held_the_settings_of_wrappers_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    make = partial(vote.Wrapper(2, finetune=True), net())
+    quiet(make(), plane(40), epochs=2, checkpoint=path)
+    state = torch.load(path, weights_only=True)
+    del state["settings"]["wrapper settings"]
+    torch.save(state, path)
+    assert len(quiet(make(), plane(40), epochs=2, checkpoint=path).frame) == 2
 
 
 def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class Method:
     refines = False  # whether it replaces the risks computed from the branches (`refine`)
     # whether it collects weights during training, so that the final state is kept instead of the best epoch
     collects = False
+    unnamed: tuple[str, ...] = ()  # settings that its repr leaves out, and so the names of cells and checkpoints
     # marks of buffers that stay at least float32 when the model is cast to half precision
     statistics: tuple[str, ...] = ()
     detections: str = ""  # why boxes cannot be matched across its branches, "" if they can
@@ -216,7 +217,8 @@ class Method:
         return None
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{key}={value}" for key, value in self.settings().items() if value not in (None, ""))
+        named = {key: value for key, value in self.settings().items() if key not in self.unnamed}
+        inside = ", ".join(f"{key}={value}" for key, value in named.items() if value not in (None, ""))
         return f"{self.name}({inside})"
 
 

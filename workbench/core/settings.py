@@ -32,6 +32,7 @@ class Setting:
         classes: classes whose instances are allowed, or the class itself for an instance with defaults; strings and files name these classes.
         saved: whether it is saved in a state, which then only loads into an object with an equal value.
         read: function that returns the value to store or raises ValueError; replaces all other checks.
+        trains: whether it changes a training that is not `saved` with it: a checkpoint of `fit` then only resumes with an equal value.
         choices: allowed constants: None, those of a `Literal`, True and False.
         number: int or float if numbers are allowed.
         text: whether any string is allowed.
@@ -50,6 +51,7 @@ class Setting:
     classes: tuple[type, ...] = ()
     saved: bool = False
     read: Callable[[Any], Any] | None = None
+    trains: bool = False
     choices: tuple[Any, ...] = ()
     number: type[int] | type[float] | None = None
     text: bool = False
@@ -171,6 +173,7 @@ def setting(
     classes: tuple[type, ...] = (),
     saved: bool = False,
     read: Callable[[Any], Any] | None = None,
+    trains: bool = False,
 ) -> Any:
     """Declare a field of a `Settings` class; see `Setting` for the arguments.
 
@@ -183,7 +186,7 @@ def setting(
         Traceback (most recent call last):
         ValueError: scale must be a number of at least 0, not -1
     """
-    described = Setting("", default, help, least, above, below, wording, classes, saved, read)
+    described = Setting("", default, help, least, above, below, wording, classes, saved, read, trains)
     return dataclasses.field(default=default, metadata={_METADATA: described})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -78,6 +79,8 @@ class Scaling(nn.Module):
             kind = name[:7]
             if kind in ("x_scale", "y_scale") and not bool((scale > 0).all()):
                 raise ValueError(f"{name} must be positive everywhere, its smallest value is {scale.min().item():g}")
+            if kind in self.NAMES and not bool(scale.isfinite().all()):
+                raise ValueError(f"{name} must be finite, and holds NaN or infinity")
         for one, other in (("mean", "scale"), ("scale", "mean"), ("like", "mean")):
             for name in buffers:
                 if name[2:].startswith(one) and name.replace(one, other, 1) not in buffers:
@@ -117,6 +120,7 @@ class Scaling(nn.Module):
                     f"{self._describe(key)} is {leaf.dtype}, but the model was trained on {expected} there, whose mean and scale do not apply: "
                     f"give {expected}, or train with {leaf.dtype} (workbench.fit), or call wrapped.unscale()"
                 )
+            _check_shape(self._describe(key), leaf, "x_mean and x_scale", mean)
             return ((leaf if is_float(leaf) else leaf.to(mean.dtype)) - mean) / scale
 
         return self._changed(args, kwargs, standardized)
@@ -153,9 +157,16 @@ class Scaling(nn.Module):
     # ---- targets
     def targets(self, y: Any) -> Any:
         """Convert targets to standardized units."""
-        return (
-            y if self.y_mean is None else tree_map(lambda t: (t - self.y_mean) / self.y_scale if is_float(t) else t, y)
-        )
+        if self.y_mean is None:
+            return y
+
+        def standardized(target: Any) -> Any:
+            if not is_float(target):
+                return target
+            _check_shape("the target", target, "y_mean and y_scale", self.y_mean)
+            return (target - self.y_mean) / self.y_scale
+
+        return tree_map(standardized, y)
 
     def prediction(self, y: Any) -> Any:
         """Convert predictions to original units."""
@@ -170,14 +181,34 @@ class Scaling(nn.Module):
         if self.y_mean is None:
             return output
         single = sum(map(is_float, tensors(output))) == 1
-        return tree_map(
-            lambda leaf: change(leaf) if is_float(leaf) and (single or self.are_targets(leaf)) else leaf, output
-        )
+
+        def changed(leaf: Any) -> Any:
+            if not is_float(leaf) or not (single or self.are_targets(leaf)):
+                return leaf
+            _check_shape("the output", leaf, "y_mean and y_scale", self.y_mean)
+            return change(leaf)
+
+        return tree_map(changed, output)
 
     def are_targets(self, leaf: Tensor) -> bool:
         """Return whether one of several outputs has the shape of targets, and so is in their units."""
         mean = self.y_mean
         return mean is None or (leaf.dim() > mean.dim() and leaf.shape[leaf.dim() - mean.dim() :] == mean.shape)
+
+
+def fits(moments: Tensor, values: Tensor) -> bool:
+    """Return whether moments have the last dimensions of values, or size 1 there."""
+    sizes = itertools.zip_longest(reversed(moments.shape), reversed(values.shape), fillvalue=1)
+    return all(size in (1, given) for size, given in itertools.islice(sizes, moments.dim()))
+
+
+def _check_shape(what: str, values: Tensor, names: str, moments: Tensor) -> None:
+    """Raise ValueError if moments do not fit values, which broadcasting would repeat, as one column for each of three."""
+    if not fits(moments, values):
+        raise ValueError(
+            f"{what} is {list(values.shape)}, but the model was given {names} of shape {list(moments.shape)}, by workbench.fit or "
+            "wrapped.scale: give the columns of the training, or call wrapped.unscale()"
+        )
 
 
 def items_of(inputs: Any) -> Iterator[tuple[Key, Any]]:
@@ -200,4 +231,4 @@ def _key(buffer: str) -> Key:
     return ast.literal_eval(rest[:-1]) if bracket else None
 
 
-__all__ = ["Arguments", "Key", "Moments", "Scaling", "items_of"]
+__all__ = ["Arguments", "Key", "Moments", "Scaling", "fits", "items_of"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.distributions.base import Distribution, same_shape
 from workbench.distributions.joint import JointNormal
@@ -199,6 +199,11 @@ class StudentT(_HeavyTailed):
             raise ValueError(
                 f"df must be above 2, so that the standard deviation exists, found {df.min()}; use Cauchy for df = 1"
             )
+
+    def structure(self) -> dict[str, Any]:
+        if isinstance(self.df, nn.Parameter):
+            return {"df": "learned"}
+        return {"df": self.df.tolist() if isinstance(self.df, Tensor) else self.df}
 
     @classmethod
     def fit(cls, y: Tensor, loc: Tensor, risk: Tensor) -> StudentT:

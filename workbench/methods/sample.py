@@ -68,6 +68,7 @@ class Wrapper(_Wrapper):
     )
     randomness: Literal["different", "same", "error", "pass"] = setting(
         default="different",
+        trains=True,
         help='whether the model\'s own random calls differ between samples: "different", "same", or "error" (refused); "pass" is like '
         '"different", except that a layer that runs several times within one pass gets the same noise each time (Gal & Ghahramani 2016b, '
         "variational dropout of recurrent networks), which models that run a solver need, such as neural ODEs. If a solver calls the wrapped "

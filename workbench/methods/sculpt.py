@@ -82,6 +82,7 @@ class Wrapper(_Wrapper):
         default=Normal,
         classes=_FAMILIES,
         saved=True,
+        trains=True,
         help="distribution of the targets, a class or an instance: Normal, Laplace, StudentT, Cauchy, LogNormal, NormalInverseGamma, Quantiles, "
         "JointNormal, MixtureDensity, Censored; a class of torch.distributions such as Poisson, NegativeBinomial, Gamma, Beta or Dirichlet; "
         "LogitNormal for class logits.",
@@ -111,6 +112,7 @@ class Sculpt(Method):
     """Method behind `Wrapper`, for one model."""
 
     name, kind, order = "sculpt", "aleatoric", 30
+    unnamed = ("df",)
     earlier_notes = MappingProxyType({"ends": {}})
     # name of an output -> function of limited range that it ends in, which the risk heads undo; none in objects pickled by an earlier version
     ends: Mapping[str, str] = MappingProxyType({})

@@ -57,12 +57,14 @@ class Wrapper(_Wrapper):
         default=0.75,
         least=0,
         below=1,
+        trains=True,
         wording="must be a share of the training, at least 0 and below 1",
         help="share of the training after which `workbench.fit` starts to collect weights.",
     )
     rate: float = setting(
         default=0.5,
         above=0,
+        trains=True,
         wording="must be above 0",
         help="learning rate from then on, as a share of the peak. Among 0.05, 0.15, 0.5 and 1, the default had the best or nearly the best "
         "likelihood on held-out training rows of concrete, energy, yacht and diabetes.",

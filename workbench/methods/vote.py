@@ -65,6 +65,7 @@ class Wrapper(_Wrapper):
     )
     finetune: bool = setting(
         default=False,
+        trains=True,
         help="start every voter at the given weights instead of a fresh initialization. To make the voters diverge, `workbench.fit` and "
         "`wrapped.loss` weight the rows differently for each voter (Bayesian bootstrap).",
     )

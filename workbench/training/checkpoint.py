@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from workbench.atomic import replacing
+from workbench.training.described_settings import WRAPPERS
 
 WRITE_INTERVAL = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
 
@@ -59,6 +60,7 @@ class Checkpoint:
             raise ValueError(
                 f"checkpoint: {self.path} is not a checkpoint of a training, or is damaged ({error}); {remedy}"
             ) from error
+        stored.setdefault(WRAPPERS, self.settings.get(WRAPPERS))  # files of earlier versions lack it
         differing = [
             f"{name}: {stored.get(name)} in the file, {self.settings.get(name)} here"
             for name in sorted(stored.keys() | self.settings.keys())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence, Sized
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 import torch
@@ -13,9 +13,14 @@ from torch.optim import Optimizer
 
 from workbench.core.batches.labelled import kind_of
 from workbench.core.batches.rows import Source, TensorRows
+from workbench.core.method import Method
+from workbench.core.settings import Settings, settings_of
 from workbench.core.wrapped import Wrapped
 from workbench.training.augmentation import Augmentation
 from workbench.training.default_losses import Criterion, LossByMeaning
+
+WRAPPERS = "wrapper settings"
+OPTIONS = bool | int | float | str | tuple | None  # types whose repr says all
 
 
 def described_settings(
@@ -36,11 +41,28 @@ def described_settings(
     """
     return {
         "wrapped": wrapped._workbench_name(),
+        WRAPPERS: ", ".join(filter(None, map(_describe_wrapper, wrapped._workbench.methods))) or "defaults",
         **{name.replace("_", " "): str(value) for name, value in values.items()},
         "criterion": "likelihood" if criterion is None else describe(criterion),
         **({"augment": ", ".join(map(describe_augmentation, augment))} if augment else {}),
         **({} if weighted_loss is None else {"class weight": describe_class_weight(weighted_loss)}),
     }
+
+
+def _describe_wrapper(method: Method) -> str:
+    """Describe the settings that change the training and differ from their defaults; "" if there are none."""
+    changed = method.wrapper.changed() if isinstance(method.wrapper, Settings) else {}
+    named = [s.name for s in settings_of(type(method.wrapper)) if s.trains and s.name in changed]
+    return f"{method.name}({', '.join(f'{name}={_describe_option(changed[name])}' for name in named)})" if named else ""
+
+
+def _describe_option(value: Any) -> str:
+    """Describe a value, of a distribution its options; those that are learned or random generators change while a training runs."""
+    if not is_dataclass(value):
+        return repr(value) if isinstance(value, OPTIONS) else type(value).__name__
+    options = {field.name: getattr(value, field.name) for field in fields(value)}
+    texts = [f"{name}={option!r}" for name, option in options.items() if isinstance(option, OPTIONS)]
+    return f"{type(value).__name__}({', '.join(texts)})"
 
 
 def describe(value: Any) -> str:

@@ -24,6 +24,7 @@ from workbench.core.outputs.options import has_detections
 from workbench.core.outputs.transformed_losses import refuse_transformed
 from workbench.core.saving.savepoint import Savepoint
 from workbench.core.saving.training_data import note_training
+from workbench.core.standardize import fits
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data.loading import load
 from workbench.data.provenance import facts
@@ -146,7 +147,7 @@ def fit(
         progress: whether to show a progress bar if the training takes more than two seconds.
         checkpoint: file in which the training state is saved, at most every few seconds, after an epoch. If it exists, training resumes from
             it and ends with the weights of an uninterrupted training. Of a Dataset or DataLoader, only the number of rows is
-            compared, not their contents.
+            compared, not their contents, and functions are compared by name.
         callback: callback(progress), called after each step and each epoch with a `Progress`. If it returns something true, the training
             ends there, as with Ctrl-C but without a warning. It may predict with the model; it does not change the training.
         strategy: None, "eager" or "ddp". "ddp" trains one model in all processes started by torchrun (`torchrun --nproc-per-node=4 train.py`),
@@ -235,6 +236,12 @@ def fit(
     scaling = choose_standardization(
         wrapped, train, criterion, standardize, first.trainable, first.converted, first.limits
     )
+    moments = (scaling or {}).get("y_mean")
+    if moments is not None and isinstance(first.prediction, Tensor) and not fits(moments, first.prediction):
+        raise ValueError(
+            f"standardize: each of the {len(moments)} columns of y gets its own mean and scale, and the model gives "
+            f"{list(first.prediction.shape)}, which they do not fit. Leave standardize out, and standardize x and y yourself"
+        )
     target, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
     if not keeps_scaling:
         warn_about_columns(wrapped, train, dtype)
