@@ -19,7 +19,7 @@ from .clone import places
 from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import copy_values, set_values
 from .effects.containers import Containers, holds_mutable
-from .effects.parameters import REMEDY
+from .effects.parameters import REMEDY, RegistrableViews
 from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_whole
 from .joint_layers import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, RankOne, Rule
@@ -75,6 +75,7 @@ class Clone:
         classes: list[Any] = [type(module) for module in self.tree.values()]
         # nn.Module registers what counts as a parameter, also if forward only keeps it in an attribute
         kind = {"_is_param": True} if any(map(_asks_for_parameters, classes)) else {}
+        self._registers = any(map(_registers_parameters, classes))
         # what users have set on a parameter, which torch's operations leave out, and what else tells a parameter from a tensor
         self._attributes = [
             (
@@ -252,9 +253,10 @@ class Clone:
 
     def call_model(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with its hooks, or the other method that is wrapped."""
-        if self.method == "forward":
-            return self.root(*args, **kwargs)
-        return getattr(self.root, self.method)(*args, **kwargs)
+        with RegistrableViews() if self._registers else nullcontext():
+            if self.method == "forward":
+                return self.root(*args, **kwargs)
+            return getattr(self.root, self.method)(*args, **kwargs)
 
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Return every installed parameter with its name."""
@@ -266,6 +268,13 @@ def _asks_for_parameters(cls: Any) -> bool:
     """Return whether the code of a class asks whether something is an `nn.Parameter`."""
     codes = [function.__code__.co_names for _, function in methods_of(cls)]
     return any("get_parameter" in names or {"isinstance", "Parameter"} <= set(names) for names in codes)
+
+
+@functools.cache
+def _registers_parameters(cls: Any) -> bool:
+    """Return whether a class registers what it is handed if that is an `nn.Parameter`; forward may make modules of it from its parameters."""
+    asked = {"isinstance", "Parameter", "register_parameter"}
+    return any(asked <= set(function.__code__.co_names) for _, function in methods_of(cls))
 
 
 def _copy_installed(container: Any, key: Any, memo: Any) -> nn.Parameter:
