@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..introspect.bytecode import methods_of
 from ..introspect.objects import tensors_and_generators
-from ..introspect.unregistered import unregistered
+from ..introspect.unregistered import assigned_in_forward, unregistered
 from .clone import places
 from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import copy_values, set_values
@@ -56,6 +56,7 @@ class Clone:
         self.tree = modules(root)
         self.places = places(root, slots)
         self._unregistered: set[tuple[nn.Module, str]] | None = None  # modules, and attributes that hold tensors
+        self._assigned: list[tuple[nn.Module, str]] | None = None  # modules, and attributes that forward may set
         self.buffers = buffers
         self.copied_buffers = buffers  # buffers that the next pass may write into, so that it gets copies
         # buffers that may be written in evaluation mode too; torch's own layers write theirs in training mode only
@@ -180,6 +181,15 @@ class Clone:
                 found = unregistered(self.root)
             self._unregistered = {(entry.owner, entry.attribute) for entry in found if not entry.requires_grad}
         return tensors([owner.__dict__.get(attribute) for owner, attribute in self._unregistered])
+
+    def left_behind(self) -> list[Tensor]:
+        """Return the tensors that earlier calls have left in attributes, and in buffers that they have made."""
+        if self._assigned is None:
+            self._assigned = assigned_in_forward(self.root)
+        made = [buffer for module in self.tree.values() for buffer in module._buffers.values()]
+        slots = {id(container[key]) for container, key in self.first_place.values()}
+        held = tensors([made, *(owner.__dict__.get(attribute) for owner, attribute in self._assigned)])
+        return [tensor for tensor in held if id(tensor) not in slots]
 
     def loose_tensors(self) -> list[tuple[Any, Any, Tensor]]:
         """Return the tensors of slots that lie in attributes, or in lists and dicts held by these, as (container, key, tensor)."""
@@ -371,6 +381,9 @@ def run_branch(
             if "torch._dynamo" in sys.modules and not torch.compiler.is_compiling():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
+            if inputs:
+                # what an earlier call has left behind, such as a table of positions, is no activation of this one
+                inputs += clone.left_behind()
             state = [*(values[slot] for slot in clone.buffers), *clone.constants()]
             for intervention in plan.interventions:
                 context = intervention.active(parameters, state, inputs)
