@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -249,21 +250,95 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path, monk
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     class WithMore(Net):
         def get_extra_state(self) -> Any:
-            return {"a": 1}
+            return {"a": [object()]}
 
         def set_extra_state(self, state: Any) -> None:
-            assert state == {"a": 1}
+            assert "a" in state
 
     empty = vote.Wrapper(2)(nn.Linear(2, 1, device="meta"))
     for thing, error, says in [
         (net(1), TypeError, "a plain Net.*wrap it"),
-        (vote.Wrapper(2)(WithMore()), TypeError, "_extra_state in the state_dict is a dict"),
+        (vote.Wrapper(2)(WithMore()), TypeError, "_extra_state in the state_dict is or holds a object"),
         (empty, ValueError, "meta device"),
         (Net, TypeError, "the class Net"),
     ]:
         with pytest.raises(error, match=says):
             save(thing, tmp_path / "model")
     assert not os.listdir(tmp_path)
+
+
+class Counts(Net):
+    """Has a state that is no tensor: what it has seen, beside a function."""
+
+    def __init__(self, function: Any = torch.tanh) -> None:
+        super().__init__()
+        self.seen: Any = {"rows": 0, "sizes": (), (1, 2): [None, 0.5, "a"], "function": function}
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+
+class Described(Net):
+    """Adds its settings to the state, and removes them before it loads one, as models of neuraloperator do."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.settings = {"width": width, "activation": nn.functional.gelu, "layer": nn.Linear, "modes": (3, 4)}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        state = super().state_dict(*args, **kwargs)
+        state["_settings"] = self.settings
+        return state
+
+    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        state = dict(state)
+        if state.pop("_settings") != self.settings:
+            raise ValueError("made with other settings")
+        return super().load_state_dict(state, *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["vote", "sculpt", "vote_sculpt"])
+def test_states_with_numbers_texts_and_functions(name: str, tmp_path: Path) -> None:
+    counts = MAKERS[name]()(Counts()).eval()
+    counts.seen |= {"rows": 7, "sizes": (3, 5)}
+    described = MAKERS[name]()(Described()).eval()
+    for wrapped, build in ((counts, Counts), (described, Described)):
+        save(wrapped, tmp_path / "model")
+        again = load(tmp_path / "model", build()).eval()
+        assert torch.equal(again(X), wrapped(X))
+        again = load(tmp_path / "model", MAKERS[name]()(build())).eval()
+        assert torch.equal(again(X), wrapped(X))
+        assert again.state_dict().keys() == wrapped.state_dict().keys()
+        if build is Counts:
+            assert again.seen == wrapped.seen
+            assert again.seen["function"] is torch.tanh
+
+
+def test_states_with_settings_of_other_models_change_nothing(tmp_path: Path) -> None:
+    for model, other, says in [
+        (Counts(), Counts(torch.relu), "was saved with .*tanh, which this model does not have"),
+        (Described(), Described(5), "made with other settings"),
+        (Counts(), Net(), "_extra_state only in the file"),
+        (Net(), Counts(), "_extra_state only in the model"),
+    ]:
+        save(vote.Wrapper(2)(model), tmp_path / "model")
+        before = copy.deepcopy(other.state_dict())
+        with pytest.raises(ValueError, match=says):
+            load(tmp_path / "model", other)
+        assert all(equal_entries(value, before[name]) for name, value in other.state_dict().items())
+    with pytest.raises(
+        TypeError, match="_settings in the state_dict is no tensor, and Sequential has no load_state_dict"
+    ):
+        save(vote.Wrapper(2)(nn.Sequential(Described())), tmp_path / "model")
+    with pytest.raises(TypeError, match="_extra_state in the state_dict is or holds a function"):
+        save(vote.Wrapper(2)(Counts(lambda x: x)), tmp_path / "model")
+
+
+def equal_entries(left: Any, right: Any) -> bool:
+    return torch.equal(left, right) if isinstance(left, Tensor) else left == right
 
 
 def test_files_that_are_not_ours_are_named(tmp_path: Path) -> None:

@@ -113,6 +113,71 @@ def test_layers_can_be_copied_in_forward(name: str) -> None:
     torch.testing.assert_close(wrapped(x, return_risk=True)[0], plain_mean(wrapped, Adapts, x))
 
 
+class Factors(nn.Module):
+    """A matrix of two factors, of which some rows are a new module of the same class, as in libraries of factorized tensors."""
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        super().__init__()
+        for name, factor in (("left", left), ("right", right)):
+            if isinstance(factor, nn.Parameter):
+                self.register_parameter(name, factor)
+            else:
+                self.register_buffer(name, factor)
+
+    def __getitem__(self, rows: slice) -> "Factors":
+        return type(self)(self.left[rows], self.right)  # type: ignore[index]
+
+    def forward(self) -> Tensor:
+        return self.left @ self.right  # type: ignore[operator]
+
+
+class Factorized(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = Factors(nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(3, 8)))
+
+    def head(self, h: Tensor) -> Tensor:
+        return super().head(h) + self.factors[:2]() @ h.mean(0)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_modules_of_parameters_can_be_made_in_forward(name: str) -> None:
+    x, wrapped = torch.randn(6, 5), WRAPPERS[name]()(Factorized()).eval()
+    expected = plain_mean(wrapped, Factorized, x)
+    for y in (wrapped(x), wrapped(x, return_risk=True)[0]):
+        torch.testing.assert_close(y, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(wrapped(x), expected)
+
+
+@pytest.mark.parametrize("name", ["loop", "vmap", "share"])
+def test_modules_of_parameters_pass_gradients_on(name: str) -> None:
+    x, wrapped = torch.randn(6, 5), WRAPPERS[name]()(Factorized())
+    voters = Wrapped.voters(wrapped)
+    wrapped(x, tile_and_reduce=True).square().sum().backward()
+    torch.stack([voter(x) for voter in voters]).mean(0).square().sum().backward()
+    named = dict(wrapped.named_parameters())
+    for factor in ("factors.left", "factors.right"):
+        expected = torch.stack([voter.get_parameter(factor).grad for voter in voters])
+        gradient = named[f"{factor}@vote"].grad if f"{factor}@vote" in named else named[factor].grad
+        torch.testing.assert_close(gradient, expected if f"{factor}@vote" in named else expected.sum(0))
+
+
+class MakesLayer(Net):
+    def head(self, h: Tensor) -> Tensor:
+        layer = nn.Linear(8, 2)
+        layer.weight = self.c.weight
+        return layer(h)
+
+
+def test_a_layer_made_of_parameters_is_refused_with_what_to_write() -> None:
+    wrapped: Any = vote.Wrapper(3)(MakesLayer()).eval()
+    with pytest.raises(
+        RuntimeError, match=r"instead of a new layer .* use the function, such as torch\.nn\.functional\.linear"
+    ):
+        wrapped(torch.randn(6, 5))
+
+
 # ---- gradients that the model asks about: under vmap no tensor says that it requires them
 class ClipsGradient(Net):
     def head(self, h: Tensor) -> Tensor:

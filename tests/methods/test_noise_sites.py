@@ -1,6 +1,8 @@
 """Sample's noise enters wherever data meet a weight, however the weight is read and the product is written."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -336,3 +338,46 @@ def test_an_input_that_is_transposed_is_still_the_input() -> None:
     _, (first, second) = sample.Wrapper()(Transposed()).eval()(torch.randn(4, 3), return_risk=True)
     assert not first.any()
     assert second.all()
+
+
+# ---- tables that the first call computes -----------------------------------------------------------------------------
+
+
+class Table(nn.Module):
+    """Appends positions to its input, which it computes in every call, or in the first one and keeps."""
+
+    def __init__(self, keeps: str) -> None:
+        super().__init__()
+        self.keeps, self.table = keeps, None
+        self.register_buffer("made", None, persistent=False)
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 1)
+
+    def positions(self, x: Tensor) -> Tensor:
+        if self.keeps == "buffer":
+            if self.made is None:
+                self.made = torch.linspace(0, 1, 2).repeat(len(x), 1)
+            return self.made
+        if self.table is None or self.keeps == "nothing":
+            table = torch.linspace(0, 1, 2).repeat(len(x), 1)
+            self.table = (table, len(x)) if self.keeps == "tuple" else table
+        return self.table[0] if self.keeps == "tuple" else self.table
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(torch.cat([x, self.positions(x)], 1))))
+
+
+@pytest.mark.parametrize("keeps", ["tensor", "tuple", "buffer"])
+def test_noise_is_the_same_when_the_model_keeps_a_table(keeps: str) -> None:
+    def risk(wrapped: Any) -> Tensor:
+        torch.manual_seed(3)
+        return wrapped(x, return_risk=True)[1]
+
+    x = torch.randn(6, 3)
+    computes, model = Table("nothing").eval(), Table(keeps).eval()
+    model.load_state_dict(computes.state_dict())
+    expected, wrapped = risk(sample.Wrapper(3)(computes)), sample.Wrapper(3)(model)
+    for _ in range(3):
+        assert torch.equal(risk(wrapped), expected)
+    assert torch.equal(risk(copy.deepcopy(wrapped)), expected)
+    model(x)
+    assert torch.equal(risk(sample.Wrapper(3)(model)), expected)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ..introspect.bytecode import methods_of
 from ..introspect.objects import tensors_and_generators
-from ..introspect.unregistered import unregistered
+from ..introspect.unregistered import assigned_in_forward, unregistered
 from .clone import places
 from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import copy_values, set_values
 from .effects.containers import Containers, holds_mutable
-from .effects.parameters import REMEDY
+from .effects.parameters import REMEDY, RegistrableViews
 from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_whole
 from .joint_layers import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, RankOne, Rule
@@ -56,6 +56,7 @@ class Clone:
         self.tree = modules(root)
         self.places = places(root, slots)
         self._unregistered: set[tuple[nn.Module, str]] | None = None  # modules, and attributes that hold tensors
+        self._assigned: list[tuple[nn.Module, str]] | None = None  # modules, and attributes that forward may set
         self.buffers = buffers
         self.copied_buffers = buffers  # buffers that the next pass may write into, so that it gets copies
         # buffers that may be written in evaluation mode too; torch's own layers write theirs in training mode only
@@ -75,6 +76,7 @@ class Clone:
         classes: list[Any] = [type(module) for module in self.tree.values()]
         # nn.Module registers what counts as a parameter, also if forward only keeps it in an attribute
         kind = {"_is_param": True} if any(map(_asks_for_parameters, classes)) else {}
+        self._registers = any(map(_registers_parameters, classes))
         # what users have set on a parameter, which torch's operations leave out, and what else tells a parameter from a tensor
         self._attributes = [
             (
@@ -180,6 +182,15 @@ class Clone:
             self._unregistered = {(entry.owner, entry.attribute) for entry in found if not entry.requires_grad}
         return tensors([owner.__dict__.get(attribute) for owner, attribute in self._unregistered])
 
+    def left_behind(self) -> list[Tensor]:
+        """Return the tensors that earlier calls have left in attributes, and in buffers that they have made."""
+        if self._assigned is None:
+            self._assigned = assigned_in_forward(self.root)
+        made = [buffer for module in self.tree.values() for buffer in module._buffers.values()]
+        slots = {id(container[key]) for container, key in self.first_place.values()}
+        held = tensors([made, *(owner.__dict__.get(attribute) for owner, attribute in self._assigned)])
+        return [tensor for tensor in held if id(tensor) not in slots]
+
     def loose_tensors(self) -> list[tuple[Any, Any, Tensor]]:
         """Return the tensors of slots that lie in attributes, or in lists and dicts held by these, as (container, key, tensor)."""
         registered = {id(d) for m in self.tree.values() for d in (m._parameters, m._buffers)}
@@ -252,9 +263,10 @@ class Clone:
 
     def call_model(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with its hooks, or the other method that is wrapped."""
-        if self.method == "forward":
-            return self.root(*args, **kwargs)
-        return getattr(self.root, self.method)(*args, **kwargs)
+        with RegistrableViews() if self._registers else nullcontext():
+            if self.method == "forward":
+                return self.root(*args, **kwargs)
+            return getattr(self.root, self.method)(*args, **kwargs)
 
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Return every installed parameter with its name."""
@@ -266,6 +278,13 @@ def _asks_for_parameters(cls: Any) -> bool:
     """Return whether the code of a class asks whether something is an `nn.Parameter`."""
     codes = [function.__code__.co_names for _, function in methods_of(cls)]
     return any("get_parameter" in names or {"isinstance", "Parameter"} <= set(names) for names in codes)
+
+
+@functools.cache
+def _registers_parameters(cls: Any) -> bool:
+    """Return whether a class registers what it is handed if that is an `nn.Parameter`; forward may make modules of it from its parameters."""
+    asked = {"isinstance", "Parameter", "register_parameter"}
+    return any(asked <= set(function.__code__.co_names) for _, function in methods_of(cls))
 
 
 def _copy_installed(container: Any, key: Any, memo: Any) -> nn.Parameter:
@@ -362,6 +381,9 @@ def run_branch(
             if "torch._dynamo" in sys.modules and not torch.compiler.is_compiling():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             parameters, inputs = clone.parameters(), tensors((args, kwargs))
+            if inputs:
+                # what an earlier call has left behind, such as a table of positions, is no activation of this one
+                inputs += clone.left_behind()
             state = [*(values[slot] for slot in clone.buffers), *clone.constants()]
             for intervention in plan.interventions:
                 context = intervention.active(parameters, state, inputs)

@@ -89,6 +89,15 @@ def unregistered(model: nn.Module) -> list[Unregistered]:
     return entries
 
 
+def assigned_in_forward(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return the modules of a model, each with the names of attributes that forward passes assign to."""
+    modules = [module for module in model.modules() if not is_scripted(module)]
+    assigned = _used_by_forward(modules)[0]
+    return [
+        (module, name) for module in modules if not type(module).__module__.startswith("torch.") for name in assigned
+    ]
+
+
 def warn_unregistered(model: nn.Module, stacklevel: int = 4) -> None:
     """Warn about the tensors that `unregistered` finds, once for each kind: computed ones, those that require a gradient, and others.
 
@@ -189,4 +198,4 @@ def _codes_of_forward(cls: Any) -> frozenset[types.CodeType]:
     return frozenset(code for name in done - {"__init__"} for code in codes.get(name, ()))
 
 
-__all__ = ["Unregistered", "unregistered", "warn_unregistered"]
+__all__ = ["Unregistered", "assigned_in_forward", "unregistered", "warn_unregistered"]

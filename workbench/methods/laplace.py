@@ -126,7 +126,7 @@ class Laplace(Method):
         if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
             linear = [path for path, part in modules.items() if isinstance(part, nn.Linear) and part is not layer]
             remedy = (
-                f"name the layer whose output is the model's, such as layer={linear[-1]!r}"
+                f"if the model's output is that of another layer, name it, such as layer={linear[-1]!r}; otherwise use vote or sample"
                 if linear
                 else "use vote or sample"
             )

@@ -133,6 +133,7 @@ def _check_text(path: Path, text: Any, tensors: dict[str, Tensor]) -> None:
         "parts",
         parts,
     )
+    require(isinstance(text.get("entries", {}), dict), "entries", text.get("entries"))
     options = {described.name: described for described in settings_of(Wrapper)}
     for part in parts.values():
         methods, rows = part.get("methods"), part.get("rows")

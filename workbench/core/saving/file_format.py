@@ -12,29 +12,30 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...atomic import replacing
+from .entries import to_json
 
 KEY = "workbench"  # key of the JSON text in the file's metadata
 CHECKSUM = f"{KEY}_checksum"  # key of the checksum of that text
-VERSION = 3  # version 2 added checksums, version 3 modules around the model
+VERSION = 4  # version 2 added checksums, version 3 modules around the model, version 4 entries that are no tensors
 
 
-def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the state with each tensor once and in separate memory, and the names of complex tensors that are stored as pairs of reals.
+def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str], dict[str, Any]]:
+    """Return the state with each tensor once and in separate memory, the names of complex tensors that are stored as pairs of reals, and the
+    entries that are no tensors, as JSON values.
 
     Raises:
-        TypeError: if the state has parts that are not tensors.
+        TypeError: if the state has parts that are neither tensors nor such values.
         ValueError: if a tensor is on the meta device.
     """
     tensors: dict[str, Tensor] = {}
     split: list[str] = []
+    entries: dict[str, Any] = {}
     seen: set[int] = set()
     memory: set[int] = set()
     for name, tensor in wrapped.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{name} in the state_dict is a {type(tensor).__name__}, and safetensors files hold tensors only: return a tensor from "
-                "get_extra_state, or save with torch.save(wrapped.state_dict(), path)"
-            )
+            entries[name] = to_json(name, tensor)
+            continue
         if tensor.is_meta:
             raise ValueError(
                 f"{name} is on the meta device and has no values to save; load or initialize the model first"
@@ -56,7 +57,7 @@ def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str]]:
             value = value.clone()
         memory.add(value.untyped_storage().data_ptr())
         tensors[name] = value
-    return tensors, split
+    return tensors, split, entries
 
 
 def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -70,7 +71,8 @@ def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 def metadata_of(text: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
     """Return the metadata of a file: `text` as JSON, extended by a checksum of each tensor."""
     checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
-    content = json.dumps({"version": VERSION if "around" in text else 2, **text, "checksums": checksums})
+    version = VERSION if "entries" in text else 3 if "around" in text else 2
+    content = json.dumps({"version": version, **text, "checksums": checksums})
     return {KEY: content, CHECKSUM: digest(content)}
 
 

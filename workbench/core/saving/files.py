@@ -23,6 +23,7 @@ from ..outputs.options import from_json
 from ..quantized import PACKED
 from ..wrapped import is_wrapped
 from ..wrapper import Wrapper
+from . import entries
 from .file_contents import named_wrapper, read
 from .file_format import write
 from .outer import INNER, check_outer, contents_of, load_outer, split_outer
@@ -45,7 +46,8 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
             models, in the format of their own `save`, including modules around their `as_torch()`.
 
     Raises:
-        TypeError: if the model is not wrapped, or its state has parts that are not tensors.
+        TypeError: if the model is not wrapped, or its state has parts other than tensors, numbers, texts, functions and classes, and lists,
+            tuples and dicts of them.
         ValueError: if a tensor has no values (on the meta device).
 
     Example:
@@ -71,12 +73,20 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
         raise TypeError(
             f"save takes a wrapped model, not {_kind(wrapped)}: wrap it first, or save a plain model with safetensors.torch.save_model"
         )
-    around, tensors, split = contents_of(outer, wrapped)
+    contents, tensors = contents_of(outer, wrapped)
+    plain: Any = _plain_class(wrapped)
+    reads_more = plain.load_state_dict is not nn.Module.load_state_dict
+    for name in contents.get("entries", {}):
+        # torch does not call the load_state_dict of a model's parts
+        if not reads_more and name.rpartition(".")[2] != "_extra_state":
+            raise TypeError(
+                f"{name} in the state_dict is no tensor, and {plain.__name__} has no load_state_dict that reads it: write one, or use "
+                "get_extra_state and set_extra_state"
+            )
     text = {
-        "model": import_path(_plain_class(wrapped)),
+        "model": import_path(plain),
         "parts": {at: described(part) for at, part in parts.items()},
-        "complex": split,
-        **({"around": around} if around else {}),
+        **contents,
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,7 +255,9 @@ def _loaded(model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: 
     _adapt(model, tensors)
     _check(model, text, tensors, path)
     _cast(model, tensors)
-    load_state(model, tensors, assign=any(tensor.is_meta for tensor in model.state_dict().values()))
+    state = model.state_dict()
+    rest = {name: entries.from_json(name, value, state.get(name)) for name, value in text.get("entries", {}).items()}
+    load_state(model, {**tensors, **rest}, assign=any(tensor.is_meta for tensor in _tensors(state).values()))
     for at, part in _parts(model).items():
         recall_data(part._workbench, text["parts"][at])
     return model
@@ -302,15 +314,17 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
                 )
     complete(tensors, wrapped)
     axes = {members_axis(part._workbench.methods) for part in parts.values()} - {""}
+    state = wrapped.state_dict()
+    current, saved_entries = _tensors(state), text.get("entries", {}).keys()
     stored, current_shapes = (
         dict(
             _plain(name, value, axes)
             for name, value in state.items()
             if f"{MARK}workbench" not in name and PACKED not in name
         )
-        for state in (tensors, wrapped.state_dict())
+        for state in (tensors, current)
     )
-    kinds = {name: value for name, value in wrapped.state_dict().items() if name in tensors}
+    kinds = {name: value for name, value in current.items() if name in tensors}
     unlike = [name for name, value in kinds.items() if _number_kind(value) != _number_kind(tensors[name])]
     if unlike:
         name = unlike[0]
@@ -324,12 +338,20 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
         for name in dict.fromkeys([*current_shapes, *stored])
         if stored.get(name) != current_shapes.get(name)
     ]
+    wrong += [
+        f"{name} only in the {'file' if name in saved_entries else 'model'}"
+        for name in sorted(saved_entries ^ (state.keys() - current.keys()))
+    ]
     if wrong:
         more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise ValueError(
             f"{path} was saved from {text['model']} and does not fit this {type(wrapped).__name__}: {'; '.join(wrong[:4])}{more}. Build the "
             "model as it was when it was saved"
         )
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _number_kind(tensor: Tensor) -> tuple[bool, ...]:
@@ -344,7 +366,7 @@ def _plain(name: str, value: Tensor, axes: set[str]) -> tuple[str, torch.Size]:
 
 def _cast(wrapped: Any, tensors: dict[str, Tensor]) -> None:
     """Cast every tensor to the dtype in which it was saved."""
-    state = nn.Module.state_dict(wrapped, keep_vars=True)
+    state = _tensors(nn.Module.state_dict(wrapped, keep_vars=True))
     dtypes = {id(tensor): tensors[name].dtype for name, tensor in state.items() if name in tensors}
     if any(dtypes.get(id(tensor), tensor.dtype) != tensor.dtype for tensor in state.values()):
         wrapped._apply(lambda tensor: tensor.to(dtypes.get(id(tensor), tensor.dtype)))

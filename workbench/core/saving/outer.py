@@ -24,12 +24,17 @@ def split_outer(model: Any) -> tuple[list[Any], Any]:
     return outer, eager(model)
 
 
-def contents_of(outer: list[Any], model: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor], list[str]]:
-    """Return the descriptions of the modules around a model, all tensors, and the names of those stored as pairs of real numbers."""
+def contents_of(outer: list[Any], model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what the metadata of a file say about a model and the modules around it, and all tensors."""
     described, around = around_of(outer)
-    tensors, split = tensors_of(model)
+    tensors, split, entries = tensors_of(model)
     prefix = INNER * len(outer)
-    return described, {prefix + name: tensor for name, tensor in tensors.items()} | around, [prefix + n for n in split]
+    text: dict[str, Any] = {"complex": [prefix + name for name in split]}
+    if described:
+        text["around"] = described
+    if entries:
+        text["entries"] = entries
+    return text, {prefix + name: tensor for name, tensor in tensors.items()} | around
 
 
 def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
@@ -41,7 +46,8 @@ def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]
         told = {} if module.fitted_on is None else {"data": module.fitted_on}
         described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions, **told})
         state = module.state_dict().items()
-        named |= {INNER * level + name: value.clone() for name, value in state if not name.startswith(INNER)}
+        own = {name: value for name, value in state if isinstance(value, Tensor) and not name.startswith(INNER)}
+        named |= {INNER * level + name: value.clone() for name, value in own.items()}
     return described, named
 
 

@@ -230,7 +230,11 @@ def _save_whole(wrapped: Any, folder: Path, readable: bool) -> None:
 
 
 def _write_whole(wrapped: Any, folder: Path) -> None:
-    tensors, split = tensors_of(wrapped)
+    tensors, split, entries = tensors_of(wrapped)
+    if entries:
+        raise TypeError(
+            f"{min(entries)} in the state_dict is no tensor, and save_pretrained keeps tensors only: use workbench.save"
+        )
     write(folder / WHOLE, text_of(wrapped, split), tensors)
     (folder / TEXT).unlink(missing_ok=True)
 

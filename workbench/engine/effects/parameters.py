@@ -19,6 +19,8 @@ REMEDY = (
     "with real inputs before wrapping it"
 )
 
+_GRAD_FN = vars(torch._C.TensorBase)["grad_fn"].__get__  # what a function mode is handed where code asks for it
+
 
 class ParameterWrites:
     """Detects writes into parameters by the first two branches of a call.
@@ -169,6 +171,15 @@ class _Backup(TorchFunctionMode):
             written.data.copy_(copied)
 
 
+class RegistrableViews(TorchFunctionMode):
+    """Lets modules that forward makes register a branch's parameters: as views they have a `grad_fn`, which torch refuses to register."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function == _GRAD_FN and isinstance(args[0], nn.Parameter):
+            return None
+        return function(*args, **(kwargs or {}))
+
+
 def _memory(tensor: Tensor) -> int:
     """Return the address of a tensor's storage, 0 if it has none."""
     with suppress(RuntimeError, NotImplementedError):
@@ -188,8 +199,9 @@ def explain_write(root: nn.Module, error: Exception) -> None:
     """
     if isinstance(error, TypeError | ValueError) and ("as parameter" in str(error) or "to parameter" in str(error)):
         raise RuntimeError(
-            f"forward of {root._get_name()} assigns one of its parameters to another, which in each branch is a view of a stacked tensor "
-            f"({error}). Tie them in __init__: self.decoder.weight = self.encoder.weight"
+            f"forward of {root._get_name()} assigns one of its parameters to a layer, which in each branch is a view of a stacked tensor "
+            f"({error}). Tie them in __init__: self.decoder.weight = self.encoder.weight; and instead of a new layer with the model's "
+            "parameters, use the function, such as torch.nn.functional.linear(x, self.layer.weight)"
         ) from error
     if "you can only change requires_grad flags of leaf variables" in str(error):
         raise RuntimeError(
@@ -203,4 +215,4 @@ def explain_write(root: nn.Module, error: Exception) -> None:
         ) from error
 
 
-__all__ = ["ParameterWrites", "explain_write"]
+__all__ = ["ParameterWrites", "RegistrableViews", "explain_write"]
