@@ -84,8 +84,9 @@ def test_each_floating_input_is_standardized_by_column_however_it_is_given(form:
     if form != "one dict":
         program = torch.export.export(wrapped, (a, b))
         assert torch.allclose(program.module()(a, b), expected, rtol=1e-4, atol=1e-4)
-        compiled = torch.compile(wrapped, backend="eager", fullgraph=True)
-        assert torch.allclose(compiled(a, b), expected, rtol=1e-4, atol=1e-4)
+        for dynamic in (None, True):  # True makes all sizes symbols, those of mean and scale as well
+            compiled = torch.compile(wrapped, backend="eager", fullgraph=True, dynamic=dynamic)
+            assert torch.allclose(compiled(a, b), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_single_input_is_standardized_also_by_name() -> None:

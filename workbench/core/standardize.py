@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -198,8 +197,10 @@ class Scaling(nn.Module):
 
 def fits(moments: Tensor, values: Tensor) -> bool:
     """Return whether moments have the last dimensions of values, or size 1 there."""
-    sizes = itertools.zip_longest(reversed(moments.shape), reversed(values.shape), fillvalue=1)
-    return all(size in (1, given) for size, given in itertools.islice(sizes, moments.dim()))
+    missing = max(moments.dim() - values.dim(), 0)
+    shape = (*(1 for _ in range(missing)), *values.shape[values.dim() + missing - moments.dim() :])
+    # torch's compiler does not compare symbolic sizes by `in`
+    return all(size == 1 or size == given for size, given in zip(moments.shape, shape, strict=True))
 
 
 def _check_shape(what: str, values: Tensor, names: str, moments: Tensor) -> None:
