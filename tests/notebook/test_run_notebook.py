@@ -234,6 +234,20 @@ def test_wrong_parameters_are_refused_before_anything_runs(
     assert [path.name for path in tmp_path.iterdir()] == ["a.ipynb"]
 
 
+@pytest.mark.slow
+def test_a_kernel_with_a_resource_tracker_ends_in_time_and_runs_its_exit_handlers(
+    jupyter_home: Path, tmp_path: Path
+) -> None:
+    written = tmp_path / "written.txt"
+    code = f"""import atexit, pathlib
+from joblib.externals.loky.backend import resource_tracker
+resource_tracker.ensure_running()
+_ = atexit.register(pathlib.Path({str(written)!r}).write_text, "exited")"""
+    run = run_notebook(write_notebook(tmp_path / "parallel.ipynb", code), tmp_path / "out.ipynb")
+    assert run.status == "ok"
+    assert written.read_text() == "exited"
+
+
 def test_numpy_values_and_odd_paths_reach_the_notebook(jupyter_home: Path, tmp_path: Path) -> None:
     notebook = write_notebook(tmp_path / "{n} a.ipynb", "print(repr((n, rate, tags, name)))")
     values = {"n": np.int64(7), "rate": 2, "tags": np.array([1.5]), "name": 'it\'s "{x}"\n'}

@@ -190,7 +190,8 @@ def kernel_manager_class(watch: Watch) -> type[AsyncKernelManager]:
 
     class ThisPython(AsyncKernelManager):
         def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
-            launcher = [sys.executable, "-m", "ipykernel_launcher", "-f", self.connection_file]
+            # run by its path, since the notebook may set variables for torch before it imports the package
+            launcher = [sys.executable, str(Path(__file__).with_name("kernel.py")), "-f", self.connection_file]
             return [*launcher, *(extra_arguments or [])]
 
         async def start_kernel(self, **kwargs: Any) -> None:  # type: ignore[override]
