@@ -249,7 +249,7 @@ def test_what_does_not_fit_is_refused_in_words_and_another_choice_is_made():
     pick(form.model, "narrow")
     assert form.target.options[form.target.index][0] == "y"
     form.compare.click()
-    assert "Linear fails on rows [&#x27;n&#x27;, 4]" in form.status.value
+    assert "Linear fails on rows [n, 4]" in form.status.value
     assert not form.compare.disabled
     pick(form.target, "grade")
     assert form.status.value == ""
