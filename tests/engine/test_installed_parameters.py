@@ -125,10 +125,10 @@ class Factors(nn.Module):
                 self.register_buffer(name, factor)
 
     def __getitem__(self, rows: slice) -> "Factors":
-        return type(self)(self.left[rows], self.right)  # type: ignore[index]
+        return type(self)(self.left[rows], self.right)
 
     def forward(self) -> Tensor:
-        return self.left @ self.right  # type: ignore[operator]
+        return self.left @ self.right
 
 
 class Factorized(Net):

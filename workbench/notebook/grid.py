@@ -76,8 +76,8 @@ def run_grid(
 
     Raises:
         FileNotFoundError, ValueError, TypeError: the notebook, the parameters or a number is invalid; nothing is written.
-        FileExistsError, BlockingIOError: a notebook that is no report lies where a run would be written; another grid runs in this folder.
-        OSError: the folder can't be made or written to.
+        FileExistsError: a notebook that is no report lies where a run would be written.
+        OSError: the folder can't be made or written to, or another grid is running in it (BlockingIOError).
         KeyboardInterrupt: after Ctrl-C or SIGTERM; unfinished runs have been saved as ``interrupted``.
 
     Example:

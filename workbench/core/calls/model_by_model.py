@@ -260,8 +260,9 @@ class _GivenGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *_: Tensor) -> tuple[Any, ...]:
-        gradients = context.gradients
-        return None, *(gradients.pop(0) for _ in range(len(gradients)))
+        gradients = tuple(context.gradients)
+        context.gradients.clear()  # the caller holds this list as well
+        return None, *gradients
 
 
 def _form(leaf: Any) -> tuple[int, ...]:
