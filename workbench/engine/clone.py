@@ -10,15 +10,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..introspect.objects import (
+    ATOM_TYPES,
     CONTAINERS,
     HOOKS,
     MUTABLE,
     attributes,
     is_atom,
+    is_bare,
     is_generator,
     is_scripted,
     is_set,
@@ -79,33 +80,41 @@ def structural_copy(
                 if type(value) in MUTABLE and name not in shared[id(old)]:
                     share(value, memo, seen)
                     memo[id(value)] = _copy_value(value, memo)
-    for module, _ in pairs:
-        for name, value in attributes(module):
-            if name not in shared[id(module)]:
+    contents = [list(attributes(old)) for old, _ in pairs]
+    for (old, _), named in zip(pairs, contents, strict=True):
+        for name, value in named:
+            if not is_bare(value) and name not in shared[id(old)]:
                 share(value, memo, seen)
-    for old, new in pairs:
-        state: dict[str, Any] = {
-            "_parameters": {name: tensor for name, tensor in old._parameters.items() if keep(name)},
-            "_buffers": {name: tensor for name, tensor in old._buffers.items() if keep(name)},
-            "_modules": {name: memo.get(id(child)) for name, child in old._modules.items() if keep(name)},
-        }
-        for name, value in attributes(old):
-            if name in shared[id(old)]:
-                state[name] = value
-            elif name in old.__dict__:
-                state[name] = _copy_value(value, memo)
+    for (old, new), named in zip(pairs, contents, strict=True):
+        state = new.__dict__
+        state.update(dict.fromkeys(old.__dict__))  # in the order of the old one
+        state.pop("_engine", None)
+        state["_parameters"] = {name: tensor for name, tensor in old._parameters.items() if keep(name)}
+        state["_buffers"] = {name: tensor for name, tensor in old._buffers.items() if keep(name)}
+        state["_modules"] = {name: memo.get(id(child)) for name, child in old._modules.items() if keep(name)}
+        for name, value in named:
+            if type(value) in ATOM_TYPES or name in shared[id(old)]:
+                copied = value
+            elif name == "_non_persistent_buffers_set":  # one per module; deepcopy is slow with sets
+                copied = set(value)
             else:
-                object.__setattr__(new, name, _copy_value(value, memo))
+                copied = _copy_value(value, memo)
+            if name in state:
+                state[name] = copied
+            else:
+                object.__setattr__(new, name, copied)
         state["_compiled_call_impl"] = None  # made for the old object by Module.compile()
-        order = [name for name in old.__dict__ if name in state]
-        new.__dict__.update({name: state[name] for name in [*order, *(n for n in state if n not in old.__dict__)]})
     return memo[id(root)]
+
+
+# `__getstate__` of an object and, in newer versions of torch, of a module: the latter only drops what Module.compile() has made
+_ALL_ATTRIBUTES = (None, getattr(object, "__getstate__", None), getattr(nn.Module, "__getstate__", None))
 
 
 def left_out(module: nn.Module) -> set[str]:
     """Return the attributes that a class excludes from its copies by `__getstate__`, such as a module's trainer: they are shared."""
     method = getattr(type(module), "__getstate__", None)
-    if method is None or method is getattr(object, "__getstate__", None):
+    if method in _ALL_ATTRIBUTES:
         return set()
     try:
         state = module.__getstate__()
@@ -136,7 +145,7 @@ def share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
 
     Weak references to modules, which `copy.deepcopy` keeps, refer to the copies of these.
     """
-    if is_atom(value) or id(value) in seen or (type(value) is OrderedDict and not value):
+    if is_bare(value) or id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, Tensor) or is_generator(value):
@@ -269,10 +278,10 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
             return
         seen.add(id(container))
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
+            if is_bare(value):
+                continue
             if isinstance(value, Tensor):
                 add_entry(container, key, value)
-            elif type(value) is OrderedDict and not value:  # most modules hold a dozen empty ones for hooks
-                continue
             elif isinstance(value, dict | list) and key != "_modules":
                 search(value, depth + 1)
             elif isinstance(value, tuple | functools.partial):
@@ -302,12 +311,12 @@ def with_unregistered(root: nn.Module) -> list[nn.Module]:
             continue
         seen.add(id(container))
         for item in dict.values(container) if isinstance(container, dict) else container:
+            if is_bare(item):
+                continue
             if isinstance(item, nn.Module):
                 new = [module for module in item.modules() if id(module) not in modules_by_id]
                 modules_by_id.update((id(module), module) for module in new)
                 waiting += [module.__dict__ for module in new]
-            elif type(item) is OrderedDict and not item:
-                continue
-            elif isinstance(item, CONTAINERS) and not isinstance(item, torch.Size):
+            elif isinstance(item, CONTAINERS):
                 waiting.append(item)
     return [*modules_by_id.values()]

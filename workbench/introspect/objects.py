@@ -6,7 +6,7 @@ import functools
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +17,9 @@ ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, types.ModuleType),
     *(torch.dtype, torch.device, torch.Size),
 )
-_ATOM_TYPES = frozenset(ATOMS)
+ATOM_TYPES = frozenset(ATOMS)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_CONTAINER_TYPES = frozenset([*CONTAINERS, OrderedDict])
 MUTABLE = (dict, list, set, deque)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # attributes of modules
 
@@ -26,7 +27,12 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def is_atom(value: Any) -> bool:
     """Return whether a value has no parts, and needs no copy."""
     # exact types first for speed: they cover nearly all values
-    return type(value) in _ATOM_TYPES or isinstance(value, ATOMS)
+    return type(value) in ATOM_TYPES or isinstance(value, ATOMS)
+
+
+def is_bare(value: Any) -> bool:
+    """Return whether a value has no parts: an atom or an empty container, as most attributes of modules are."""
+    return type(value) in ATOM_TYPES or (type(value) in _CONTAINER_TYPES and not value) or isinstance(value, ATOMS)
 
 
 def is_scripted(module: nn.Module) -> bool:
@@ -70,8 +76,8 @@ def slots(value: Any) -> list[str]:
     """Return the names of an object's slots."""
     names: list[str] = []
     for cls in type(value).__mro__:
-        declared = cls.__dict__.get("__slots__", ())
-        names += (declared,) if isinstance(declared, str) else declared
+        if declared := cls.__dict__.get("__slots__"):
+            names += (declared,) if isinstance(declared, str) else declared
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
@@ -133,7 +139,7 @@ def tensors_and_generators(value: Any) -> list[Any]:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, (*ATOMS, types.FunctionType)) or id(item) in seen:
+        if is_bare(item) or isinstance(item, types.FunctionType) or id(item) in seen:
             continue
         seen.add(id(item))
         if isinstance(item, Tensor) or is_generator(item):

@@ -54,10 +54,10 @@ def mark(value: Any, depth: int = 3, seen: set[int] | None = None) -> Any:
         depth: how many levels of contained objects are compared by their contents; deeper ones count by identity.
         seen: ids of the objects visited so far.
     """
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
     if isinstance(value, Tensor):
         return "tensor", id(value), version(value)
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value
     seen = set() if seen is None else seen
     opaque = isinstance(value, nn.Module | type) or (callable(value) and not is_graph(value))
     if not depth or opaque or id(value) in seen:

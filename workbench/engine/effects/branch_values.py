@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...introspect.objects import HOOKS, MUTABLE, is_atom, is_generator, parts, tensors_and_generators
+from ...introspect.objects import HOOKS, MUTABLE, is_atom, is_bare, is_generator, parts, tensors_and_generators
 from .attributes import Attribute, Tree, Values, attributes
 
 
@@ -144,4 +144,6 @@ def tensors_in(tree: Tree, names: frozenset[Attribute] | None = None) -> Values:
 
 def _holds_other(value: Any, known: set[int]) -> bool:
     """Return whether a value holds a tensor whose id is not known."""
+    if is_bare(value):
+        return False
     return any(isinstance(item, Tensor) and id(item) not in known for item in tensors_and_generators(value))
