@@ -25,6 +25,8 @@ def _keras() -> Any:
 
 class _Lazy:
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest looks for marks of fixtures in every object of a module
+            raise AttributeError(name)
         return getattr(_keras(), name)
 
 

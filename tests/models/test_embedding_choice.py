@@ -57,6 +57,7 @@ def test_targets_with_steps_want_bins_and_smooth_ones_do_not(target: Callable[[T
     assert all(map(torch.equal, model.parameters(), named.parameters()))  # the choice draws nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "bins"),
     [

@@ -43,6 +43,7 @@ def test_losses_of_one_side_are_refused(criterion: Criterion, heads: bool, folds
     assert all(torch.equal(value, wrapped.state_dict()[name]) for name, value in before.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [None, sculpt.Quantiles])
 def test_a_quantile_is_learned_where_no_likelihood_pulls_at_it(family: Any) -> None:
     """Offsets of quantile heads from the prediction may be of any size."""
