@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,43 +22,12 @@ _functorch = torch._C._functorch
 # by name, since one operation has several functions (F.linear, Tensor.matmul, @, torch.mm, ...)
 CONTRACTIONS = frozenset(
     [
-        "linear",
-        "bilinear",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "matmul",
-        "__matmul__",
-        "__rmatmul__",
-        "mm",
-        "bmm",
-        "mv",
-        "addmm",
-        "addmv",
-        "addbmm",
-        "baddbmm",
-        "einsum",
-        "tensordot",
-        "inner",
-        "dot",
-        "vdot",
-        "vecdot",
-        "multi_dot",
-        "chain_matmul",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "lstm_cell",
-        "gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-        "_native_multi_head_attention",
-        "_transformer_encoder_layer_fwd",
-        "linear_cross_entropy",
+        *("linear", "bilinear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv"),
+        *("addmm", "addmv", "addbmm", "baddbmm", "einsum", "tensordot", "inner", "dot", "vdot", "vecdot"),
+        *("multi_dot", "chain_matmul", "linear_cross_entropy"),
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+        *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
     ]
 )
 _IN_PLACE = frozenset(f"{name}_" for name in CONTRACTIONS)
@@ -102,7 +72,6 @@ _FROM_NUMBERS = frozenset(["tensor", "as_tensor", "asarray", "new_tensor"])  # c
 CHOOSING = frozenset(["__getitem__", "index_select", "gather", "masked_select", "take_along_dim"])
 
 _CONTROL_FLOW = frozenset(["cond", "while_loop", "scan", "associative_scan", "map_impl"])
-_APPLY = vars(torch.autograd.Function)["apply"].__func__.__code__
 
 _PLAIN = frozenset([int, float, bool, str, type(None)])
 
@@ -125,6 +94,15 @@ def _flat(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[lis
         n = len(args)
         return values, lambda leaves: (tuple(leaves[:n]), dict(zip(kwargs, leaves[n:], strict=True)))
     return flatten((args, kwargs))
+
+
+def _forwards_of_functions() -> set[types.CodeType]:
+    """Return the code of the forward of every `torch.autograd.Function`, which newer versions of torch call from C++."""
+    classes = [torch.autograd.Function]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    functions = [inspect.unwrap(cls.forward) for cls in classes]
+    return {function.__code__ for function in functions if isinstance(function, types.FunctionType)}
 
 
 class TensorFacts:
@@ -436,9 +414,10 @@ class Sites(TorchFunctionMode):
         """
         if not self._grad or torch.is_grad_enabled():
             return
+        forwards = _forwards_of_functions()
         frame = sys._getframe()
         while frame := frame.f_back:  # type: ignore[assignment]
-            self.in_function = self.in_function or frame.f_code is _APPLY
+            self.in_function = self.in_function or frame.f_code in forwards
             if frame.f_code is CheckpointFunction.forward.__code__:
                 raise CheckpointedSite(
                     "the model recomputes activations in the backward pass (torch.utils.checkpoint), where the wrapper's changes to them "
