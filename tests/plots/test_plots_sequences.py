@@ -72,7 +72,7 @@ def test_tokens_are_written_in_lines_and_words_stay_together() -> None:
     assert len(ax.patches) == 8  # none for NaN
     white, full = ax.patches[0].get_facecolor(), ax.patches[4].get_facecolor()
     assert white[:3] == (1, 1, 1)
-    expected = tuple((1 + c) / 2 for c in (0x00 / 255, 0x72 / 255, 0xB2 / 255))  # half of the highest
+    expected = tuple((1 + c) / 2 for c in (0x05 / 255, 0x70 / 255, 0xAE / 255))  # half of the highest
     assert full[:3] == pytest.approx(expected, abs=0.01)
 
 

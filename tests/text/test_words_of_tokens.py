@@ -32,9 +32,7 @@ def test_bytes_are_read_as_text_and_parts_of_a_character_as_escapes() -> None:
     words = words_of(tokenizer, tokenizer(" schön schön\n😀")["input_ids"])
     assert words == [" schön", " schön", "\n", "\\xf0", "\\x9f", "\\x98", "\\x80"]
     assert words_of(tokenizer, [tokenizer.eos_token_id]) == ["<|end of text|>"]
-    assert words_of(tokenizer, [len(tokenizer) + 2]) == [
-        f"<unknown id {len(tokenizer) + 2}>"
-    ]  # of a model with more rows
+    assert words_of(tokenizer, [len(tokenizer) + 2]) == [f"<unknown id {len(tokenizer) + 2}>"]
     every = words_of(tokenizer, range(len(tokenizer)))
     assert not any("Ã" in word or "Ġ" in word for word in every)
 
