@@ -204,7 +204,10 @@ def coverage_over_time(
             linewidth=0,
             label=f"chance, n = {window:,}",
         )
-    ax.plot(times, shares, linewidth=1.6, label=label)
+    alone: dict[str, Any] = (
+        {"marker": "o", "markersize": 4} if len(shares) == 1 else {}
+    )  # of which a line shows nothing
+    ax.plot(times, shares, linewidth=1.6, label=label, **alone)
     ax.set(xlabel="time", ylabel=f"share inside, of the last {window:,}")
     legend(ax, headroom=True, highest=1)
     return ax
