@@ -204,10 +204,8 @@ def coverage_over_time(
             linewidth=0,
             label=f"chance, n = {window:,}",
         )
-    alone: dict[str, Any] = (
-        {"marker": "o", "markersize": 4} if len(shares) == 1 else {}
-    )  # of which a line shows nothing
-    ax.plot(times, shares, linewidth=1.6, label=label, **alone)
+    marker = "o" if len(shares) == 1 else None  # a line of one point shows nothing
+    ax.plot(times, shares, marker=marker, markersize=4, linewidth=1.6, label=label)
     ax.set(xlabel="time", ylabel=f"share inside, of the last {window:,}")
     legend(ax, headroom=True, highest=1)
     return ax
