@@ -9,6 +9,7 @@ from typing import Any
 
 import nbformat
 import torch
+from helpers import executed_reports
 from helpers.widget_cases import pictures as pictures_of_stripes
 from helpers.widget_cases import voters
 
@@ -16,6 +17,18 @@ from workbench.notebook.report import render
 from workbench.widgets import Explorer
 from workbench.widgets.common import pictures
 from workbench.widgets.explorer.linked import still
+
+folder = executed_reports.folder  # the fixture
+
+
+def test_the_tables_of_an_index_fit_on_paper(browser: Any, folder: Path) -> None:
+    paper = 688  # pixels, A4 less its margins; Chromium shrinks, and then cuts off, what is wider
+    page = browser.new_page(viewport={"width": paper, "height": 990})
+    page.emulate_media(media="print")
+    page.goto((folder / "index.html").as_uri())
+    assert page.locator("table.runs thead th").count() > 8
+    assert page.evaluate("document.documentElement.scrollWidth") <= paper
+    page.close()
 
 
 def test_a_static_picture_is_shown_once(browser: Any, tmp_path: Path, monkeypatch: Any) -> None:

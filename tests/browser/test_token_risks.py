@@ -143,6 +143,28 @@ def test_a_touch_opens_and_one_elsewhere_closes(browser: Any, report: Any) -> No
     context.close()
 
 
+def test_what_is_empty_or_nowhere_above_zero_is_said(browser: Any, tmp_path: Path) -> None:
+    written = hostile(members=1)  # which disagrees with nobody
+    written.risk.epistemic.zero_()
+    written.mask[1] = False
+    cell = nbformat.v4.new_code_cell("pass")
+    cell.outputs = [nbformat.v4.new_output("display_data", data={"text/html": written.html("epistemic")})]
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "texts.ipynb")
+    page = browser.new_page()
+    page.goto(render(tmp_path / "texts.ipynb").as_uri())
+    riskiest, ramp = page.get_by_role("button", name="Riskiest token"), page.locator(".wb-tokens-ramp")
+    assert page.locator(".wb-tokens-scale").inner_text() == "0 nats for every token"
+    assert riskiest.is_disabled()
+    assert not ramp.is_visible()
+    assert page.get_by_role("listbox").count() == 1
+    assert page.get_by_text("no tokens", exact=True).is_visible()
+    page.locator("select[aria-label='colour by']").select_option("aleatoric")
+    assert page.locator(".wb-tokens-scale").inner_text().startswith("0")
+    assert ramp.is_visible()
+    assert riskiest.is_enabled()
+    page.close()
+
+
 def test_texts_can_be_read_in_both_schemes_at_all_widths(report: Any, shots: Path) -> None:
     page, faults = report, []
     for scheme, width in itertools.product(("light", "dark"), LOOKED_AT):

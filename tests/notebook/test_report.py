@@ -216,6 +216,17 @@ def test_pictures_beside_the_notebook_are_embedded(tmp_path: Path) -> None:
     assert soup.select("img")[0]["alt"] == "a dot"
 
 
+def test_links_to_files_that_are_elsewhere_are_names(tmp_path: Path) -> None:
+    (tmp_path / "beside it.csv").write_text("1")
+    kept = ["beside%20it.csv", "#a", "https://example.org/x.ipynb", "mailto:a@b.org", "//[odd", "?page=2"]
+    text = "see [risks.ipynb](risks.ipynb), [there](../more%20of/it.ipynb#part), [**bold**](gone.csv)"
+    links = " ".join(f'<a href="{address}">link</a>' for address in kept)
+    _, soup = shown(tmp_path, v4.new_markdown_cell(f"{text} {links}"))
+    assert [link["href"] for link in soup.select("main a")] == kept
+    assert soup.select_one("main p").get_text().startswith("see risks.ipynb, there (it.ipynb), bold (gone.csv) link")
+    assert [span["title"] for span in soup.select("main p span")] == ["risks.ipynb", "../more of/it.ipynb", "gone.csv"]
+
+
 def test_formulas_are_drawn(ok: tuple[Run, str, BeautifulSoup], tmp_path: Path) -> None:
     _, _, soup = ok
     assert [svg["aria-label"] for svg in soup.select("svg.formula")] == [r"\sigma^2"]

@@ -131,6 +131,14 @@ def test_a_forecast_of_one_step_is_seen(ax: Any) -> None:
     assert all(np.ptp(line.get_xdata()) > 0 for line in ax.lines)
 
 
+def test_a_single_window_is_seen() -> None:
+    one, several = (plots.coverage_over_time(-X[:n] - 9, X[:n] + 9, X[:n], 5).lines[-1] for n in (5, 6))
+    assert len(one.get_xdata()) == 1
+    assert one.get_marker() == "o"
+    assert several.get_marker() == "None"
+    plt.close("all")
+
+
 def test_labels_of_a_wide_range_on_both_sides_of_zero_are_apart() -> None:
     ax = plots.ood_histogram(Y, np.concatenate([Y + 3, [1e5, -1e3]]), kind="vacuitic")
     renderer = drawn(ax)

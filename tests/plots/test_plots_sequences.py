@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -71,8 +72,21 @@ def test_tokens_are_written_in_lines_and_words_stay_together() -> None:
     assert len(ax.patches) == 8  # none for NaN
     white, full = ax.patches[0].get_facecolor(), ax.patches[4].get_facecolor()
     assert white[:3] == (1, 1, 1)
-    expected = tuple((1 + c) / 2 for c in (0x00 / 255, 0x72 / 255, 0xB2 / 255))  # half of the highest
+    expected = tuple((1 + c) / 2 for c in (0x05 / 255, 0x70 / 255, 0xAE / 255))  # half of the highest
     assert full[:3] == pytest.approx(expected, abs=0.01)
+
+
+def test_every_token_has_a_ground_as_wide_as_what_it_shows() -> None:
+    words = ["if", "   ", "", " 漢字", "😀", " e\u0301t\u00e9", " a"]
+    ax = plots.tokens(words, torch.ones(len(words)), width=40)
+    spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in ax.patches]
+    assert spans == [(0, 2), (2, 5), (5, 6), (7, 11), (11, 13), (14, 17), (18, 19)]
+    assert [text.get_text() for text in ax.texts][1:3] == ["", "∅"]
+    padded = plots.tokens(["a", ""], torch.tensor([1.0, float("nan")]))
+    assert [text.get_text() for text in padded.texts] == ["a", ""]  # padding is no token
+    wide = plots.tokens(["漢" * 9], torch.ones(1), width=8)
+    assert wide.texts[0].get_text() == "漢漢漢…"
+    plt.close("all")
 
 
 @pytest.mark.parametrize("kind", ["total", "aleatoric", "epistemic", "vacuitic"])

@@ -32,6 +32,7 @@ def test_bytes_are_read_as_text_and_parts_of_a_character_as_escapes() -> None:
     words = words_of(tokenizer, tokenizer(" schön schön\n😀")["input_ids"])
     assert words == [" schön", " schön", "\n", "\\xf0", "\\x9f", "\\x98", "\\x80"]
     assert words_of(tokenizer, [tokenizer.eos_token_id]) == ["<|end of text|>"]
+    assert words_of(tokenizer, [len(tokenizer) + 2]) == [f"<unknown id {len(tokenizer) + 2}>"]
     every = words_of(tokenizer, range(len(tokenizer)))
     assert not any("Ã" in word or "Ġ" in word for word in every)
 
@@ -45,6 +46,13 @@ def test_pieces_of_other_tokenizers() -> None:
 def test_what_shows_nothing_stands_as_an_escape() -> None:
     assert visible("é 漢 😀\n\t") == "é 漢 😀\n\t"
     assert visible("\x00\r\x1b\u202e\u200b\ud800") == r"\x00\r\x1b\u202e\u200b\ud800"
+
+
+def test_joiners_stay_between_what_they_join() -> None:
+    for whole in ("می\u200cخواهم", "क्\u200dष", "👩\u200d👩\u200d👧", "❤\ufe0f\u200d🔥", "👩🏽\u200d🚀"):
+        assert visible(whole) == whole
+    for hidden in ("pass\u200dword", "\u200dम", "می\u200c", "می\u200c\u200cخ", "1\u200c2", " \u200c "):
+        assert visible(hidden) == hidden.replace("\u200c", r"\u200c").replace("\u200d", r"\u200d")
 
 
 def test_html_of_odd_tokens() -> None:
@@ -70,7 +78,7 @@ def test_html_of_odd_tokens() -> None:
         "&quot;&amp;&#x27;",
         "\\u202egnp",
         "😀",
-        "",
+        "∅",
         " ",
     ]
     assert html.count("<") == 2 * n + 6  # spans, one paragraph, the frame and the legend

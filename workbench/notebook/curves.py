@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import require
+from ..plots._common import DASHES, whole_numbers
 from .pictures import embedded
 from .plots import COLOURS, MAX_PANELS, MAX_SERIES
 
@@ -54,9 +55,12 @@ def curves_figure(runs: Mapping[str, Curves]) -> Any:
     for ax, (name, panel) in zip(axes, panels.items(), strict=False):
         for run, points in panel.items():
             steps, values = zip(*sorted(points), strict=True)
-            ax.plot(steps, values, color=colours[run], linewidth=1.3, alpha=1.0 if has_legend else 0.5, label=run)
+            colour, dashes = colours[run], DASHES[run_names.index(run) % len(DASHES)] if has_legend else "-"
+            alpha = 1.0 if has_legend else 0.5
+            ax.plot(steps, values, color=colour, linestyle=dashes, linewidth=1.3, alpha=alpha, label=run)
         ax.set_title(name, fontsize=10)
         ax.set_xlabel("step", fontsize=9)
+        whole_numbers(ax)
         all_values = [value for points in panel.values() for _, value in points]
         if min(all_values) > 0 and max(all_values) > 50 * min(all_values):
             ax.set_yscale("log")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_PANELS, MAX_SERIES = 12, 8
 # Okabe and Ito's palette, which is safe for colour-blind readers, and one more colour
 COLOURS = ("#444444", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
+MARKERS = dict(zip(COLOURS, "osD^vPX*", strict=True))  # for readers and printers without colours
 
 Panel = dict[str, list[tuple[Any, float]]]  # name of a series -> (position on the axis, value)
 
@@ -134,9 +135,9 @@ def _draw(
         ax.plot(
             [positions[x] + shift for x, _ in points],
             [y for _, y in points],
-            "o",
+            MARKERS[colour],
             color=colour,
-            markersize=4,
+            markersize=4 if MARKERS[colour] in "osD" else 5.5,  # of about the same area
             alpha=0.55,
             label=series,
         )

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from .. import atomic
 from ..errors import require
@@ -83,15 +84,17 @@ def render(executed: Path | str, target: Path | str | None = None, *, code: bool
     resources = {"metadata": {"name": executed.stem, "path": str(folder)}, "report": report}
     page, _ = _exporter().from_notebook_node(nb, resources=resources)
     target.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(target, _finished(page, report["title"]))
+    atomic.write(target, _finished(page, report["title"], target.parent))
     return target
 
 
-def _finished(page: str, title: str) -> str:
-    """Return the finished page: remove active content from the outputs, and add title, contents and scripts."""
+def _finished(page: str, title: str, folder: Path) -> str:
+    """Return the finished page: remove active content and dead links, and add title, contents and scripts."""
     soup = require("bs4").BeautifulSoup(page, "html.parser")
     for element in soup.select("main :is(script, link, meta, base, iframe, object, embed)"):
         element.decompose()
+    for link in soup.select("main a[href]"):
+        _check_link(link, folder)
     heading = soup.select_one("main h1")  # the page's header shows it already
     if heading is not None and heading.get_text() in (title, soup.select_one("header.first h1").get_text()):
         heading.extract()
@@ -110,6 +113,20 @@ def _finished(page: str, title: str) -> str:
             contents.append(link)
         soup.select_one("header.first").append(contents)
     return _with_scripts(soup)
+
+
+def _check_link(link: Any, folder: Path) -> None:
+    """Make a link to a file that is not where the page lies, such as another notebook, the name of that file."""
+    try:
+        parts = urlsplit(link["href"])
+        path = Path(unquote(parts.path))
+        if parts.scheme or parts.netloc or not parts.path or (folder / path).exists():
+            return
+    except (ValueError, OSError):  # no address, or no path
+        return
+    if path.name not in link.get_text():
+        link.append(f" ({path.name})")
+    link.name, link.attrs = "span", {"title": str(path)}
 
 
 def _with_scripts(soup: Any) -> str:
@@ -149,7 +166,7 @@ def prepare() -> None:
     v4 = require("nbformat").v4
     resources = {"metadata": {"name": "", "path": ""}, "report": {}}
     page, _ = _exporter().from_notebook_node(v4.new_notebook(cells=[v4.new_code_cell("print()")]), resources=resources)
-    _finished(page, "")
+    _finished(page, "", Path())
 
 
 def _exporter() -> Any:

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 Values: TypeAlias = Union[torch.Tensor, "ArrayLike"]
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-#: One colour for each risk, in every figure; distinguishable with every kind of colour blindness (Okabe and Ito, 2008).
-COLOURS: dict[str, str] = {"aleatoric": "#0072B2", "epistemic": "#D55E00", "vacuitic": "#009E73", "total": "#444444"}
+#: One colour for each risk, in every figure: the blue, vermilion and green of Okabe and Ito (2008), with steps in lightness, so that they
+#: are told apart with every kind of colour blindness and in greyscale print, and have a contrast of 3 on white and on dark pages.
+COLOURS: dict[str, str] = {"aleatoric": "#0570AE", "epistemic": "#CF5F17", "vacuitic": "#02AA6F", "total": "#444444"}
 TOTAL_ON_DARK = "#BBBBBB"  # dark grey would vanish on a dark background
-# for two series that are not risks; contrast of at least 3 on white and on black
+# for two series that are not risks, one darker; contrast of at least 3 on white and on black
 SERIES = (
     "#3E97CF",
-    "#CC79A7",
+    "#B55888",
 )
-#: One colour and line style for each of several models (Okabe and Ito), none of them the colour of a risk.
-MODELS = tuple(
-    (shade, dashes)
-    for dashes in ("-", "--", ":")
-    for shade in ("#56B4E9", "#CC79A7", "#E69F00", "#7F6BD0", "#8C6D31", "#888888")
-)
+SHADES = ("#56B4E9", "#CC79A7", "#E69F00", "#7F6BD0", "#8C6D31", "#888888")
+DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), "-.")  # none of those of reference lines
+#: One colour and line style for each of several models (Okabe and Ito), none of them the colour of a risk. Of the first six, those of one
+#: style differ in lightness, for readers and printers without colours.
+MODELS = tuple((SHADES[i % 6], DASHES[(i + i // 6) % 3]) for i in range(18))
 LINE = 0.15  # height in inches of a line of names beside an axis
 MAX_POINTS = 5000  # more points only overlap, and make vector files too large to open
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -203,7 +204,8 @@ def coverage_over_time(
             linewidth=0,
             label=f"chance, n = {window:,}",
         )
-    ax.plot(times, shares, linewidth=1.6, label=label)
+    marker = "o" if len(shares) == 1 else None  # a line of one point shows nothing
+    ax.plot(times, shares, marker=marker, markersize=4, linewidth=1.6, label=label)
     ax.set(xlabel="time", ylabel=f"share inside, of the last {window:,}")
     legend(ax, headroom=True, highest=1)
     return ax
@@ -257,7 +259,8 @@ def tokens(
     if highest is not None and not 0 <= highest < np.inf:
         raise ValueError(f"highest: expected a finite risk of at least 0, found {highest:g}")
     label = risk_label(kind, unit)
-    spelled = [_spelled(word, width) for word in words]
+    empty = np.where(np.isnan(values), "", "∅")  # a sign, so that the background of an empty token can be seen
+    spelled = [_spelled(word, width) or str(sign) for word, sign in zip(words, empty, strict=True)]
     ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * _draw_words(None, spelled, width) + 0.9))
     shades = _shades_of_text(kind)
     scale = Normalize(0, highest or float(numbers.max()) or 1.0)
@@ -315,8 +318,9 @@ def _draw_words(
     from matplotlib.patches import Rectangle
 
     for i, (word, (line, column)) in enumerate(zip(words, places, strict=True)):
-        begin = column + len(word) - len(word.lstrip(" "))
-        room, shaded = column + len(word) - begin, not np.isnan(shades[i]).any()
+        blank = len(word) - len(word.lstrip(" ")) if word.strip(" ") else 0  # a token of spaces is shown whole
+        begin = column + blank
+        room, shaded = column + _width(word) - begin, not np.isnan(shades[i]).any()
         if shaded:
             ax.add_patch(Rectangle((begin, line - 0.42), room, 0.84, facecolor=shades[i], linewidth=0))
         if framed is not None and framed[i]:
@@ -344,7 +348,19 @@ def _spelled(word: str, width: int) -> str:
 
     word = word.replace("Ġ", " ").replace("▁", " ").replace("\r\n", "\n").replace("\n", "↵").replace("\t", " ")
     word = visible(word)
-    return word if len(word) <= width else f"{word[: width - 1]}…"
+    if _width(word) <= width:
+        return word
+    return f"{word[: sum(end < width for end in accumulate(map(_width, word)))]}…"
+
+
+def _width(word: str) -> int:
+    """Return the columns that a token takes: two for a Chinese character or an emoji, none for an accent of its own."""
+    if word.isascii():
+        return len(word)
+    return sum(
+        0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1 + (unicodedata.east_asian_width(char) in "WF")
+        for char in word
+    )
 
 
 def _set_in_lines(words: Sequence[str], width: int) -> tuple[list[tuple[int, int]], int]:
@@ -352,12 +368,12 @@ def _set_in_lines(words: Sequence[str], width: int) -> tuple[list[tuple[int, int
     places: list[tuple[int, int]] = []
     line = column = 0
     for i, word in enumerate(words):
-        whole = len(word)
+        whole = _width(word)
         if word.startswith(" ") or i == 0:
             rest = takewhile(lambda later: not words[later].startswith(" "), range(i + 1, len(words)))
-            whole += sum(len(words[later]) for later in rest)
+            whole += sum(_width(words[later]) for later in rest)
         if column and column + min(whole, width) > width:
             line, column = line + 1, 0
         places.append((line, column))
-        column += len(word)
+        column += _width(word)
     return places, line + 1

@@ -24,9 +24,9 @@ def page(generation: Any, kind: str) -> str:
     label, colour, values = kinds(generation)[kind]
     finite = values[values.isfinite()]
     highest = float(finite.max()) if finite.numel() else 0.0
-    style = "white-space: pre-wrap; line-height: 1.7; font-family: monospace"
+    style = "white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.7; font-family: monospace"
     paragraphs = [
-        f'<p style="{style}">{"".join(_tokens(generation, row, colour, values, highest))}</p>'
+        f'<p dir="auto" style="{style}">{"".join(_tokens(generation, row, colour, values, highest))}</p>'
         for row in range(len(generation.tokens))
     ]
     legend = f"<small>{label} of each token, up to {highest:.3g} nats; hover for probabilities and alternatives</small>"
@@ -105,8 +105,8 @@ def _tokens(generation: Any, row: int, colour: str, values: Tensor, highest: flo
         opacity = 0.6 * risk / highest if highest > 0 and math.isfinite(risk) else 0.0
         title = escape(_title(generation, row, i), quote=True).replace("\n", "&#10;")
         background = f"background: {colour}{round(255 * opacity):02x}"
-        # a visible sign, so that the background of a line break can be seen
-        shown = escape(_readable(word)).replace("\n", "↵\n")
+        # visible signs, so that the backgrounds of a line break and of an empty token can be seen
+        shown = escape(_readable(word)).replace("\n", "↵\n") or "∅"
         spans.append(f'<span style="{background}" title="{title}">{shown}</span>')
     return spans
 

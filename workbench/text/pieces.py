@@ -11,16 +11,22 @@ from typing import Any
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's tokens for single bytes
 # Unicode categories of characters that are invisible or change the direction of the surrounding text
 INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+# zero-width (non-)joiners between what they join: letters without case, as in Persian and Hindi, and emoji; elsewhere nothing shows them
+JOINED = re.compile(r"(?<=(.))[\u200c\u200d](?=(.))", re.DOTALL)
+JOINABLE = {"Lo", "Mn", "Mc", "So", "Sk"}
 
 
 def words_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return the text of each single token, such as " answer"; bytes that are not a complete character become escapes.
 
+    An id that the tokenizer does not know, as a model may have more than its tokenizer, is written as in "<unknown id 151700>".
+
     Args:
         tokenizer: tokenizer of transformers, or an object with `convert_ids_to_tokens`.
         ids: token ids.
     """
-    pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(list(ids))]
+    found = zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True)
+    pieces = [f"<unknown id {number}>" if piece is None else str(piece) for number, piece in found]
     join = getattr(tokenizer, "convert_tokens_to_string", None)
     if join is not None and join(["Ã©"]) == "é":  # every character represents one byte, as in GPT-2
         bytes_of = _bytes()
@@ -38,17 +44,22 @@ def words_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 
 def visible(word: str) -> str:
-    """Replace invisible characters and those that change the writing direction by escapes; line breaks and tabs stay.
+    """Replace invisible characters and those that change the writing direction by escapes.
+
+    Line breaks and tabs stay, and so do joiners inside words of scripts that need them and inside emoji.
 
     Example:
         >>> visible("a\\x00b\\u202e") == "a" + chr(92) + "x00b" + chr(92) + "u202e"
         True
     """
+    kept = {
+        m.start() for m in JOINED.finditer(word) if all(unicodedata.category(char) in JOINABLE for char in m.groups())
+    }
     return "".join(
         char.encode("unicode_escape").decode()
-        if unicodedata.category(char) in INVISIBLE and char not in "\n\t"
+        if unicodedata.category(char) in INVISIBLE and char not in "\n\t" and i not in kept
         else char
-        for char in word
+        for i, char in enumerate(word)
     )
 
 

@@ -21,6 +21,8 @@ color:var(--jp-ui-font-color1,CanvasText);
 .wb-tokens-bar label,.wb-tokens-scale{display:inline-flex;gap:5px;align-items:center}
 .wb-tokens-bar :is(select,button){font:inherit;color:var(--jp-ui-font-color1,CanvasText);background:var(--wb-ground);
 border:1px solid var(--wb-line);border-radius:3px;padding:2px 6px;height:26px}
+.wb-tokens-bar button:disabled{opacity:.5}
+.wb-tokens-ramp[hidden]{display:none}
 .wb-tokens-ramp{width:72px;height:12px;border:1px solid var(--wb-line);border-radius:2px}
 .wb-tokens-name{color:var(--wb-soft);margin:8px 0 0;font-size:11px}
 .wb-tokens-text{margin:2px 0 6px;white-space:break-spaces;overflow-wrap:anywhere;font:14px/1.85 var(--jp-code-font-family,ui-monospace,monospace)}
@@ -101,11 +103,13 @@ export function mount(el, source) {
   // ---- elements
   const select = /** @type {HTMLSelectElement} */ (make("select", { "aria-label": "colour by" }));
   select.append(...kinds.map(({ name, label }) => make("option", { value: name }, label)));
-  const ramp = make("span", { class: "wb-tokens-ramp", "aria-hidden": "true" }), most = make("span");
+  const none = make("span"), ramp = make("span", { class: "wb-tokens-ramp", "aria-hidden": "true" }), most = make("span");
   const riskiest = make("button", { type: "button" }, "Riskiest token");
   const tip = make("div", { class: "wb-tokens-tip", popover: "manual", hidden: "" });
   const said = make("div", { class: "wb-tokens-said", "aria-live": "polite", role: "status" });
   const texts = content.sequences.flatMap(({ name, tokens }, sequence) => {
+    const heading = content.sequences.length > 1 ? [make("p", { class: "wb-tokens-name" }, name)] : [];
+    if (!tokens.length) return [...heading, make("p", { class: "wb-tokens-name" }, "no tokens")];
     // dir=auto: by the first letter with a direction
     const text = make("div", {
       class: "wb-tokens-text", role: "listbox", dir: "auto", "aria-orientation": "horizontal", "aria-label": `${name}: ${tokens.length} tokens. ${HELP}`,
@@ -117,12 +121,12 @@ export function mount(el, source) {
       all.push({ element, token, sequence, place });
       text.append(element);
     });
-    return content.sequences.length > 1 ? [make("p", { class: "wb-tokens-name" }, name), text] : [text];
+    return [...heading, text];
   });
   const root = make(
     "div", { class: "wb-tokens", "data-lm-suppress-shortcuts": "true" }, // keeps JupyterLab's shortcuts from taking its keys
     make("style", {}, CSS + (source.get("hides") ?? "")),
-    make("div", { class: "wb-tokens-bar" }, make("label", {}, "colour by", select), make("span", { class: "wb-tokens-scale" }, "0", ramp, most), riskiest),
+    make("div", { class: "wb-tokens-bar" }, make("label", {}, "colour by", select), make("span", { class: "wb-tokens-scale" }, none, ramp, most), riskiest),
     ...texts, tip, said,
   );
   el.replaceChildren(root);
@@ -140,10 +144,13 @@ export function mount(el, source) {
     return `color-mix(in srgb, ${grey ? content.totalOnDark : kinds[k].colour} ${(share * most).toFixed(1)}%, transparent)`;
   }
   function draw() {
-    const k = chosen(), highest = Math.max(0, ...all.map(({ token }) => token.risks[k] ?? 0));
+    const k = chosen(), risks = all.map(({ token }) => token.risks[k]), known = risks.some(risk => risk !== null);
+    const highest = Math.max(0, ...risks.map(risk => risk ?? 0));
     select.value = kinds[k].name;
     ramp.style.background = `linear-gradient(to right, transparent, ${shade(1, k)})`;
-    most.textContent = `${digits(highest)} nats`;
+    ramp.hidden = highest === 0;
+    none.textContent = highest > 0 ? "0" : "";
+    most.textContent = highest > 0 ? `${digits(highest)} nats` : known ? "0 nats for every token" : all.length ? "finite for no token" : "";
     all.forEach(({ element, token, place, sequence }, i) => {
       const risk = token.risks[k], n = content.sequences[sequence].tokens.length;
       element.style.backgroundColor = highest > 0 && risk !== null ? shade(Math.max(risk, 0) / highest, k) : "";
@@ -151,7 +158,7 @@ export function mount(el, source) {
       element.setAttribute("aria-selected", String(i === pinned));
       element.tabIndex = i === at ? 0 : -1;
     });
-    riskiest.toggleAttribute("disabled", !all.length);
+    riskiest.toggleAttribute("disabled", highest === 0);
   }
 
   // ---- alternatives
