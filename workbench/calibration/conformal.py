@@ -91,6 +91,8 @@ class SplitConformal(Calibrated):
     - "aps": the probability of all classes above y, plus u p_y; sets that adapt to difficult rows (Romano et al. 2020).
     - "raps": the same plus penalty * max(0, rank of y - k_reg), which keeps sets small (Angelopoulos et al. 2021).
 
+    A yes or no, of one number per row (`Binary`), has two classes, no and yes; several labels are refused.
+
     With `groups` the guarantee holds within each group (Mondrian; Vovk et al. 2005), with `groups="class"` for each true class
     (label-conditional; Vovk 2012; Sadinle et al. 2019). With `weight` it holds for rows from another source, whose inputs have another density,
     if w is the ratio of the densities (Tibshirani et al. 2019). Rows of a group with too few held-out rows, or of an input too far from
