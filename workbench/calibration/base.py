@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.answers import Answers, precise
+from workbench.calibration.answers import Answers, check_finite, precise
 from workbench.calibration.binary import class_numbers, no_and_yes, one_number, one_per_row
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
 from workbench.calibration.rows import batches_of_rows
+from workbench.calibration.support import REAL, support_of
 from workbench.core.additions import extra
 from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.labelled import paired
-from workbench.core.batches.rows import bad_rows
 from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import Binary
 from workbench.core.outputs.options import form_of, meaning_of
@@ -204,7 +204,7 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
         for name, buffer in self._buffers.items():  # their sizes depend on the held-out rows
             saved = state_dict.get(prefix + name)
             if name in self.new_buffers and saved is None and buffer is not None:
-                state_dict[prefix + name] = buffer.new_empty(0)
+                saved = state_dict[prefix + name] = buffer.new_empty(0)
             if isinstance(saved, Tensor) and buffer is not None:
                 self._buffers[name] = buffer.new_empty(saved.shape, dtype=saved.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -416,6 +416,7 @@ def collect(
             if offsets:
                 offset_parts.append(offsets_of(model, batch.x, y))
         draws_randomly = not torch.equal(generator_state, generator_of(parameter.device).get_state())
+        support = support_of(innermost(model), *opened(model, batch.x)) if parts and targets else REAL
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there are no rows")
     if len(shapes := {tuple(part[0].shape[1:]) for part in parts}) > 1:
@@ -427,17 +428,7 @@ def collect(
     y = torch.cat([part[0] for part in parts])
     batch_targets = torch.cat([part[2] for part in parts])
     risks = Risk(**{name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1].names()})
-    # a score of minus infinity is legitimate: it excludes a class
-    finite = y if batch_targets.is_floating_point() else y.where(~y.isneginf(), 0.0)
-    for label, values in (
-        ("the prediction", finite),
-        *((f"the {name} risk", risks[name]) for name in risks),
-        ("y", batch_targets),
-    ):
-        if len(bad := bad_rows(values)):
-            raise ValueError(
-                f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}"
-            )
+    check_finite(y, risks, batch_targets)
     return Answers(
         y,
         risks,
@@ -446,4 +437,5 @@ def collect(
         {name: torch.cat(row_values) for name, row_values in values_of_inputs.items()},
         draws_randomly,
         {**facts_of(data), "rows": len(y), "date": today()},
+        support,
     )

@@ -19,6 +19,7 @@ from workbench.calibration.answers import (
     risk_named,
 )
 from workbench.calibration.base import Calibrated, as_given, class_scores, distribution_of, output_of
+from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution, Normal
 from workbench.errors import require
 from workbench.metrics._inputs import family_of, numbers, predicted
@@ -234,18 +235,22 @@ class VarianceScaling(Calibrated):
     """
 
     options = ("per_output",)
+    new_buffers = ("support",)
     scale: Tensor
+    support: Tensor
 
     def __init__(self, wrapped: nn.Module, per_output: bool = False) -> None:
         super().__init__(wrapped)
         self.per_output = per_output
         self.register_buffer("scale", torch.tensor(1.0))
+        self.register_buffer("support", torch.empty(0))
 
     def _fit(self, answers: Answers, seed: int) -> None:
         check_values(answers, "variance scaling")
         check_rows(answers, "variance scaling")
         family, risk = distribution_of(self.wrapped), risk_named(answers.risk, "total")
         self.scale = fit_variance_scale(answers.y, risk, answers.target, family, self.per_output).to(answers.y)
+        self.support = buffer_of(answers.support, answers.target)
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
         return y, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * self.scale for n in risk})
@@ -269,9 +274,10 @@ class VarianceScaling(Calibrated):
             coverage: probability inside, strictly between 0 and 1.
 
         Returns:
-            (lower, upper), each shaped like the prediction and in its units.
+            (lower, upper), each shaped like the prediction and in its units, clipped to the support of the model's distribution.
         """
         level("coverage", coverage)
         y, risk = self._ask(x, risk=True)
         family, sigma = distribution_of(self), risk_named(risk, "total") * self.scale
-        return family.icdf((1 - coverage) / 2, y, sigma), family.icdf((1 + coverage) / 2, y, sigma)
+        ends = family.icdf((1 - coverage) / 2, y, sigma), family.icdf((1 + coverage) / 2, y, sigma)
+        return clipped(ends, self.support)
