@@ -176,7 +176,7 @@ def fit(
         TypeError: wrapped is not wrapped, or data cannot be trained on.
         ValueError: an argument is out of range, rows hold NaN, shapes do not match, or checkpoint is of another training.
         ModuleNotFoundError: the package of log_to is not installed.
-        RuntimeError: another thread is training the model, or one that shares parameters with it.
+        RuntimeError: another thread, or the fit whose callback this is, trains the model or one that shares parameters with it.
         FloatingPointError: the loss became NaN or infinite; the model has the best weights so far.
 
     Example:
