@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +65,51 @@ def test_writers_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
         list(pool.map(lambda whole: atomic.write(tmp_path / "a", whole), wanted))
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
     assert (tmp_path / "a").read_bytes() in wanted
+
+
+@pytest.mark.parametrize(
+    ("code", "raised", "says"),
+    [
+        (
+            errno.ENOLCK,
+            OSError,
+            "No locks available: the file can't be locked, .* choose a folder on a file system with locks",
+        ),
+        (errno.EOPNOTSUPP, OSError, "not supported: the file can't be locked"),
+        (errno.EPERM, PermissionError, "not permitted: the file can't be locked, .*make it and its folder writable"),
+        (errno.EACCES, BlockingIOError, "^busy. Or the file system denies locks of"),
+        (errno.EWOULDBLOCK, BlockingIOError, "^busy$"),
+    ],
+)
+def test_a_lock_that_cannot_be_had_says_why(
+    code: int, raised: type[OSError], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with atomic.locked(tmp_path / "lock", "busy"):
+        pass  # leaves the file
+    monkeypatch.setattr("fcntl.flock", refused)
+    with pytest.raises(raised, match=says) as caught, atomic.locked(tmp_path / "lock", "busy"):
+        pass
+    assert raised is BlockingIOError or caught.value.filename == str(tmp_path / "lock")
+    monkeypatch.undo()
+    with atomic.locked(tmp_path / "lock", "busy"):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_run_that_was_killed_where_there_are_no_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr("fcntl.flock", missing)
+    says = r"^busy\. If there is none, one was killed: .*lock marks a run; delete it"
+    with pytest.raises(BlockingIOError, match=says), atomic.locked(tmp_path / "lock", "busy"):
+        pass
+    (tmp_path / "lock").unlink()
+    with atomic.locked(tmp_path / "lock", "busy"):
+        pass

@@ -1,13 +1,16 @@
-"""Atomic file writes: a file is replaced completely or not at all."""
+"""Atomic file writes: a file is replaced completely or not at all. Locks, so that only one process writes it."""
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from .errors import require
 
 
 @contextmanager
@@ -72,3 +75,57 @@ def remove_unfinished(path: Path) -> None:
     """
     for other in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):
         other.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(file: Path, busy: str | None = None) -> Iterator[None]:
+    """Context manager that holds a lock, which no other process holds meanwhile.
+
+    Args:
+        file: the lock file.
+        busy: message of the error if another process holds it; None: wait for it.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file can't be locked; the error says why.
+    """
+    filelock = require("filelock")
+    lock = filelock.FileLock(file)
+    try:
+        lock.acquire(blocking=busy is None)
+    except filelock.Timeout as error:
+        raise BlockingIOError(f"{busy}{_doubt(file)}") from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        remedy = (
+            "make it and its folder writable, or choose another folder"
+            if isinstance(error, PermissionError)
+            else "choose a folder on a file system with locks, such as a local disk"
+        )
+        reason = f"{error.strerror}: the file can't be locked, so that another process could write at the same time; {remedy}"
+        raise type(error)(error.errno, reason, os.fspath(file)) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _doubt(file: Path) -> str:
+    """Return what else may be the reason that a lock is taken, by trying it: on file systems without locks the file itself is the lock."""
+    try:
+        import fcntl
+
+        with file.open("rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except ImportError:
+        return ""
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            return f". Or the file system denies locks of {file}: then choose a folder on a local disk"
+        if error.errno != errno.ENOSYS:
+            return ""
+        return (
+            f". If there is none, one was killed: the file system has no locks, so that {file} marks a run; delete it"
+        )
+    return ""

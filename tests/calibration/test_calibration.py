@@ -23,7 +23,6 @@ from workbench.calibration import (
 )
 from workbench.calibration.scaling import fit_temperature
 from workbench.data import Split
-from workbench.outputs import Logits
 
 
 class Pairs(Dataset):
@@ -241,33 +240,6 @@ def test_several_outputs_are_refused_with_a_hint() -> None:
 
     with pytest.raises(TypeError, match="gives a tuple; calibration needs exactly one tensor"):
         calibrate(vote.Wrapper(2)(Two()), (torch.zeros(3, 2), torch.zeros(3, 1)))
-
-
-@pytest.mark.parametrize("output", ["binary", {"logits": "binary"}], ids=["tensor", "dict"])
-def test_a_yes_or_no_is_calibrated_as_two_scores(output: Any) -> None:
-    class Labels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(2, 3)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.fc(x) if output == "binary" else {"logits": self.fc(x)}
-
-    model, x = Labels(), torch.randn(40, 2)
-    wrapped = vote.Wrapper(2, output=output)(model)
-    data = x, (torch.rand(40, 3) < 0.5).long()
-    for use in (lambda: calibrate(wrapped, data, "temperature"), lambda: calibrate(wrapped, data, "conformal")):
-        with pytest.raises(
-            (TypeError, ValueError), match=r"torch.stack\(\[0 \* logit, logit\], -1\), with Logits\(dim=-1\)"
-        ):
-            use()
-
-    def two_scores(x: Tensor) -> Tensor:
-        logit = model(x) if output == "binary" else model(x)["logits"]
-        return torch.stack([0 * logit, logit], -1)
-
-    both = vote.Wrapper(2, output=Logits(dim=-1))(two_scores)
-    assert calibrate(both, data, "temperature")(x).shape == (40, 3, 2)
 
 
 def test_answers_that_a_method_does_not_have_name_the_one_that_has() -> None:

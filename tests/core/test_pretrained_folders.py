@@ -313,3 +313,39 @@ def test_classes_that_transformers_does_not_have_are_given(tmp_path: Path) -> No
         workbench.from_pretrained(tmp_path)
     assert same(workbench.from_pretrained(tmp_path, Mine), wrapped)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Mine"]
+
+
+class Seen(transformers.BertForSequenceClassification):
+    """Has a state that is no tensor."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.seen: Any = {"rows": 0, "sizes": ()}
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+
+@pytest.mark.parametrize("name", [name for name in WRAPPERS if name != "all"])
+def test_states_with_numbers_and_texts(name: str, tmp_path: Path) -> None:
+    config = transformers.BertConfig(**SMALL)
+    wrapped = WRAPPERS[name]()(Seen(config)).eval()
+    wrapped.seen |= {"rows": 7, "sizes": (3, 5)}
+    wrapped.save_pretrained(tmp_path)
+    for model in (Seen, Seen(config), WRAPPERS[name]()(Seen(config))):
+        again = workbench.from_pretrained(tmp_path, model)
+        assert again.seen == {"rows": 7, "sizes": (3, 5)}
+        assert all(torch.equal(*pair) for pair in zip(answers(again), answers(wrapped.eval()), strict=True))
+    with pytest.raises(ValueError, match="_extra_state only in the file"):
+        workbench.from_pretrained(tmp_path, bert())
+
+
+def test_states_that_no_file_can_hold_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    model = Seen(transformers.BertConfig(**SMALL))
+    model.seen = {"rows": object()}
+    with pytest.raises(TypeError, match="_extra_state in the state_dict is or holds a object"):
+        vote.Wrapper(2, output=CLASSES)(model).save_pretrained(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()

@@ -387,6 +387,33 @@ def test_true_and_false_keep_their_names(y: Any) -> None:
     assert Data.from_arrays(X, y, classes=["no", "yes"]).classes == ("no", "yes")
 
 
+class WithTargets(Dataset):
+    """A Dataset whose rows have the targets of a list, or a dict of them."""
+
+    def __init__(self, y: Any) -> None:
+        self.y = y
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Any]:
+        return X[i], {name: y[i] for name, y in self.y.items()} if isinstance(self.y, dict) else self.y[i]
+
+
+@pytest.mark.parametrize("y", [YES, YES.numpy(), YES.tolist(), torch.zeros(50, dtype=torch.bool)])
+def test_true_and_false_of_a_dataset_keep_their_names(y: Any) -> None:
+    data = Data.from_dataset(WithTargets(y), test=WithTargets(y))
+    assert data.classes == ("False", "True")
+    assert data.train.load().y.tolist() == data.test.load().y.tolist() == [int(value) for value in y]
+    assert Data.from_dataset(WithTargets(y), classes=["no", "yes"]).classes == ("no", "yes")
+    for rows in (WithTargets(y), DataLoader(WithTargets(y), 10), TensorDataset(X, torch.as_tensor(y))):
+        assert data_of(rows).classes == ("False", "True")
+    both: Any = Data.from_dataset(WithTargets({"yes": y, "number": LABELS})).classes
+    assert both == {"yes": ("False", "True"), "number": ("0", "1", "2")}
+    assert Data.from_dataset(WithTargets(LABELS % 2)).classes == ("0", "1")
+    assert Data.from_dataset(WithTargets([True, *LABELS.tolist()[1:]])).classes == ("0", "1", "2")
+
+
 @pytest.mark.parametrize("dtype", ["bool", "boolean", "object"])
 def test_a_column_of_true_and_false_is_classes_by_these_names(dtype: str) -> None:
     frame = pandas.DataFrame({"a": X[:, 0], "passed": pandas.Series(YES.numpy()).astype(dtype)})

@@ -373,3 +373,38 @@ def test_numbers_along_a_logarithmic_axis_do_not_overlap(low: float, high: float
     boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
     assert len(boxes) >= 2
     assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+
+def nodes(value):
+    """Return a grid, and on it values of which one is another."""
+    xx, yy = np.meshgrid(np.linspace(-1, 1, 20), np.linspace(-1, 1, 10))
+    values = xx + 2
+    values[0, 0] = value
+    return xx, yy, values
+
+
+def test_huge_values_are_drawn_or_refused(ax):
+    xx, yy, values = nodes(1e300)  # would be on a logarithmic scale
+    with pytest.raises(ValueError, match=r"value: colours can't show numbers from 1 to 1e\+300; give limits="):
+        plots.decision_map(xx, yy, values, ax=ax)
+    with pytest.raises(ValueError, match=r"value: colours can't show numbers from -1\.7e"):
+        plots.decision_map(xx, yy, 1.7e308 * xx, ax=ax)
+    with pytest.raises(ValueError, match=r"limits: colours can't show numbers from -1e\+308 to 1e\+308"):
+        plots.decision_map(xx, yy, xx, limits=(-1e308, 1e308), ax=ax)
+    with pytest.raises(ValueError, match=r"value: colours can't show numbers from 1e-300 to 3e-300"):
+        plots.decision_map(xx, yy, 1e-300 * (xx + 2), ax=ax)
+    for value, options in (
+        (values, {"limits": (0, 3)}),
+        (1e300 * xx, {}),
+        (nodes(1e100)[2], {}),
+        (nodes(1e200)[2] - 2, {}),
+        (0 * xx, {}),
+    ):
+        figure = plots.decision_map(xx, yy, value, **options).figure
+        figure.canvas.draw()
+        mesh = figure.axes[0].collections[0]
+        colours = mesh.to_rgba(mesh.get_array()).reshape(-1, 4)
+        shown = np.clip(value, *options.get("limits", (None, None))).ravel()
+        order = np.argsort(shown)
+        assert np.isfinite(colours).all()
+        assert (np.diff(mesh.norm(shown[order])) >= 0).all()

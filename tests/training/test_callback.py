@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import warnings
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from workbench import compose, laplace, neo, sample, sculpt, swag, vote
+from workbench.calibration import calibrate
 from workbench.core.method import evaluating
 from workbench.errors import WorkbenchWarning
 from workbench.training import History, Progress, fit
@@ -275,3 +277,46 @@ def test_a_mode_left_behind_is_put_right() -> None:
     quiet(alone, rows(), epochs=2, batch_size=20)
     quiet(watched, rows(), epochs=2, batch_size=20, callback=lambda p: p.wrapped.eval() is None)
     assert_same(values(watched), values(alone))
+
+
+@pytest.mark.parametrize("folds", [None, 2])
+def test_a_training_inside_of_its_own_is_refused_and_changes_nothing(folds: int | None) -> None:
+    x = torch.linspace(-1, 1, 40)[:, None]
+
+    def trained(inner: Callable[[Progress], Any]) -> Any:
+        torch.manual_seed(0)
+        wrapped = vote.Wrapper(2)(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)))
+        fit(wrapped, (x, x), epochs=2, folds=folds, progress=False, callback=inner)
+        return wrapped
+
+    def again(progress: Progress) -> None:
+        before = copy.deepcopy(progress.wrapped.state_dict())
+        with pytest.raises(RuntimeError, match=r"is being trained by the fit that called this one, as its callback"):
+            fit(progress.wrapped, (x, x), epochs=1, progress=False)
+        torch.testing.assert_close(progress.wrapped.state_dict(), before, rtol=0, atol=0, equal_nan=True)
+
+    def of_others(progress: Progress) -> None:
+        fit(copy.deepcopy(progress.wrapped), (x, x), epochs=1, progress=False)
+        fit(vote.Wrapper(2)(nn.Linear(1, 1)), (x, x), epochs=1, progress=False, callback=lambda _: None)
+        with evaluating(progress.wrapped, whole=True), torch.no_grad():
+            progress.wrapped(x, return_risk=True)
+            calibrate(progress.wrapped, (x, x), "conformal")
+
+    expected = dict(trained(lambda _: None).named_parameters())
+    for inner in (again, of_others):
+        wrapped = trained(inner)
+        torch.testing.assert_close(dict(wrapped.named_parameters()), expected, rtol=0, atol=0)
+        fit(wrapped, (x, x), epochs=1, progress=False)  # afterwards it can be trained
+
+
+def test_a_head_on_a_frozen_trunk_may_be_trained_inside_of_the_training_of_another() -> None:
+    x = torch.linspace(-1, 1, 40)[:, None]
+    trunk = nn.Linear(1, 4).requires_grad_(False)
+    first, second = (vote.Wrapper(2)(nn.Sequential(trunk, nn.Linear(4, 1))) for _ in range(2))
+    fit(
+        first,
+        (x, x),
+        epochs=1,
+        progress=False,
+        callback=lambda _: fit(second, (x, x), epochs=1, progress=False) is None,
+    )

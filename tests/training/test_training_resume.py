@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import subprocess
+import sys
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -29,6 +32,8 @@ from torch.nn import functional as F
 from workbench import compose, laplace, sample, sculpt, swag, vote
 from workbench.errors import WorkbenchWarning
 from workbench.training import checkpoint as checkpoint_module
+from workbench.training.described_settings import CODE
+from workbench.training.function_code import fingerprint
 
 
 def test_the_best_weights_come_back_and_patience_ends_the_training() -> None:
@@ -230,3 +235,70 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> 
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="not a checkpoint of a training"):
         quiet(plain(), rows, epochs=2, checkpoint=path)
+
+
+def loss_of(factor: float, power: int = 2, calls: int = 0) -> Any:
+    def criterion(prediction: Tensor, target: Tensor) -> Tensor:
+        """Counts its calls."""
+        nonlocal calls
+        calls += 1
+        return factor * (prediction - target).abs().pow(power).mean()
+
+    return criterion
+
+
+@pytest.mark.parametrize("other", ["code", "constant", "closure", "augment"])
+def test_functions_of_one_name_and_other_code_are_told_apart(other: str, tmp_path: Path) -> None:
+    data, path = plane(40), tmp_path / "training.pt"
+    losses: dict[str, tuple[Any, Any]] = {
+        "code": (lambda p, t: (p - t).square().mean(), lambda p, t: (p - t).abs().mean()),
+        "constant": (lambda p, t: 2 * F.mse_loss(p, t), lambda p, t: 3 * F.mse_loss(p, t)),
+        "closure": (loss_of(1.0), loss_of(2.0)),
+        "augment": (F.mse_loss, F.mse_loss),
+    }
+    changes = [lambda x, y, _: (x, y), lambda x, y, _: (-x, y)] if other == "augment" else [None, None]
+    quiet(plain(), data, epochs=2, checkpoint=path, criterion=losses[other][0], augment=changes[0])
+    with pytest.raises(ValueError, match=r"of another training \(code of functions: Python .* in the file"):
+        quiet(plain(), data, epochs=2, checkpoint=path, criterion=losses[other][1], augment=changes[1])
+
+
+def test_equal_functions_resume_also_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a function does not depend on its address, its line, the hashes of texts, or what it has counted."""
+    first, again = loss_of(1.0), loss_of(1.0)
+    again(torch.ones(1), torch.zeros(1))
+    assert fingerprint([first]) == fingerprint([again]) != fingerprint([loss_of(1.0, 3)])
+    assert (
+        fingerprint([F.mse_loss]) == fingerprint([nn.MSELoss()]) == fingerprint([None])
+    )  # of packages, or by their repr
+    code = "\n" * 5 + (
+        "from workbench.training.function_code import fingerprint\n"
+        "def outer(k):\n    return lambda p, t, m=2: sum(k for name in ('a', 'b') if name in {'a', 'b', 'c'})\n"
+        "print(fingerprint([outer(3)]))\n"
+    )
+    found = set()
+    for seed in ("1", "2", "3"):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path))),
+        }
+        found.add(
+            subprocess.run(
+                [sys.executable, "-c", code + "#" * int(seed)],
+                capture_output=True,
+                text=True,
+                env=environment,
+                check=True,
+            ).stdout
+        )
+    assert len(found) == 1
+    path = tmp_path / "training.pt"
+    quiet(plain(), plane(40), epochs=2, checkpoint=path, criterion=first)
+    quiet(plain(), plane(40), epochs=2, checkpoint=path, criterion=again)
+    state = torch.load(path, weights_only=True)
+    for stored in ("Python 2.7 0123", None):  # of another version of Python, and of an earlier version of workbench
+        state["settings"] |= {CODE: stored}
+        if stored is None:
+            del state["settings"][CODE]
+        torch.save(state, path)
+        quiet(plain(), plane(40), epochs=2, checkpoint=path, criterion=loss_of(2.0))

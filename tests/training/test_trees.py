@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from workbench import compose, vote
+from workbench import compose, sculpt, vote
+from workbench.errors import WorkbenchWarning
 from workbench.outputs import Logits
 
 ROWS, LENGTH = 12, 6
@@ -101,3 +103,52 @@ def test_the_error_about_several_targets_shows_the_line_that_works() -> None:
         quiet(vote.Wrapper(2)(Two()), pair, epochs=1)
     told = vote.Wrapper(2, output={0: "values", 1: "values"})(Two())
     quiet(told, pair, epochs=1)
+
+
+class Named(nn.Module):
+    """Two heads on a trunk, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.one, self.other = nn.Linear(2, 4), nn.Linear(4, 1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.trunk(x)
+        return {"one": self.one(h), "other": self.other(h)}
+
+
+NAMED: Any = {"one": "values", "other": "logits"}
+
+
+@pytest.mark.parametrize("in_loader", [False, True])
+@pytest.mark.parametrize("wrap", [vote.Wrapper(2, output=NAMED), sculpt.Wrapper(output=NAMED), compose(output=NAMED)])
+def test_an_output_without_targets_is_told_once(wrap: Any, in_loader: bool) -> None:
+    x = torch.randn(20, 2)
+    pair = x, {"one": x[:, :1]}
+    data: Any = DataLoader([(row, {"one": row[:1]}) for row in x], 10) if in_loader else pair  # type: ignore[arg-type]
+    wrapped = wrap(Named())
+    with pytest.warns(
+        WorkbenchWarning, match=r"targets for 'one', and none for 'other', which no loss trains.*Give y=\{'other': ..."
+    ) as told:
+        quiet(wrapped, data, epochs=1, validation=0)
+    assert len([warning for warning in told if "none for" in str(warning.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quiet(wrapped, data, epochs=1, validation=0)
+
+
+@pytest.mark.parametrize("case", ["all targets", "auxiliary", "frozen", "own criterion"])
+def test_outputs_that_are_left_out_on_purpose_are_not_told(case: str) -> None:
+    x = torch.randn(20, 2)
+    y: Any = {"one": x[:, :1]} | ({"other": torch.arange(20) % 3} if case == "all targets" else {})
+    model = Named()
+    if case == "frozen":
+        model.trunk.requires_grad_(False)
+        model.other.requires_grad_(False)
+    wrapped: Any = sculpt.Wrapper(output={"one": "values"} if case == "auxiliary" else NAMED)(model)
+    if case in ("frozen", "own criterion"):
+        wrapped = vote.Wrapper(2, output=NAMED)(model) if case == "own criterion" else compose(output=NAMED)(model)
+    criterion: Any = (lambda p, t: F.mse_loss(p["one"], t["one"])) if case == "own criterion" else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quiet(wrapped, (x, y), epochs=1, criterion=criterion)

@@ -25,7 +25,7 @@ from workbench.calibration.answers import (
 from workbench.calibration.base import (
     check_model,
     check_targets,
-    class_dim,
+    class_scores,
     collect,
     named_risks,
     output_name,
@@ -173,7 +173,7 @@ class SelectivePredictor(SavesPretrained, nn.Module):
         name = output_name(self.wrapped, y)
         risks = risks_at(named_risks(self.wrapped, raw_risk), name).map(precise)
         part = pick(y, name)
-        scores = precise(part).movedim(class_dim(self.wrapped), -1) if self.by == "confidence" else part
+        scores = class_scores(self.wrapped, part) if self.by == "confidence" else part
         risk_of = row_risk if self.per == "row" else position_risk
         risk = risk_of(scores, risks, self.by, output_of(self.wrapped))
         return Decision(y, risk <= self.threshold, risk)
@@ -333,8 +333,8 @@ def selective(
         by: the risk that decides: "total", "aleatoric", "epistemic" or "vacuitic"; or "confidence", 1 - the highest class probability. For
             several outputs, pixels or tokens, the root mean square over all of them counts: new rows have no targets to tell which have a
             class. Outputs of different units are not scaled: the one with the largest numbers decides, so select one or scale them first.
-        error: error(prediction, target) -> [rows], >= 0 (for positions: shaped like the risk), with the classes of predictions last; None: 1 for
-            a wrong class and 0 for the right one, or the absolute error of values, averaged over each row.
+        error: error(prediction, target) -> [rows], >= 0 (for positions: shaped like the risk), with the classes of predictions last (of
+            `Binary` no and yes); None: 1 for a wrong class and 0 for the right one, or the absolute error of values, averaged over each row.
         per: "row" answers or rejects whole rows; "position" each pixel, token or number. Class numbers of -100 have no error: such
             positions are ignored, and so are rows without any others.
         batch_size: rows per call of the model.

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.batches.rows import is_one_hot, shape_advice
+from workbench.calibration.support import REAL
+from workbench.core.batches.rows import bad_rows, is_one_hot, shape_advice
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.saving.training_data import Facts
 from workbench.errors import WorkbenchWarning
@@ -28,7 +29,8 @@ class Answers:
 
     Class scores have the classes in the last dimension, wherever the model has them. `offsets` [levels, n, ...] are the differences between the
     quantiles of quantile heads, if requested, and the prediction. `of_inputs` holds the requested functions of the inputs by name, one number
-    per row. `drawn` tells whether the model drew random numbers. `facts` describe the rows.
+    per row. `drawn` tells whether the model drew random numbers. `facts` describe the rows. `support` is the range of the targets that the
+    model's distribution allows.
     """
 
     y: Tensor
@@ -38,6 +40,7 @@ class Answers:
     of_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     drawn: bool = False
     facts: Facts = field(default_factory=dict)
+    support: tuple[float, float] = REAL
 
     @property
     def labels(self) -> bool:
@@ -48,6 +51,21 @@ class Answers:
     def known(self) -> Tensor:
         """Mask of the targets that have a class, bool [n, ...]; pixels and tokens without one are -100."""
         return self.target != IGNORED
+
+
+def check_finite(y: Tensor, risks: Risk, target: Tensor) -> None:
+    """Raise unless predictions [n, ...], risks [n, ...] and targets [n, ...] are finite."""
+    # a score of minus infinity is legitimate: it excludes a class
+    finite = y if target.is_floating_point() else y.where(~y.isneginf(), 0.0)
+    for label, values in (
+        ("the prediction", finite),
+        *((f"the {name} risk", risks[name]) for name in risks),
+        ("y", target),
+    ):
+        if len(bad := bad_rows(values)):
+            raise ValueError(
+                f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}"
+            )
 
 
 def check_rows(answers: Answers, what: str) -> None:

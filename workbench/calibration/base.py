@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from workbench.calibration.answers import Answers, precise
+from workbench.calibration.answers import Answers, check_finite, precise
+from workbench.calibration.binary import class_numbers, no_and_yes, one_number, one_per_row
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
+from workbench.calibration.rows import batches_of_rows
+from workbench.calibration.support import REAL, support_of
 from workbench.core.additions import extra
 from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.labelled import paired
-from workbench.core.batches.rows import (
-    Batch,
-    TensorRows,
-    bad_rows,
-    place,
-    read,
-    rows_loader,
-    split_batch,
-    with_class_numbers,
-)
 from workbench.core.method import evaluating
-from workbench.core.outputs.options import form_of
+from workbench.core.outputs.class_scores import Binary
+from workbench.core.outputs.options import form_of, meaning_of
 from workbench.core.outputs.slips import warn_unsaid
 from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.core.saving.training_data import Facts, facts_of, today
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
-from workbench.data import Data
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
 from workbench.engine.effects.private_random import generator_of, own_random
@@ -212,7 +204,7 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
         for name, buffer in self._buffers.items():  # their sizes depend on the held-out rows
             saved = state_dict.get(prefix + name)
             if name in self.new_buffers and saved is None and buffer is not None:
-                state_dict[prefix + name] = buffer.new_empty(0)
+                saved = state_dict[prefix + name] = buffer.new_empty(0)
             if isinstance(saved, Tensor) and buffer is not None:
                 self._buffers[name] = buffer.new_empty(saved.shape, dtype=saved.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -244,13 +236,39 @@ def _record(model: Any) -> Any:
 
 
 def output_of(model: Any, default: Any = None) -> str:
-    """Return the form of the calibrated output: "values", "logits" or "probs"; `default`, or else values, if the wrapper was not told.
+    """Return the form of the answers: "values", "logits" or "probs"; `default`, or else values, if the wrapper was not told.
+
+    A yes or no is answered by the scores of both, see `class_scores`.
 
     Raises:
         ValueError: the model returns something else.
     """
+    if (binary := _binary(model)) is not None:
+        return "logits" if binary.logits else "probs"
     output = _record(model).output
     return form_of(one_meaning(default if output is None else output))
+
+
+def _binary(model: Any) -> Binary | None:
+    output = _record(model).output
+    meaning = meaning_of(one_meaning(output) if isinstance(output, Mapping) else output)
+    return meaning if isinstance(meaning, Binary) else None
+
+
+def class_scores(model: Any, part: Tensor) -> Tensor:
+    """Return the calibrated output as the answers have it: at least float32, with the classes last.
+
+    Each number of `Binary` becomes the scores of no and yes; see `no_and_yes`.
+    """
+    part, binary = precise(part), _binary(model)
+    return part.movedim(class_dim(model), -1) if binary is None else no_and_yes(part, binary.logits)
+
+
+def as_given(model: Any, scores: Tensor, like: Tensor) -> Tensor:
+    """Return scores as of `class_scores` in form, shape and dtype of the output `like` of the model."""
+    binary = _binary(model)
+    scores = scores.movedim(-1, class_dim(model)) if binary is None else one_number(scores, binary.logits)
+    return scores.reshape(like.shape).to(like.dtype)
 
 
 def output_name(model: Any, y: Any) -> str:
@@ -267,6 +285,10 @@ def class_dim(model: Any) -> int:
 
 def check_targets(model: Any, answers: Answers) -> None:
     """Raise if a model gives scores of classes and the targets are no class numbers."""
+    if _binary(model) is not None and not answers.labels:
+        raise ValueError(
+            f"y: the model gives a yes or no, and the targets are fractions {list(answers.target.shape)}: calibration needs 0 or 1"
+        )
     if output_of(model) != "values" and not answers.labels:
         raise ValueError(
             f"y: the model gives scores of classes, and the targets are floats {list(answers.target.shape)}: calibration needs class "
@@ -324,12 +346,18 @@ def risks_at(risks: Risk, name: str) -> Risk:
 
 
 def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
-    """Return prediction, with the classes last, and risks (none if `risk` is False) of a model, as tensors of at least float32."""
+    """Return prediction, as `class_scores`, and risks (none if `risk` is False) of a model, as tensors of at least float32."""
+    part, risks = ask_as_given(model, x, risk)
+    return class_scores(model, part), risks.map(one_per_row) if _binary(model) is not None else risks
+
+
+def ask_as_given(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
+    """Return prediction and risks (none if `risk` is False) as the model gives them, in at least float32."""
     check_arguments(model, x)
     args, kwargs = opened(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     name = output_name(model, y)
-    return precise(pick(y, name)).movedim(class_dim(model), -1), risks_at(named_risks(model, risks), name).map(precise)
+    return precise(pick(y, name)), risks_at(named_risks(model, risks), name).map(precise)
 
 
 # ---- rows
@@ -374,7 +402,9 @@ def collect(
         ):
             y, risks = ask(model, batch.x, risk)
             batch_targets = batch.y.to(y.device) if targets else y[:0]
-            if targets:
+            if targets and _binary(model) is not None:
+                batch_targets = class_numbers(batch_targets, y)
+            elif targets:
                 warn_unsaid(innermost(model), None, batch_targets, [y])
             if y.dim() == 0 or (targets and len(batch_targets) != len(y)):
                 raise ValueError(
@@ -386,6 +416,7 @@ def collect(
             if offsets:
                 offset_parts.append(offsets_of(model, batch.x, y))
         draws_randomly = not torch.equal(generator_state, generator_of(parameter.device).get_state())
+        support = support_of(innermost(model), *opened(model, batch.x)) if parts and targets else REAL
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there are no rows")
     if len(shapes := {tuple(part[0].shape[1:]) for part in parts}) > 1:
@@ -397,17 +428,7 @@ def collect(
     y = torch.cat([part[0] for part in parts])
     batch_targets = torch.cat([part[2] for part in parts])
     risks = Risk(**{name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1].names()})
-    # a score of minus infinity is legitimate: it excludes a class
-    finite = y if batch_targets.is_floating_point() else y.where(~y.isneginf(), 0.0)
-    for label, values in (
-        ("the prediction", finite),
-        *((f"the {name} risk", risks[name]) for name in risks),
-        ("y", batch_targets),
-    ):
-        if len(bad := bad_rows(values)):
-            raise ValueError(
-                f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}"
-            )
+    check_finite(y, risks, batch_targets)
     return Answers(
         y,
         risks,
@@ -416,27 +437,5 @@ def collect(
         {name: torch.cat(row_values) for name, row_values in values_of_inputs.items()},
         draws_randomly,
         {**facts_of(data), "rows": len(y), "date": today()},
+        support,
     )
-
-
-def batches_of_rows(data: Any, reference: Tensor, size: int, targets: bool) -> Iterator[Batch]:
-    if isinstance(data, Data | str):
-        raise ValueError(
-            "data: a Data holds training rows, on which a calibration does not hold for new ones; hold some out before training (train, held = "
-            "data.validation(0.2)) and give these"
-        )
-    source = read(data, targets=targets, numbered=False)
-    if isinstance(source, TensorRows):
-        for numbers in torch.arange(len(source)).split(size):
-            rows = source.take(numbers)
-            yield Batch(numbers, place(rows.x, reference.device, reference.dtype), rows.y)
-        return
-    loader = source if isinstance(source, DataLoader) else rows_loader(source, batch_size=size)
-    for item in loader:
-        if targets and not (isinstance(item, tuple | list) and len(item) == 2):
-            raise TypeError(f'data: found {type(item).__name__} instead of pairs (x, y) or dicts with "labels"')
-        x, y = split_batch(item)
-        y = with_class_numbers(y)
-        if targets and not isinstance(y, Tensor):
-            raise TypeError(f"data: targets must be a tensor, found {type(y).__name__}")
-        yield Batch(None, place(x, reference.device, reference.dtype), y)

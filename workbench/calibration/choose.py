@@ -90,8 +90,8 @@ def calibrate(
         wrapped: a trained model wrapped by one of the wrappers, or a calibrated model.
         data: held-out rows: a pair (x, y) of tensors or arrays, a Split (`train, held = data.validation(0.2)` before training), a
             Dataset or a DataLoader of pairs, or dicts with "labels"; or the history of a cross-fitted training, `fit(..., folds=5)`, for which
-            no rows are held out. y is float [n, outputs] for values, integer class numbers [n] for classes. Rows that the model was trained on,
-            or that selected its best weights, make it look better than it is.
+            no rows are held out. y is float [n, outputs] for values, integer class numbers [n] for classes, 0 or 1 for a yes or no.
+            Rows that the model was trained on, or that selected its best weights, make it look better than it is.
         method: "temperature" (class scores; the default for them), "variance" (standard deviations; the default for values), "isotonic"
             (quantiles of values) or "conformal" (intervals or sets with a guarantee).
         batch_size: rows per call of the model; a DataLoader has its own batch size.

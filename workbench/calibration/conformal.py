@@ -22,6 +22,7 @@ from workbench.calibration.answers import (
 )
 from workbench.calibration.base import Calibrated, distribution_of, output_of, quantiles_of
 from workbench.calibration.shift import effective_rows, grouped_quantile, row_numbers, warn_infinite, warn_unlike
+from workbench.calibration.support import buffer_of, clipped
 from workbench.errors import NotFittedError
 from workbench.metrics._inputs import numbers, tensor_of
 from workbench.risk import Risk
@@ -85,11 +86,15 @@ class SplitConformal(Calibrated):
       of quantile heads (`sculpt.Wrapper(Quantiles(levels))`; best if the levels match the coverage) or else of the predicted
       distribution; or the outputs of a model that returns [rows, 2] (lower, upper) for targets [rows, 1].
 
+    Intervals are clipped to the support of the model's distribution, such as from 0 for counts, unless held-out targets lie outside.
+
     Scores of classes, with probabilities p:
 
     - "lac": 1 - p_y; the smallest sets on average (Sadinle et al. 2019).
     - "aps": the probability of all classes above y, plus u p_y; sets that adapt to difficult rows (Romano et al. 2020).
     - "raps": the same plus penalty * max(0, rank of y - k_reg), which keeps sets small (Angelopoulos et al. 2021).
+
+    A yes or no, of one number per row (`Binary`), has two classes, no and yes; several labels are refused.
 
     With `groups` the guarantee holds within each group (Mondrian; Vovk et al. 2005), with `groups="class"` for each true class
     (label-conditional; Vovk 2012; Sadinle et al. 2019). With `weight` it holds for rows from another source, whose inputs have another density,
@@ -125,11 +130,12 @@ class SplitConformal(Calibrated):
 
     options = ("score", "by", "joint", "randomized", "penalty", "k_reg", "grouped", "weighted")
     of_functions = ("grouped", "weighted")
-    new_buffers = ("strangeness", "doubt")
+    new_buffers = ("strangeness", "doubt", "support")
     scores: Tensor
     held: Tensor
     strangeness: Tensor
     doubt: Tensor
+    support: Tensor
 
     def __init__(
         self,
@@ -175,6 +181,8 @@ class SplitConformal(Calibrated):
         # of the held-out rows, in rising order: vacuitic risk [n], if the model has it, and uncertainty of the prediction [n]
         self.register_buffer("strangeness", torch.empty(0))
         self.register_buffer("doubt", torch.empty(0))
+        # range of the targets, if the model's distribution has one
+        self.register_buffer("support", torch.empty(0))
         # group and weight of each score
         self.register_buffer("score_groups", torch.empty(0, dtype=torch.int64) if groups is not None else None)
         self.register_buffer("score_weights", torch.empty(0, dtype=torch.float64) if weight is not None else None)
@@ -202,6 +210,7 @@ class SplitConformal(Calibrated):
             score = "lac" if answers.labels else "normalized" if self.by in answers.risk.names() else "absolute"
         scores, calibration_rows = self._held_out_scores(answers, score, seed)
         groups, weights = self._groups_and_weights(answers, score)
+        self.support = torch.empty(0) if score in CLASSES else buffer_of(answers.support, answers.target)
         strangeness = answers.risk.vacuitic if self.watches else None
         self.strangeness = torch.empty(0) if strangeness is None or strangeness.dim() > 1 else strangeness.sort().values
         # a random pass may share its noise between all rows, so that their risks rise and fall together
@@ -379,10 +388,10 @@ class SplitConformal(Calibrated):
             else:
                 spread = self._offsets(x, y) if heads else risk_named(risk, "total")[None]
                 lower, upper = self._ends(y, spread, coverage)
-            return lower - q, upper + q
+            return clipped((lower - q, upper + q), self.support)
         width = q * (self._score_unit(y, risk) if self.score == "normalized" else torch.ones_like(y))
         width = width.where(~q.isinf(), q)  # infinite also where the risk is 0
-        return y - width, y + width
+        return clipped((y - width, y + width), self.support)
 
     def predict_set(
         self, x: Any, coverage: float = 0.9, *, generator: torch.Generator | None = None, allow_empty: bool = True

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from workbench.calibration.answers import Answers, level
 from workbench.calibration.base import Calibrated
+from workbench.calibration.support import buffer_of, clipped, support_of
 from workbench.core.crossfit import committee_of
 from workbench.core.members import predictive
 from workbench.core.method import evaluating
@@ -114,9 +115,11 @@ class CrossConformal(Calibrated):
 
     needs_risk = True
     options = ("score",)
+    new_buffers = ("support",)
 
     scores: Tensor
     fold: Tensor
+    support: Tensor
 
     def __init__(self, wrapped: nn.Module, score: str = "normalized") -> None:
         if score not in ("normalized", "absolute"):
@@ -127,6 +130,7 @@ class CrossConformal(Calibrated):
         self.score = score
         self.register_buffer("scores", torch.empty(0))
         self.register_buffer("fold", torch.empty(0, dtype=torch.int64))
+        self.register_buffer("support", torch.empty(0))
 
     def fit(self, data: Any, *, batch_size: int = 1024, seed: int = 0) -> CrossConformal:
         """Set the scores from the out-of-fold predictions.
@@ -152,6 +156,7 @@ class CrossConformal(Calibrated):
         device = next(self.wrapped.parameters()).device
         self.scores = ((out_of_fold.target - prediction).abs() / risk).detach().to(device)
         self.fold = out_of_fold.fold.to(device)
+        self.support = buffer_of(support_of(self.wrapped, (), {}), out_of_fold.target).to(device)
         self.fitted_on = {"name": "rows out of fold of the training", "rows": len(self.fold), "date": today()}
         return self
 
@@ -189,4 +194,5 @@ class CrossConformal(Calibrated):
         middle, spread = torch.stack(middles), torch.stack(spreads)
         if self.score == "absolute":
             spread = torch.ones_like(spread)
-        return _outward(cv_plus(middle, spread, self.scores, self.fold, coverage), mixture.loc.dtype)
+        ends = _outward(cv_plus(middle, spread, self.scores, self.fold, coverage), mixture.loc.dtype)
+        return clipped(ends, self.support)

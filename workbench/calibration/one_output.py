@@ -12,23 +12,31 @@ from workbench.core.outputs.options import form_of
 from workbench.core.outputs.resolution import resolve
 from workbench.engine.tree import flatten, names, replace_node
 
-FORMS = ("values", "logits", "probs")
+FORMS, BINARY = ("values", "logits", "probs"), "binary"
+REMEDY = 'output={"logits": Logits()}, or wrap a function that returns it'
 
 
 def one_meaning(output: Any) -> Any:
     """Return the meaning of the output to calibrate: the option `output=`, or the only entry of a dict that is values or class scores.
 
+    A yes or no counts if there is nothing else.
+
     Raises:
         ValueError: there is no such output, or several.
     """
     entries = list(output.values()) if isinstance(output, Mapping) else [output]
-    chosen = [entry for entry in entries if form_of(entry) in FORMS]
+    chosen = _calibrated([form_of(entry) for entry in entries])
     if len(chosen) == 1:
-        return chosen[0]
+        return entries[chosen[0]]
     raise ValueError(
         f"the model was wrapped with output={output!r}; this needs exactly one output that is values [n, ...] or class scores: "
-        f"{_remedy(entries, 'name only that one')}"
+        f"name only that one, {REMEDY}"
     )
+
+
+def _calibrated(forms: Sequence[str]) -> list[int]:
+    """Return the positions of the outputs that can be calibrated."""
+    return [i for i, form in enumerate(forms) if form in FORMS] or [i for i, form in enumerate(forms) if form == BINARY]
 
 
 def one_name(output: Any, y: Any) -> str:
@@ -45,21 +53,14 @@ def one_name(output: Any, y: Any) -> str:
         return ""
     leaves, paths = flatten(y)[0], names(y)
     meanings: list[Meaning | None] = resolve(output, lambda: paths, leaves, 0)
-    places = [i for i, meaning in enumerate(meanings) if meaning is not None and form_of(meaning) in FORMS]
+    places = _calibrated(["" if meaning is None else form_of(meaning) for meaning in meanings])
     if len(places) == 1:
         return paths[places[0]]
     several = ", ".join(repr(paths[i]) for i in places) or "none"
     raise TypeError(
         f"the model gives a {type(y).__name__}; calibration needs exactly one tensor of predictions [rows, ...], and found: {several}. "
-        f"{_remedy(meanings, 'Name it when wrapping')}"
+        f"Name it when wrapping, {REMEDY}"
     )
-
-
-def _remedy(entries: Sequence[Any], naming: str) -> str:
-    if any(entry is not None and form_of(entry) == "binary" for entry in entries):
-        # which Logits() would take for classes that exclude each other
-        return "For a yes or no wrap a function that returns the scores of both, torch.stack([0 * logit, logit], -1), with Logits(dim=-1)"
-    return f'{naming}, output={{"logits": Logits()}}, or wrap a function that returns it'
 
 
 def pick(tree: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from workbench.calibration.answers import Answers, check_rows, check_values, level, risk_named
 from workbench.calibration.base import Calibrated, distribution_of
+from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution
 from workbench.errors import require
 from workbench.metrics._inputs import numbers
@@ -84,6 +85,8 @@ class QuantileRecalibration(Calibrated):
     options = ("per_output",)
     moves_prediction = True
     keeps_family = False
+    new_buffers = ("support",)
+    support: Tensor
     stated: Tensor
     observed: Tensor
 
@@ -93,6 +96,7 @@ class QuantileRecalibration(Calibrated):
         # the identity until fitted; `stated` is in log-odds, since float32 has no numbers between 1 - 6e-8 and 1
         self.register_buffer("stated", torch.tensor([[-torch.inf, torch.inf]]))
         self.register_buffer("observed", torch.tensor([[0.0, 1.0]]))
+        self.register_buffer("support", torch.empty(0))
 
     def _fit(self, answers: Answers, seed: int) -> None:
         check_values(answers, "recalibration of quantiles")
@@ -112,6 +116,7 @@ class QuantileRecalibration(Calibrated):
             for part in zip(*lines, strict=True)
         )
         self.stated, self.observed = stated.logit().to(answers.y), observed.to(answers.y)
+        self.support = buffer_of(answers.support, answers.target)
 
     def _lines(self) -> tuple[Tensor, Tensor]:
         return _to_float64(self.stated).sigmoid(), _to_float64(self.observed)
@@ -186,11 +191,11 @@ class QuantileRecalibration(Calibrated):
             coverage: probability inside, strictly between 0 and 1.
 
         Returns:
-            (lower, upper), each shaped like the prediction and in its units.
+            (lower, upper), each shaped like the prediction and in its units, clipped to the support of the model's distribution.
         """
         level("coverage", coverage)
         lower, upper = self._quantiles(x, (1 - coverage) / 2, (1 + coverage) / 2)
-        return lower, upper
+        return clipped((lower, upper), self.support)
 
     def _quantiles(self, x: Any, *q: float) -> Tensor:
         y, risk = self._ask(x, risk=True)

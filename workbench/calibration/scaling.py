@@ -16,10 +16,10 @@ from workbench.calibration.answers import (
     check_values,
     level,
     log_probabilities,
-    precise,
     risk_named,
 )
-from workbench.calibration.base import Calibrated, class_dim, distribution_of, output_of
+from workbench.calibration.base import Calibrated, as_given, class_scores, distribution_of, output_of
+from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution, Normal
 from workbench.errors import require
 from workbench.metrics._inputs import family_of, numbers, predicted
@@ -142,7 +142,8 @@ class TemperatureScaling(Calibrated):
     2021). The most probable class does not change. Predictions keep their form, logits or probabilities. A model wrapped with
     output="values" is assumed to return logits, and its risks, which are in units of the logits, are divided by T.
 
-    Maps and tokens are calibrated over all pixels and tokens that have a class; class number -100 is ignored.
+    Maps and tokens are calibrated over all pixels and tokens that have a class; class number -100 is ignored. A yes or no (`Binary`) has two
+    classes, with logits 0 and that of the model; several labels share the temperature. `predict_set` returns no and yes in its last dimension.
 
     Risks of class outputs: total is the entropy of the new probabilities, in nats. The average does not determine each voter's prediction at
     another temperature, so aleatoric and epistemic keep their shares of the total (still `total == aleatoric + epistemic`); epistemic is then
@@ -169,7 +170,7 @@ class TemperatureScaling(Calibrated):
         self.register_buffer("temperature", torch.tensor(1.0))
 
     def _fit(self, answers: Answers, seed: int) -> None:
-        form = output_of(self.wrapped)  # before labels are checked, which would ask for class numbers of a yes or no
+        form = output_of(self.wrapped)
         check_labels(answers, "temperature scaling")
         check_rows(answers, "temperature scaling")
         known = answers.known
@@ -177,8 +178,8 @@ class TemperatureScaling(Calibrated):
         self.temperature = torch.tensor(temperature, dtype=answers.y.dtype, device=answers.y.device)
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
-        form, dim = output_of(self.wrapped), class_dim(self.wrapped)
-        wide = precise(y.movedim(dim, -1))
+        form = output_of(self.wrapped)
+        wide = class_scores(self.wrapped, y)
         scores = (log_probabilities(wide, form) if form == "probs" else wide) / self.temperature
         if form == "values":
             return scores.to(y.dtype), Risk(
@@ -187,12 +188,12 @@ class TemperatureScaling(Calibrated):
         new = {"vacuitic": risk.vacuitic}
         if risk.total is not None:
             log_p = scores.log_softmax(-1)
-            new["total"] = torch.special.entr(log_p.exp()).sum(-1)
+            new["total"] = torch.special.entr(log_p.exp()).sum(-1).reshape(risk.total.shape)
             share = torch.zeros_like(risk.total) if risk.epistemic is None else risk.epistemic / risk.total
             share = share.where(risk.total > 0, 0.0)
             new["aleatoric"] = new["total"] * (1 - share)
             new["epistemic"] = None if risk.epistemic is None else new["total"] * share
-        return (scores.softmax(-1) if form == "probs" else scores).movedim(-1, dim).to(y.dtype), Risk(**new)
+        return as_given(self.wrapped, scores.softmax(-1) if form == "probs" else scores, y), Risk(**new)
 
     def predict_set(self, x: Any, coverage: float = 0.9) -> Tensor:
         """Return the smallest set of classes whose probabilities sum to at least the coverage; use method="conformal" for a guarantee.
@@ -234,18 +235,22 @@ class VarianceScaling(Calibrated):
     """
 
     options = ("per_output",)
+    new_buffers = ("support",)
     scale: Tensor
+    support: Tensor
 
     def __init__(self, wrapped: nn.Module, per_output: bool = False) -> None:
         super().__init__(wrapped)
         self.per_output = per_output
         self.register_buffer("scale", torch.tensor(1.0))
+        self.register_buffer("support", torch.empty(0))
 
     def _fit(self, answers: Answers, seed: int) -> None:
         check_values(answers, "variance scaling")
         check_rows(answers, "variance scaling")
         family, risk = distribution_of(self.wrapped), risk_named(answers.risk, "total")
         self.scale = fit_variance_scale(answers.y, risk, answers.target, family, self.per_output).to(answers.y)
+        self.support = buffer_of(answers.support, answers.target)
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
         return y, Risk(**{n: risk[n] if n == "vacuitic" else risk[n] * self.scale for n in risk})
@@ -269,9 +274,10 @@ class VarianceScaling(Calibrated):
             coverage: probability inside, strictly between 0 and 1.
 
         Returns:
-            (lower, upper), each shaped like the prediction and in its units.
+            (lower, upper), each shaped like the prediction and in its units, clipped to the support of the model's distribution.
         """
         level("coverage", coverage)
         y, risk = self._ask(x, risk=True)
         family, sigma = distribution_of(self), risk_named(risk, "total") * self.scale
-        return family.icdf((1 - coverage) / 2, y, sigma), family.icdf((1 + coverage) / 2, y, sigma)
+        ends = family.icdf((1 - coverage) / 2, y, sigma), family.icdf((1 + coverage) / 2, y, sigma)
+        return clipped(ends, self.support)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from workbench.data.images import is_image, to_numbers, to_tensor
 from workbench.data.splits import LazySplit
-from workbench.data.targets import as_inputs, as_target, check_target, class_names, kind
+from workbench.data.targets import BOOLEAN, as_inputs, as_target, check_target, class_names, kind
 from workbench.engine.tree import tree_map
 
 
@@ -188,6 +188,8 @@ def lazily(
     if classes is not None or "classification" not in numbered:
         return split, tasks, names
     counts, seen = _count_classes(_Targets(dataset, convert), tasks, workers)
+    of_first = names if isinstance(names, Mapping) else {"": names}
+    counts |= {name: BOOLEAN for name, count in counts.items() if of_first[name] == BOOLEAN and len(count) <= 2}
     names = dict.fromkeys(tasks) | counts if isinstance(tasks, Mapping) else counts[""]
     convert = replace(convert, classes=names)
     return (

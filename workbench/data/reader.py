@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.core.batches.rows import Source, TensorRows, rows_loader, with_class_numbers
 from workbench.core.batches.rows import read as read_rows
@@ -61,10 +61,9 @@ def data_of(data: Any, split: int = 0) -> Data:
             )
         return one_target(data)
     source = read_rows(data)
-    rows = source if isinstance(source, TensorRows) else _collected(source)
+    rows, boolean = (source, is_boolean(_target_of(data))) if isinstance(source, TensorRows) else _collected(source)
     x, y = _checked(rows)
     classes = not y.is_floating_point()
-    boolean = isinstance(data, tuple | list) and len(data) == 2 and is_boolean(data[1])
     names = BOOLEAN if boolean else class_names(None, int(y.max()) + 1)
     try:
         train, test = partition(len(x), TEST_SHARE, split, y if classes else None)
@@ -126,8 +125,15 @@ def _in_memory(split: Any) -> Split:
     return split if split.x.dtype != torch.uint8 else replace(split, x=split.x.float())
 
 
-def _collected(source: Any) -> TensorRows:
-    """Return all rows of a Dataset or DataLoader in memory."""
+def _target_of(data: Any) -> Any:
+    """Return the targets as they were given, if rows are in memory."""
+    if isinstance(data, TensorDataset):
+        return data.tensors[1]
+    return data[1] if isinstance(data, tuple | list) and len(data) == 2 else None
+
+
+def _collected(source: Any) -> tuple[TensorRows, bool]:
+    """Return all rows of a Dataset or DataLoader in memory, and whether their targets are True and False."""
     pairs = list(source if isinstance(source, DataLoader) else rows_loader(source, batch_size=1024))
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
@@ -135,7 +141,7 @@ def _collected(source: Any) -> TensorRows:
     if not pairs:
         raise ValueError("data: there is no row")
     x, y = (torch.cat([pair[i] for pair in pairs]) for i in range(2))
-    return cast(TensorRows, read_rows((x, with_class_numbers(y))))
+    return cast(TensorRows, read_rows((x, with_class_numbers(y)))), is_boolean(y)
 
 
 def _checked(rows: TensorRows) -> tuple[Tensor, Tensor]:

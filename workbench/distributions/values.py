@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import constraints
 
 from workbench.distributions.base import Distribution, same_shape
 from workbench.distributions.joint import JointNormal
@@ -329,6 +330,7 @@ class LogNormal(Distribution):
     """
 
     location_scale: ClassVar[bool] = False
+    support: ClassVar[constraints.Constraint] = constraints.positive
 
     def _checked(self, where: str, loc: Any, risk: Any, *y: Any, zero_risk: bool = False) -> list[Tensor]:
         loc, risk, *target = super()._checked(where, loc, risk, *y, zero_risk=zero_risk)

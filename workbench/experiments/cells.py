@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import atomic
 from ..errors import WorkbenchWarning, require
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
@@ -102,7 +103,7 @@ def run_cells(
             "each worker process imports your script, and would start all over again here: put what starts the cells under "
             "if __name__ == '__main__': (in a notebook this is not needed)"
         )
-    filelock = require("filelock")
+    require("filelock")
     require("pandas")
     log = None if log_to is None else Delivery(tracker_of(log_to))
     reference = _reference(function)
@@ -115,20 +116,12 @@ def run_cells(
         raise ValueError(f"timeout must be a positive number of seconds, or None for no limit, not {timeout!r}")
     check_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout as error:
-        raise BlockingIOError(
-            f"another run is writing {path.name}: wait for it, stop it, or choose another file"
-        ) from error
-    try:
+    busy = f"another run is writing {path.name}: wait for it, stop it, or choose another file"
+    with atomic.locked(path.with_name(f".{path.name}.lock"), busy):
         store = Store(path)
         store.sweep()
         failed = _run(reference, cells, store, jobs, threads, timeout, resume, progress, command, scheduler, files, log)
         return _frame(store, cells, failed)
-    finally:
-        lock.release()
 
 
 def _run(

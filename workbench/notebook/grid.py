@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import require
+from .. import atomic
 from ..experiments.environment import environment
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
@@ -195,20 +195,9 @@ def _replaced(earlier: Run, run: Run) -> str:
     return f"replaces the report with {before}; -g {names[0]}={_text(run.parameters[names[0]])} or -o DIR keeps both"
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    filelock = require("filelock")
-    lock = filelock.FileLock(folder / ".workbench.lock")
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout as error:
-        raise BlockingIOError(
-            f"another report is being written to {folder}: wait for it, stop it, or choose another folder (-o)"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
+def _locked(folder: Path) -> contextlib.AbstractContextManager[None]:
+    busy = f"another report is being written to {folder}: wait for it, stop it, or choose another folder (-o)"
+    return atomic.locked(folder / ".workbench.lock", busy)
 
 
 class _Grid:

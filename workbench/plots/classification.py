@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,7 +178,7 @@ def decision_map(
         The Axes, with a colour bar next to them.
 
     Raises:
-        ValueError: for shapes that do not match, or labels of ``points`` without a name in ``classes``.
+        ValueError: for shapes that do not match, labels of ``points`` without a name in ``classes``, or values that colours can't show.
 
     Example:
         >>> import torch
@@ -204,9 +205,10 @@ def decision_map(
     if missing == values.size:
         raise ValueError(f"value: none of its {values.size} values is a finite number")
 
+    norm, scale_note = _norm(values.compressed(), limits)
+    _check_range(norm.vmin, norm.vmax, scale_note, limits)
     ax = new_axes(ax, (6.0, 4.5))
     ax.grid(False)
-    norm, scale_note = _norm(values.compressed(), limits)
     # rasterized: ten thousand vector cells would make a slow file with visible seams
     mesh = ax.pcolormesh(first, second, values, shading="nearest", cmap=cmap, norm=norm, rasterized=True)
     title = ", ".join(part for part in (label, scale_note) if part)
@@ -241,6 +243,18 @@ def decision_map(
     if data is not None or missing:
         legend(ax, notes)
     return ax
+
+
+def _check_range(low: float, high: float, scale_note: str, limits: tuple[float, float] | None) -> None:
+    """Raise if colours from low to high exceed the range of floating-point numbers, beyond which matplotlib draws wrong scales or fails."""
+    width = high / 2 - low / 2
+    is_too_wide = width > 5e307
+    if scale_note and high > 0:  # ticks lie up to half of the decades above the highest
+        decades = math.log10(high) - (math.log10(low) if low > 0 else 0)
+        is_too_wide |= math.log10(high) + decades / 2 > 308
+    if is_too_wide or 0 < width < 1e-280:
+        name, remedy = ("value", "give limits=, or draw its logarithm") if limits is None else ("limits", "give others")
+        raise ValueError(f"{name}: colours can't show numbers from {low:.3g} to {high:.3g}; {remedy}")
 
 
 def _norm(values: Array, limits: tuple[float, float] | None) -> tuple[Any, str]:

@@ -81,14 +81,23 @@ class Delivery:
         self(lambda: self.tracker.end(status))
 
     def close(self) -> None:
-        """Retry the failed calls, and try to end the run in any case."""
-        self._flush()
-        if self._calls:
+        """Retry the failed calls, try to end the run in any case, and warn of calls that failed again: they are lost."""
+        error = self._flush()
+        if error is not None:
             with contextlib.suppress(Exception):
                 self._calls[-1]()
+                self._calls.pop()
+            lost = len(self._calls)
             self._calls.clear()
+            warnings.warn(
+                f"log_to: {type(self.tracker).__name__} failed again at the end ({type(error).__name__}: {error}): {lost} "
+                f"{'call is' if lost == 1 else 'calls are'} lost, and the logged run is not complete",
+                WorkbenchWarning,
+                stacklevel=3,
+            )
 
-    def _flush(self) -> None:
+    def _flush(self) -> Exception | None:
+        """Make the waiting calls, and return the error of the first that fails."""
         while self._calls:
             try:
                 self._calls[0]()
@@ -101,8 +110,9 @@ class Delivery:
                         WorkbenchWarning,
                         stacklevel=3,
                     )
-                return
+                return error
             self._calls.popleft()
+        return None
 
 
 __all__ = ["Delivery", "tracker_of"]

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from workbench.atomic import replacing
-from workbench.training.described_settings import WRAPPERS
+from workbench.training.described_settings import CODE, WRAPPERS
+from workbench.training.function_code import comparable
 
 WRITE_INTERVAL = 5.0  # seconds between two writes, so that short epochs don't wait for the disk
 
@@ -61,6 +62,8 @@ class Checkpoint:
                 f"checkpoint: {self.path} is not a checkpoint of a training, or is damaged ({error}); {remedy}"
             ) from error
         stored.setdefault(WRAPPERS, self.settings.get(WRAPPERS))  # files of earlier versions lack it
+        if CODE in self.settings and not comparable(stored.get(CODE, ""), self.settings[CODE]):
+            stored[CODE] = self.settings[CODE]
         differing = [
             f"{name}: {stored.get(name)} in the file, {self.settings.get(name)} here"
             for name in sorted(stored.keys() | self.settings.keys())

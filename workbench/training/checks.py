@@ -15,12 +15,15 @@ from torch.optim import Optimizer
 
 from workbench.core.additions import add_extra, remove_extra
 from workbench.core.batches.call_arguments import check_arguments, opened
+from workbench.core.batches.dealing import tell
 from workbench.core.batches.rows import Batch, TensorRows, describe, is_one_hot, shape_advice
-from workbench.core.outputs.meanings import IGNORED
+from workbench.core.outputs.class_scores import Classes
+from workbench.core.outputs.meanings import IGNORED, Values
+from workbench.core.outputs.resolution import resolve
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.parametric import Parametric
-from workbench.engine.tree import children, is_float, names, tensors
+from workbench.engine.tree import children, flatten, is_float, names, tensors
 from workbench.training.default_losses import Criterion, LossByMeaning
 
 LR = 0.01  # learning rate of the default optimizer
@@ -129,6 +132,7 @@ def try_batch(
         for targets in [rows.y for rows in in_memory] or [y]:
             loss.check_labels(prediction, targets)
         loss(prediction, y)
+        _tell_untrained(wrapped, loss, prediction, y)
     elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
         family = sole_likelihood(wrapped)
         target_shape = prediction.shape if family is None else family.target_shape(prediction.shape)
@@ -168,6 +172,27 @@ def try_batch(
             "training"
         )
     return trainable, converted, prediction
+
+
+def _tell_untrained(wrapped: Wrapped, loss: LossByMeaning, prediction: Any, y: Any) -> None:
+    """Warn once of outputs that have a meaning and could be trained, and no targets."""
+    trained = {name for name, *_ in loss.matched(prediction, y)}
+    leaves, paths = flatten(prediction)[0], names(prediction)
+    meanings = resolve(loss.output, lambda: paths, leaves, 0)
+    left_out = [
+        repr(name)
+        for name, leaf, meaning in zip(paths, leaves, meanings, strict=True)
+        if isinstance(meaning, Values | Classes) and name not in trained and leaf.requires_grad
+    ]
+    if left_out:
+        outputs = ", ".join(left_out)
+        tell(
+            wrapped,
+            f"untrained {outputs}",
+            f"y: there are targets for {', '.join(map(repr, sorted(trained)))}, and none for {outputs}, which no loss trains: prediction and "
+            f"risk are those of the layers as they were. Give y={{{left_out[0]}: ..., ...}}; freeze the layers if they were trained elsewhere; "
+            "or, if the output is auxiliary, leave it out of output=",
+        )
 
 
 def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, torch.dtype]]:

@@ -19,7 +19,7 @@ from workbench.core.wrapped import Wrapped
 from workbench.training.augmentation import Augmentation
 from workbench.training.default_losses import Criterion, LossByMeaning
 
-WRAPPERS = "wrapper settings"
+WRAPPERS, CODE = "wrapper settings", "code of functions"
 OPTIONS = bool | int | float | str | tuple | None  # types whose repr says all
 
 

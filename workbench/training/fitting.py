@@ -45,11 +45,12 @@ from workbench.training.defaults import (
     move,
     resolve_device,
 )
-from workbench.training.described_settings import checksum, describe_optimizer, described_settings
+from workbench.training.described_settings import CODE, checksum, describe_optimizer, described_settings
 from workbench.training.epoch_choice import lengths_of
 from workbench.training.exclusive import one_at_a_time
 from workbench.training.first_batch import criterion_of, try_first_batch
 from workbench.training.fold_layout import lay_out, pair_settings
+from workbench.training.function_code import fingerprint
 from workbench.training.history import History
 from workbench.training.named_arguments import naming_arguments
 from workbench.training.one_sided_losses import refuse_one_sided
@@ -147,7 +148,7 @@ def fit(
         progress: whether to show a progress bar if the training takes more than two seconds.
         checkpoint: file in which the training state is saved, at most every few seconds, after an epoch. If it exists, training resumes from
             it and ends with the weights of an uninterrupted training. Of a Dataset or DataLoader, only the number of rows is
-            compared, not their contents, and functions are compared by name.
+            compared, not their contents; functions are compared by name, code, and the numbers in their closures.
         callback: callback(progress), called after each step and each epoch with a `Progress`. If it returns something true, the training
             ends there, as with Ctrl-C but without a warning. It may predict with the model; it does not change the training.
         strategy: None, "eager" or "ddp". "ddp" trains one model in all processes started by torchrun (`torchrun --nproc-per-node=4 train.py`),
@@ -176,7 +177,7 @@ def fit(
         TypeError: wrapped is not wrapped, or data cannot be trained on.
         ValueError: an argument is out of range, rows hold NaN, shapes do not match, or checkpoint is of another training.
         ModuleNotFoundError: the package of log_to is not installed.
-        RuntimeError: another thread is training the model, or one that shares parameters with it.
+        RuntimeError: another thread, or the fit whose callback this is, trains the model or one that shares parameters with it.
         FloatingPointError: the loss became NaN or infinite; the model has the best weights so far.
 
     Example:
@@ -260,6 +261,7 @@ def fit(
                 has_folds=fold_layout is not None,
             )
         )
+        code = fingerprint((criterion, *transforms))
         settings = described_settings(
             wrapped,
             criterion,
@@ -272,7 +274,7 @@ def fit(
             seed=seed,
             device=target.type,
             dtype=dtype,
-            **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid)}),
+            **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid), CODE: code}),
         )
         if fold_layout is None:
             resolved_optimizer, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, lengths[0])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from torch import nn
 
 SCALARS = (bool, int, float, str, type(None))
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
@@ -32,6 +34,24 @@ def to_json(name: str, value: Any) -> Any:
         f"{name} in the state_dict is or holds a {type(value).__name__}, and files hold tensors, numbers and texts: return one of these, or "
         "lists, tuples or dicts of them, from get_extra_state, or save with torch.save(wrapped.state_dict(), path)"
     )
+
+
+def check_loadable(names: Iterable[str], plain: type) -> None:
+    """Raise TypeError if no `load_state_dict` would read an entry of a state that is no tensor.
+
+    Args:
+        names: names of such entries.
+        plain: class of the plain model.
+    """
+    if plain.load_state_dict is not nn.Module.load_state_dict:  # type: ignore[attr-defined]
+        return
+    for name in names:
+        # torch does not call the load_state_dict of a model's parts
+        if name.rpartition(".")[2] != "_extra_state":
+            raise TypeError(
+                f"{name} in the state_dict is no tensor, and {plain.__name__} has no load_state_dict that reads it: write one, or use "
+                "get_extra_state and set_extra_state"
+            )
 
 
 def from_json(name: str, text: Any, current: Any) -> Any:
@@ -78,4 +98,4 @@ def _items(value: Any) -> Iterator[Any]:
             yield from _items(item)
 
 
-__all__ = ["from_json", "to_json"]
+__all__ = ["check_loadable", "from_json", "to_json"]

@@ -74,15 +74,8 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
             f"save takes a wrapped model, not {_kind(wrapped)}: wrap it first, or save a plain model with safetensors.torch.save_model"
         )
     contents, tensors = contents_of(outer, wrapped)
-    plain: Any = _plain_class(wrapped)
-    reads_more = plain.load_state_dict is not nn.Module.load_state_dict
-    for name in contents.get("entries", {}):
-        # torch does not call the load_state_dict of a model's parts
-        if not reads_more and name.rpartition(".")[2] != "_extra_state":
-            raise TypeError(
-                f"{name} in the state_dict is no tensor, and {plain.__name__} has no load_state_dict that reads it: write one, or use "
-                "get_extra_state and set_extra_state"
-            )
+    plain = _plain_class(wrapped)
+    entries.check_loadable(contents.get("entries", {}), plain)
     text = {
         "model": import_path(plain),
         "parts": {at: described(part) for at, part in parts.items()},

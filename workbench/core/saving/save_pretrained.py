@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...atomic import write as write_text
 from .adapters import WHOLE, has_readable_adapters, write_adapters
+from .entries import check_loadable, to_json
 from .file_format import CHECKSUM, metadata_of, tensors_of, write
 from .model_card import write_card
 from .outer import around_of, split_outer
@@ -69,6 +70,10 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
         by_trainer = "state_dict" in options  # the Trainer passes it (None in newer versions), users do not
         state = options.pop("state_dict", None)
         adapters = "peft" in libraries and has_readable_adapters(self)
+        others = {name: value for name, value in self.state_dict().items() if not isinstance(value, Tensor)}
+        for name, value in others.items():
+            to_json(name, value)  # raises before anything is written
+        check_loadable(others, type(self)._plain_class)
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file: give a folder")
         if by_trainer:
@@ -106,6 +111,8 @@ def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | No
     if any("lora_" in name or ".base_layer." in name for name in single.state_dict()):
         return None
     plain, state = single.state_dict(), state or wrapped.state_dict()
+    if not all(isinstance(value, Tensor) for value in state.values()):  # of which transformers saves nothing
+        return None
     # weights that have another meaning in the wrapped model, such as the shared ones of rank-one voters
     differs = any(name in state and not torch.equal(value, state[name]) for name, value in plain.items())
     return None if differs else plain
@@ -231,11 +238,8 @@ def _save_whole(wrapped: Any, folder: Path, readable: bool) -> None:
 
 def _write_whole(wrapped: Any, folder: Path) -> None:
     tensors, split, entries = tensors_of(wrapped)
-    if entries:
-        raise TypeError(
-            f"{min(entries)} in the state_dict is no tensor, and save_pretrained keeps tensors only: use workbench.save"
-        )
-    write(folder / WHOLE, text_of(wrapped, split), tensors)
+    text = text_of(wrapped, split) | ({"entries": entries} if entries else {})
+    write(folder / WHOLE, text, tensors)
     (folder / TEXT).unlink(missing_ok=True)
 
 

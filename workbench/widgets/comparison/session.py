@@ -14,7 +14,6 @@ import torch
 
 from workbench import atomic
 from workbench.data import Data
-from workbench.errors import require
 from workbench.training import History
 
 from ..common.predictions import Predictions
@@ -161,7 +160,7 @@ class Session:
             yield
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with require("filelock").FileLock(self.path.with_name(f".{self.path.name}.lock")):
+        with atomic.locked(self.path.with_name(f".{self.path.name}.lock")):
             yield
 
     def _records(self) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.answers import log_probabilities
-from workbench.calibration.base import _record, ask
+from workbench.calibration.base import _record, ask, ask_as_given
 from workbench.calibration.one_output import one_meaning
 from workbench.core.batches.rows import place
 from workbench.core.outputs.options import form_of, meaning_of
@@ -38,10 +38,11 @@ def predict_positions(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict
         ValueError: if shapes or meaning do not fit the targets, or numbers are not finite.
     """
     like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-    y, risks = ask(wrapped, place(x, like.device, like.dtype), True)
-    y, risk = _without_channel(y.cpu()), {name: _without_channel(risks[name].cpu()) for name in risks.names()}
     meaning = output_meaning(wrapped)
     form = form_of(meaning)
+    answer = ask_as_given if form == "binary" else ask
+    y, risks = answer(wrapped, place(x, like.device, like.dtype), True)
+    y, risk = _without_channel(y.cpu()), {name: _without_channel(risks[name].cpu()) for name in risks.names()}
     shape = [len(x), *_without_channel(data.train.y[:1]).shape[1:]]
     expected, forms = {
         "labels": (shape, ("binary",)),
