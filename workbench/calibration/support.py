@@ -24,7 +24,7 @@ def support_of(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[float
     record = wrapped._workbench
     if not record.says_distributions:
         ranges = (_range(getattr(method.distribution, "support", None)) for method in record.methods)
-        return next((found for found in ranges if found != REAL), REAL)
+        return next((bounds for bounds in ranges if bounds != REAL), REAL)
     try:
         return _range(predictive(wrapped, args, kwargs).support)
     except (AttributeError, NotImplementedError, TypeError, ValueError):  # several outputs, or a class without support

@@ -25,8 +25,10 @@ def words_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
         tokenizer: tokenizer of transformers, or an object with `convert_ids_to_tokens`.
         ids: token ids.
     """
-    found = zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True)
-    pieces = [f"<unknown id {number}>" if piece is None else str(piece) for number, piece in found]
+    pieces = [
+        f"<unknown id {number}>" if piece is None else str(piece)
+        for number, piece in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True)
+    ]
     join = getattr(tokenizer, "convert_tokens_to_string", None)
     if join is not None and join(["Ã©"]) == "é":  # every character represents one byte, as in GPT-2
         bytes_of = _bytes()
