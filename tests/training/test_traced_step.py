@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from workbench import compose, fit, laplace, neo, sample, sculpt, vote
 from workbench.core.batches.rows import Batch
+from workbench.core.calls import traceable
 from workbench.errors import WorkbenchWarning
 from workbench.training import traced_step
 from workbench.training.traced_step import TracedStep
@@ -443,3 +444,11 @@ def test_without_what_torch_keeps_for_itself(made: list[TracedStep], monkeypatch
     traced = _train(mlp, vote.Wrapper(4))
     assert made[0].replays > 20
     _assert_same(traced, _train(mlp, vote.Wrapper(4), strategy="eager"))
+
+
+def test_without_knowing_what_packs_saved_tensors(made: list[TracedStep], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older torch can't tell: steps stay eager."""
+    monkeypatch.setattr(traceable, "_TOP_HOOKS", None)
+    trained = _train(mlp, vote.Wrapper(4))
+    assert not made[0].replays
+    _assert_same(trained, _train(mlp, vote.Wrapper(4), strategy="eager"))

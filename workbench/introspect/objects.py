@@ -22,6 +22,7 @@ CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _CONTAINER_TYPES = frozenset([*CONTAINERS, OrderedDict])
 MUTABLE = (dict, list, set, deque)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # attributes of modules
+GLOBAL_HOOKS = tuple(vars(nn.modules.module)[f"_global{kind}"] for kind in HOOKS)  # the same for all modules at once
 
 
 def is_atom(value: Any) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
 
 from ...engine.traced_graph import RefusedError
 from ...engine.tree import tree_map, values_of
+from ...introspect.objects import GLOBAL_HOOKS
 from ...introspect.pure_functions import is_record
 from ...risk import Risk
 
@@ -43,7 +43,7 @@ def in_special_mode() -> bool:
         or _FUNCTORCH.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
-        or torch_module._has_any_global_hook()
+        or any(GLOBAL_HOOKS)
     )
 
 

@@ -11,17 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules import module as torch_module
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...engine.effects.private_random import has_generator
-from ...introspect.objects import is_atom
+from ...introspect.objects import GLOBAL_HOOKS, is_atom
 from ...introspect.pure_functions import Global, ImpureError, globals_of_pure
 from ..additions import EXTRAS, extra
 from ..batches.row_weights import alike
 from ..ownership import engine_of
 from ..standardize import Scaling
 from .lone_calls import Alone
+
+# older torch can't tell whether saved tensors are packed (torch.autograd.graph.saved_tensors_hooks): calls count as not plain there
+_TOP_HOOKS = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 # modules of torch that compute from their tensors, their input and plain attributes only
 _LAYERS = """Identity Flatten Unflatten Sequential ModuleList ModuleDict Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d
@@ -223,8 +225,8 @@ def torch_now() -> tuple[Any, ...]:
         torch._C._is_any_autocast_enabled(),
         torch.is_anomaly_enabled(),
         torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack(),
-        torch_module._has_any_global_hook(),
-        torch._C._autograd._top_saved_tensors_default_hooks(False) is None,
+        any(GLOBAL_HOOKS),
+        _TOP_HOOKS is not None and _TOP_HOOKS(False) is None,
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.compiler.is_compiling(),
