@@ -267,22 +267,21 @@ def test_equal_functions_resume_also_in_another_process(tmp_path: Path, monkeypa
     first, again = loss_of(1.0), loss_of(1.0)
     again(torch.ones(1), torch.zeros(1))
     assert fingerprint([first]) == fingerprint([again]) != fingerprint([loss_of(1.0, 3)])
-    assert (
-        fingerprint([F.mse_loss]) == fingerprint([nn.MSELoss()]) == fingerprint([None])
-    )  # of packages, or by their repr
+    # functions of packages, and what its repr describes, have no code of their own
+    assert fingerprint([F.mse_loss]) == fingerprint([nn.MSELoss()]) == fingerprint([None])
     code = "\n" * 5 + (
         "from workbench.training.function_code import fingerprint\n"
         "def outer(k):\n    return lambda p, t, m=2: sum(k for name in ('a', 'b') if name in {'a', 'b', 'c'})\n"
         "print(fingerprint([outer(3)]))\n"
     )
-    found = set()
+    texts = set()
     for seed in ("1", "2", "3"):
         environment = {
             **os.environ,
             "PYTHONHASHSEED": seed,
             "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path))),
         }
-        found.add(
+        texts.add(
             subprocess.run(
                 [sys.executable, "-c", code + "#" * int(seed)],
                 capture_output=True,
@@ -291,7 +290,7 @@ def test_equal_functions_resume_also_in_another_process(tmp_path: Path, monkeypa
                 check=True,
             ).stdout
         )
-    assert len(found) == 1
+    assert len(texts) == 1
     path = tmp_path / "training.pt"
     quiet(plain(), plane(40), epochs=2, checkpoint=path, criterion=first)
     quiet(plain(), plane(40), epochs=2, checkpoint=path, criterion=again)

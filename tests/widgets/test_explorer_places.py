@@ -17,6 +17,7 @@ from test_explorer_several_models import view, widths
 
 from workbench import attributions
 from workbench.notebook.values import UNTYPESET
+from workbench.plots import COLOURS
 from workbench.widgets import Explorer
 from workbench.widgets.explorer.place_picture import page_of_place
 from workbench.widgets.explorer.row_pictures import Picture, row_body
@@ -139,6 +140,7 @@ def test_the_bars_of_positions_stand_where_their_places_are() -> None:
     picture = row_body(explorer)  # type: ignore[arg-type]
     assert isinstance(picture, Picture)
     assert picture.size == (1, 5)
+    from matplotlib.colors import to_rgb
     from PIL import Image
 
     assert picture.pixels is not None
@@ -149,7 +151,7 @@ def test_the_bars_of_positions_stand_where_their_places_are() -> None:
     filled = []
     for column in range(5):
         x = int((left + width * (column + 0.5) / 5) * wide)
-        orange = np.abs(pixels[rows, x] - np.array([0xD5, 0x5E, 0x00])).sum(1) < 12  # epistemic risk
+        orange = np.abs(pixels[rows, x] - 255 * np.array(to_rgb(COLOURS["epistemic"]))).sum(1) < 12
         filled.append(orange.mean())
     epistemic = explorer.risk.epistemic
     assert torch.equal(torch.tensor(filled).argsort(), epistemic.argsort())

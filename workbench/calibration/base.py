@@ -348,16 +348,18 @@ def risks_at(risks: Risk, name: str) -> Risk:
 def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     """Return prediction, as `class_scores`, and risks (none if `risk` is False) of a model, as tensors of at least float32."""
     part, risks = ask_as_given(model, x, risk)
-    return class_scores(model, part), risks.map(one_per_row) if _binary(model) is not None else risks
+    if (binary := _binary(model)) is None:
+        return part, risks
+    return no_and_yes(part, binary.logits), risks.map(one_per_row)
 
 
 def ask_as_given(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
-    """Return prediction and risks (none if `risk` is False) as the model gives them, in at least float32."""
+    """Return the same, but one number for a yes or no."""
     check_arguments(model, x)
     args, kwargs = opened(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     name = output_name(model, y)
-    return precise(pick(y, name)), risks_at(named_risks(model, risks), name).map(precise)
+    return precise(pick(y, name)).movedim(class_dim(model), -1), risks_at(named_risks(model, risks), name).map(precise)
 
 
 # ---- rows

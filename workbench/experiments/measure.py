@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import metrics
-from ..calibration.base import ask, distribution_of
+from ..calibration.base import ask_as_given, distribution_of
 from ..core.outputs.class_scores import Binary
 from ..core.outputs.options import meaning_of
 from ..risk import Risk
@@ -120,7 +120,7 @@ def measure(wrapped: Any, plain: nn.Module, data: Data, held_out: Split | None) 
 
 
 def _answers(wrapped: Any, x: Tensor, size: int) -> Iterator[tuple[Tensor, Risk]]:
-    return (ask(wrapped, (rows,), bool(wrapped._workbench.methods)) for rows in x.split(size))
+    return (ask_as_given(wrapped, (rows,), bool(wrapped._workbench.methods)) for rows in x.split(size))
 
 
 def _predict(wrapped: Any, x: Tensor, size: int = BATCH_SIZE) -> tuple[Tensor, Risk]:

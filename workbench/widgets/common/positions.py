@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.calibration.base import ask
+from workbench.calibration.base import ask_as_given
 from workbench.core.outputs.options import meaning_of
 from workbench.data import Data, load
 from workbench.data.reader import data_of
@@ -81,7 +81,7 @@ def answers(wrapped: Any, data: Data, x: Tensor, seed: int) -> Predictions:
     with torch.no_grad(), own_random(seed, like.device):
         was_training = wrapped.training
         try:
-            y, risk = ask(wrapped.eval(), (x.to(like.device),), bool(wrapped._workbench.methods))
+            y, risk = ask_as_given(wrapped.eval(), (x.to(like.device),), bool(wrapped._workbench.methods))
         finally:
             wrapped.train(was_training)
     by_name = {name: risk[name].cpu() for name in risk.names()}
