@@ -264,6 +264,16 @@ def test_what_is_not_known_is_refused_by_name(name: str) -> None:
             use()
 
 
+@pytest.mark.parametrize("seed", [3, 6, 7, 11])
+def test_a_mask_is_seen_where_all_scores_are_near_zero(seed: int, seeded: None) -> None:
+    """Where all losses of labels from 0 to 1 are about log 2, whatever is left out."""
+    build, output, batch, words = REFUSED["a loss that the mask cuts"]
+    torch.manual_seed(seed)
+    wrapped = vote.Wrapper(2, output=output, finetune=True)(build())
+    with pytest.raises(ValueError, match=words):
+        fit(wrapped, batch(), progress=False)
+
+
 def test_labels_are_not_looked_at_where_no_targets_are_needed() -> None:
     wrapped = vote.Wrapper(2, output={"logits": Logits(dim=-1)})(Scored(OWN["smoothed"]))
     batch = tokens()
