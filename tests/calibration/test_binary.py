@@ -116,8 +116,8 @@ def test_decisions_are_those_of_two_classes(shape: str, by: str) -> None:
     x, y = rows(shape)
     flat = y[:, 0] if shape == "row" else y
     for per in ("row", "position") if shape == "labels" or by == "confidence" else ("row",):
-        chosen = selective(one, (x, y), by, per=per)  # type: ignore[arg-type]
-        expected = selective(two, (x, flat.long()), by, per=per)  # type: ignore[arg-type]
+        chosen = selective(one, (x, y), by, per=per)
+        expected = selective(two, (x, flat.long()), by, per=per)
         torch.testing.assert_close(chosen.curve, expected.curve)
         decision, wanted = chosen.predictor(coverage=0.5)(x), expected.predictor(coverage=0.5)(x)
         assert decision.kept.float().mean() == pytest.approx(0.5, abs=0.01)

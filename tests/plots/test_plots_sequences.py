@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 
 from workbench import plots
 from workbench.plots import sequences
@@ -72,7 +73,7 @@ def test_tokens_are_written_in_lines_and_words_stay_together() -> None:
     assert len(ax.patches) == 8  # none for NaN
     white, full = ax.patches[0].get_facecolor(), ax.patches[4].get_facecolor()
     assert white[:3] == (1, 1, 1)
-    expected = tuple((1 + c) / 2 for c in (0x05 / 255, 0x70 / 255, 0xAE / 255))  # half of the highest
+    expected = tuple((1 + c) / 2 for c in to_rgb(plots.COLOURS["aleatoric"]))  # half of the highest
     assert full[:3] == pytest.approx(expected, abs=0.01)
 
 
@@ -91,8 +92,6 @@ def test_every_token_has_a_ground_as_wide_as_what_it_shows() -> None:
 
 @pytest.mark.parametrize("kind", ["total", "aleatoric", "epistemic", "vacuitic"])
 def test_letters_are_readable_on_every_shade(kind: str) -> None:
-    from matplotlib.colors import to_rgb
-
     def luminance(colour: Any) -> float:  # of WCAG 2, whose AA asks for a contrast of 4.5
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

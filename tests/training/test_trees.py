@@ -125,7 +125,7 @@ NAMED: Any = {"one": "values", "other": "logits"}
 def test_an_output_without_targets_is_told_once(wrap: Any, in_loader: bool) -> None:
     x = torch.randn(20, 2)
     pair = x, {"one": x[:, :1]}
-    data: Any = DataLoader([(row, {"one": row[:1]}) for row in x], 10) if in_loader else pair  # type: ignore[arg-type]
+    data: Any = DataLoader([(row, {"one": row[:1]}) for row in x], 10) if in_loader else pair
     wrapped = wrap(Named())
     with pytest.warns(
         WorkbenchWarning, match=r"targets for 'one', and none for 'other', which no loss trains.*Give y=\{'other': ..."

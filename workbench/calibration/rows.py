@@ -14,6 +14,7 @@ from workbench.data import Data
 
 
 def batches_of_rows(data: Any, reference: Tensor, size: int, targets: bool) -> Iterator[Batch]:
+    """Yield the rows in batches, with inputs on the device and in the dtype of a parameter `reference`."""
     if isinstance(data, Data | str):
         raise ValueError(
             "data: a Data holds training rows, on which a calibration does not hold for new ones; hold some out before training (train, held = "

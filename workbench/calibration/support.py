@@ -26,8 +26,8 @@ def support_of(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[float
         ranges = (_range(getattr(method.distribution, "support", None)) for method in record.methods)
         return next((bounds for bounds in ranges if bounds != REAL), REAL)
     try:
-        return _range(predictive(wrapped, args, kwargs).support)
-    except (AttributeError, NotImplementedError, TypeError, ValueError):  # several outputs, or a class without support
+        return _range(getattr(predictive(wrapped, args, kwargs), "support", None))
+    except (NotImplementedError, ValueError):  # a class without support, or a distribution among several outputs
         return REAL
 
 

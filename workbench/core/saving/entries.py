@@ -36,14 +36,14 @@ def to_json(name: str, value: Any) -> Any:
     )
 
 
-def check_loadable(names: Iterable[str], plain: type) -> None:
+def check_loadable(names: Iterable[str], plain: type[nn.Module]) -> None:
     """Raise TypeError if no `load_state_dict` would read an entry of a state that is no tensor.
 
     Args:
         names: names of such entries.
         plain: class of the plain model.
     """
-    if plain.load_state_dict is not nn.Module.load_state_dict:  # type: ignore[attr-defined]
+    if plain.load_state_dict is not nn.Module.load_state_dict:
         return
     for name in names:
         # torch does not call the load_state_dict of a model's parts
