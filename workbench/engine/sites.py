@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ CONTRACTIONS = frozenset(
         *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
     ]
 )
+# code of functions without their decorators, kept since each site may ask for that of some hundred functions
+_CODES: weakref.WeakKeyDictionary[types.FunctionType, types.CodeType | None] = weakref.WeakKeyDictionary()
 _IN_PLACE = frozenset(f"{name}_" for name in CONTRACTIONS)
 _SPELLINGS = CONTRACTIONS.union(  # torch.linalg.matmul, Tensor.addmm_, torch.ops.aten.mm.default
     _IN_PLACE, *((f"linalg_{name}", f"{name}.default") for name in CONTRACTIONS)
@@ -96,13 +99,19 @@ def _flat(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[lis
     return flatten((args, kwargs))
 
 
-def _forwards_of_functions() -> set[types.CodeType]:
+def _forwards_of_functions() -> set[types.CodeType | None]:
     """Return the code of the forward of every `torch.autograd.Function`, which newer versions of torch call from C++."""
     classes = [torch.autograd.Function]
     for cls in classes:
         classes += cls.__subclasses__()
-    functions = [inspect.unwrap(cls.forward) for cls in classes]
-    return {function.__code__ for function in functions if isinstance(function, types.FunctionType)}
+    return {_code_of(cls.forward) for cls in classes if isinstance(cls.forward, types.FunctionType)}
+
+
+def _code_of(function: types.FunctionType) -> types.CodeType | None:
+    """Return the code of a function without its decorators."""
+    if function not in _CODES:
+        _CODES[function] = getattr(inspect.unwrap(function), "__code__", None)
+    return _CODES[function]
 
 
 class TensorFacts:
