@@ -34,6 +34,9 @@ BY_HAND = {
     "stacked": "stacked weights",
     "tabm": "TabM's batched members (Gorishniy et al. 2025)",
     "laplace_torch": "laplace-torch",
+    "uncertainty_ensemble": "torch-uncertainty, deep ensemble",
+    "uncertainty_packed": "torch-uncertainty, packed ensemble",
+    "uncertainty_dropout": "torch-uncertainty, MC dropout",
 }
 MARKS = "osD^vPX"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#444444", "#56B4E9", "#E69F00")

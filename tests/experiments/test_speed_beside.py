@@ -63,13 +63,13 @@ def test_races_are_run_with_members_of_tabm(speed: ModuleType, monkeypatch: pyte
 
 
 def test_members_of_tabm_share_weights_and_learn(speed: ModuleType) -> None:
-    trainings = sys.modules["speed_fit"]
+    trainings, hand = sys.modules["speed_fit"], sys.modules["speed_hand"]
     case = replace(speed.TRAININGS["vote of sculpt, last layer, 5 x 8-50-50-1"], rows=128, epochs=40)
     torch.manual_seed(0)
     x, y, *_ = trainings._data(case)
-    nlls = [trainings.nll_of(trainings._tabm(replace(case, epochs=epochs), x, y)(x).detach(), y) for epochs in (1, 40)]
+    nlls = [hand.nll_of(hand._tabm(replace(case, epochs=epochs), x, y)(x).detach(), y) for epochs in (1, 40)]
     assert nlls[1] < nlls[0] - 0.3
-    assert trainings._tabm(replace(case, epochs=1), x, y)(x[:3]).shape == (5, 3, 2)
+    assert hand._tabm(replace(case, epochs=1), x, y)(x[:3]).shape == (5, 3, 2)
 
 
 def test_a_training_with_laplace_torch_ends_with_its_posterior(
@@ -93,7 +93,7 @@ def test_a_training_with_laplace_torch_ends_with_its_posterior(
 
     trainings = sys.modules["speed_fit"]
     monkeypatch.setitem(sys.modules, "laplace", types.SimpleNamespace(Laplace=Laplace))
-    monkeypatch.setattr(trainings, "lacking", lambda peer: "")
+    monkeypatch.setattr(sys.modules["speed_hand"], "lacking", lambda peer: "")
     name = "laplace, 8-50-50-1"
     monkeypatch.setattr(
         trainings, "TRAININGS", {name: replace(speed.TRAININGS[name], epochs=1, rows=32, batch=16, rounds=2)}
