@@ -16,6 +16,7 @@ from .entries import to_json
 
 KEY = "workbench"  # key of the JSON text in the file's metadata
 CHECKSUM = f"{KEY}_checksum"  # key of the checksum of that text
+DEFAULT = {"version": 1}  # what torch's modules say of the layout of their state, unless it has changed
 VERSION = 4  # version 2 added checksums, version 3 modules around the model, version 4 entries that are no tensors
 
 
@@ -60,6 +61,22 @@ def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str], dict[str, An
     return tensors, split, entries
 
 
+def versions_of(wrapped: Any) -> dict[str, Any]:
+    """Return what modules say of the layout of their state (`_metadata` of a state dict), without those that say torch's default.
+
+    Layers such as those of the former `torch.nn.utils.spectral_norm` take a state that says nothing for one of an older layout.
+    """
+    told = getattr(wrapped.state_dict(), "_metadata", {})
+    return {path: entry for path, entry in told.items() if entry != DEFAULT and _is_json(entry)}
+
+
+def _is_json(entry: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(entry)) == entry)
+    except (TypeError, ValueError):  # of a module of the user's
+        return False
+
+
 def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write a file atomically."""
     from safetensors.torch import save_file
@@ -87,4 +104,15 @@ def checksum(tensor: Tensor) -> str:
     return total.hexdigest()
 
 
-__all__ = ["CHECKSUM", "KEY", "VERSION", "checksum", "digest", "metadata_of", "tensors_of", "write"]
+__all__ = [
+    "CHECKSUM",
+    "DEFAULT",
+    "KEY",
+    "VERSION",
+    "checksum",
+    "digest",
+    "metadata_of",
+    "tensors_of",
+    "versions_of",
+    "write",
+]

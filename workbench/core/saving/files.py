@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +26,7 @@ from ..wrapped import is_wrapped
 from ..wrapper import Wrapper
 from . import entries
 from .file_contents import named_wrapper, read
-from .file_format import write
+from .file_format import DEFAULT, write
 from .outer import INNER, check_outer, contents_of, load_outer, split_outer
 from .save_pretrained import AROUND
 from .savepoint import Savepoint
@@ -250,7 +251,10 @@ def _loaded(model: Any, wrapper: Wrapper | None, text: dict[str, Any], tensors: 
     _cast(model, tensors)
     state = model.state_dict()
     rest = {name: entries.from_json(name, value, state.get(name)) for name, value in text.get("entries", {}).items()}
-    load_state(model, {**tensors, **rest}, assign=any(tensor.is_meta for tensor in _tensors(state).values()))
+    new: Any = OrderedDict({**tensors, **rest})
+    if "versions" in text:  # older files have none
+        new._metadata = {path: {**DEFAULT} for path in getattr(state, "_metadata", ())} | text["versions"]
+    load_state(model, new, assign=any(tensor.is_meta for tensor in _tensors(state).values()))
     for at, part in _parts(model).items():
         recall_data(part._workbench, text["parts"][at])
     return model

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...engine.clone import eager
 from ..registry import OUTER, outer_class
-from .file_format import tensors_of
+from .file_format import tensors_of, versions_of
 
 INNER = "wrapped."  # prefix of the inner model in the state of such a module
 
@@ -34,6 +34,7 @@ def contents_of(outer: list[Any], model: Any) -> tuple[dict[str, Any], dict[str,
         text["around"] = described
     if entries:
         text["entries"] = entries
+    text["versions"] = versions_of(model)
     return text, {prefix + name: tensor for name, tensor in tensors.items()} | around
 
 

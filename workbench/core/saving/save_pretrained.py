@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...atomic import write as write_text
 from .adapters import WHOLE, has_readable_adapters, write_adapters
 from .entries import check_loadable, to_json
-from .file_format import CHECKSUM, metadata_of, tensors_of, write
+from .file_format import CHECKSUM, metadata_of, tensors_of, versions_of, write
 from .model_card import write_card
 from .outer import around_of, split_outer
 from .training_data import note_trainer
@@ -167,6 +167,7 @@ def text_of(wrapped: Any, split: list[str]) -> dict[str, Any]:
         "model": import_path(type(wrapped)._plain_class),
         "parts": {path: described(part) for path, part in parts.items()},
         "complex": split,
+        "versions": versions_of(wrapped),
         "base": import_path(getattr(type(base), "_plain_class", type(base))),
         "attention": getattr(base.config, "_attn_implementation", None),
         "buffers": {
