@@ -240,6 +240,28 @@ def test_an_error_is_said_in_the_widget_and_the_rest_goes_on() -> None:
     assert explorer.edits == {"load": 1.0}
 
 
+def test_an_edit_that_cannot_be_predicted_is_undone_and_named() -> None:
+    class Table(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if (x[:, 0] > 30).any():
+                raise RuntimeError("no such entry")
+            return super().forward(x)
+
+    explorer = Explorer(vote.Wrapper(2)(Table(2, 1)), beams())
+    name, other = list(explorer._editor.knobs)[:2]
+    assert explorer.widget is not None
+    explorer._editor._sliders[other].value = explorer._editor._sliders[other].max
+    kept, prediction = explorer.edits, explorer.prediction.clone()
+    explorer._editor._numbers[name].value = 31.0
+    assert "no such entry" in explorer.message
+    assert f"row {explorer.row}, edited: {other}=" in explorer.message
+    assert f"{name}=31" in explorer.message
+    assert explorer.edits == kept  # else the prediction would be that of another input
+    assert torch.equal(explorer.prediction, prediction)
+    with torch.no_grad():
+        torch.testing.assert_close(prediction, explorer.wrapped.eval()(explorer.x[None])[0])
+
+
 def test_the_plain_baseline_says_why_it_cannot_abstain() -> None:
     explorer = Explorer(compose()(nn.Linear(2, 1)), beams())
     v = view(explorer)

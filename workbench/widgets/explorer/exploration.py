@@ -202,6 +202,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
     def _take(self, row: int) -> None:
         answers = predict_cases(self.wrapped, self.data, self.data.test.x[row : row + 1])
         self._row, self._original, self._current = row, answers, answers
+        self._answered: dict[str, float] = {}
         self._editor.load(self.data.test.x[row])
 
     def edit(self, changes: Mapping[str | int, float] | None = None, **more: float) -> Self:
@@ -220,15 +221,10 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
             ValueError: if a value or the prediction is not finite; the case is not changed then.
         """
         self._refresh_if_trained()
-        before = dict(self._editor.changes)
         wanted: dict[str | int, float] = dict(changes or {})
         wanted.update(more)
         self._editor.set(wanted)
-        try:
-            self._predict_again()
-        except Exception:
-            self._editor.restore(before)
-            raise
+        self._predict_again()
         self._refresh("edit")
         return self
 
@@ -237,8 +233,16 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         return self.select(self._row)
 
     def _predict_again(self) -> None:
-        changed = bool(self._editor.changes)
-        self._current = predict_cases(self.wrapped, self.data, self.x[None]) if changed else self._original
+        """Predict the edited case; if that fails, go back to the edits that the current prediction belongs to."""
+        edits = dict(self._editor.changes)
+        try:
+            self._current = predict_cases(self.wrapped, self.data, self.x[None]) if edits else self._original
+        except Exception as error:
+            self._editor.restore(self._answered)
+            names = ", ".join(f"{name}={value:.7g}" for name, value in edits.items())
+            error.add_note(f"row {self._row}, edited: {names}; the case was not changed")
+            raise
+        self._answered = edits
 
     def _edited(self) -> None:
         """Predict again after a slider was moved."""

@@ -202,7 +202,8 @@ class ExplorerView:
             try:
                 yield
             except Exception as problem:
-                self._show_problem(f"{type(problem).__name__}: {problem}")
+                notes = "".join(f" ({note})" for note in getattr(problem, "__notes__", ()))
+                self._show_problem(f"{type(problem).__name__}: {problem}{notes}")
                 self._controls()
             else:
                 self._show_problem("")
