@@ -308,6 +308,22 @@ def test_an_interrupt_while_it_is_reported_on_stops_it_as_well() -> None:
     assert (job.status, job.result, seen) == ("stopped", None, ["running", "stopped"])
 
 
+def test_a_second_interrupt_while_the_first_is_reported_ends_the_job() -> None:
+    def work(job: Job) -> None:
+        job.report(0.1)
+        job.report(0.2)  # so soon after the first that it is passed on at the end only
+        raise KeyboardInterrupt
+
+    def show(job: Job) -> None:
+        if job.cancelled and not job.ended:
+            raise KeyboardInterrupt
+
+    jobs: list[Job] = []
+    with pytest.raises(KeyboardInterrupt):
+        Jobs().submit(work, on_change=lambda job: (jobs.append(job), show(job)), block=True)
+    assert (jobs[0].status, jobs[0].wait(0)) == ("stopped", True)
+
+
 # ---- threads of torch
 def in_thread(function: Any) -> Any:
     found: list[Any] = []

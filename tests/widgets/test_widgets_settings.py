@@ -11,6 +11,7 @@ from torch import nn
 import workbench
 from workbench import Wrapper, compose, neo, sample, sculpt, vote
 from workbench.core.registry import unregister
+from workbench.widgets import Comparison
 from workbench.widgets.comparison.forms import CandidateForm, Form
 from workbench.widgets.comparison.settings import (
     Candidate,
@@ -216,3 +217,13 @@ def test_every_control_has_a_tooltip():
         form, described = Form(Part(cls)), by_name(cls)
         for name, control in form.controls.items():
             assert control.tooltip == f"{name}: {described[name].help}", (cls, name)
+
+
+def test_a_blocking_start_trains_the_others_and_names_the_model_that_failed():
+    wrappers = {"odd": neo.Wrapper(layers="nowhere"), "vote": vote.Wrapper()}
+    comparison = Comparison(lambda: nn.Linear(3, 1), (torch.randn(80, 3), torch.randn(80, 1)), wrappers, epochs=1)
+    with pytest.raises(ValueError, match="nowhere") as raised:
+        comparison.start(block=True)
+    assert raised.value.__notes__ == ["while training odd; the other models were trained all the same"]
+    assert comparison.results.index.tolist() == ["plain", "vote"]
+    assert list(comparison.errors) == ["odd"]

@@ -117,18 +117,20 @@ class Job:
             self.status, self._start = "running", time.perf_counter()
         status = "failed"
         try:
-            self._tell()
-            with _threads_of(threads):
-                self.result = self._function(self, *self._args)
-            status = "stopped" if self.cancelled else "done"
-        except KeyboardInterrupt:
-            self._cancelled = True
-            status = "stopped"
-        except BaseException as error:
-            self.error, self.traceback = error, traceback.format_exc()
-        if self._unreported:
-            self._tell()
-        self._finish(status)
+            try:
+                self._tell()
+                with _threads_of(threads):
+                    self.result = self._function(self, *self._args)
+                status = "stopped" if self.cancelled else "done"
+            except KeyboardInterrupt:
+                self._cancelled = True
+                status = "stopped"
+            except BaseException as error:
+                self.error, self.traceback = error, traceback.format_exc()
+            if self._unreported:
+                self._tell()
+        finally:  # also at a second Ctrl-C, after which the job would otherwise seem to run for ever
+            self._finish(status)
 
     def _finish(self, status: str) -> None:
         self._function, self._args = _released, ()  # free memory that they may hold

@@ -251,7 +251,8 @@ class Comparison(Outcome):
         """Train the ticked models, one after another, except those already trained with these settings.
 
         Args:
-            block: train in this thread, and raise errors; Ctrl-C stops, and trained models are kept.
+            block: train in this thread; Ctrl-C stops, and trained models are kept. If the training of a model fails, the others are trained, and
+                then the first error is raised, with the name of the model.
             again: also train models that are already trained with these settings.
 
         Returns:

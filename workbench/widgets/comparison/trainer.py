@@ -56,7 +56,7 @@ class Trainer:
         Args:
             entered: current settings.
             again: also repeat trainings that exist.
-            block: train in this thread.
+            block: train in this thread, and raise the error of the first training that failed after all others are done.
         """
         findings, places = self._findings, entered.places(self._findings.data.split)
         for candidate in entered.ticked:
@@ -74,11 +74,21 @@ class Trainer:
         findings.batch_of, findings.batch, findings.before = entered, {}, frozenset(run.id for run in findings.runs)
         for candidate, _ in missing:
             findings.forget_failures(candidate.name)
+        failed: Exception | None = None
         for candidate, place in missing:
-            job = self._submit(candidate, place, entered, block)
+            try:
+                job = self._submit(candidate, place, entered, block)
+            except Exception as error:
+                if findings.job_name(candidate.name, place) not in findings.batch:
+                    raise  # it was not even started
+                error.add_note(f"while training {candidate.name}; the other models were trained all the same")
+                failed = failed or error
+                continue
             findings.batch.setdefault(job.name, job)
             if block and job.cancelled:
                 break
+        if failed is not None:
+            raise failed
         return bool(missing)
 
     def save(self, new: Sequence[Trained] = (), **changes: Sequence[Trained]) -> None:
