@@ -172,7 +172,8 @@ class Clone:
         set_values(values, self.tree)
         slots = {id(container[key]): slot for container, key, slot in self.places} if values else {}
         if any(id(item) in slots for value in values.values() for item in tensors_and_generators(value)):
-            self.places = [*(self.places if temporary else ()), *places(self.root, slots)]
+            copies = [value for name, value in values.items() if value is not attributes[name]]
+            self.places = [*(self.places if temporary else ()), *places(self.root, slots, copies)]
 
     def constants(self) -> list[Tensor]:
         """Return the tensors that the model holds without having registered them, other than those that forward leaves behind."""

@@ -7,7 +7,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from torch import Tensor, nn
@@ -255,13 +255,16 @@ def own_attributes(tensor: Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if name not in ("__deepcopy__", "_is_param")}
 
 
-def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tuple[Any, Any, str]]:
+def places(
+    root: nn.Module, wanted: Mapping[int, str] | None = None, copies: Iterable[Any] = ()
+) -> list[tuple[Any, Any, str]]:
     """Return every dict entry and list item below `root` that holds one of the wanted tensors.
 
     Args:
         root: the module to search: parameters, buffers, (nested) containers in attributes, such as the flat weights of an LSTM, and
             unregistered modules inside these.
         wanted: id of a tensor -> its name; None: all tensors, with the name "".
+        copies: values below `root` that nothing else holds, in whose objects, too, entries may be replaced.
 
     Returns:
         Triples (container, key, name), for use as `container[key] = other`.
@@ -273,7 +276,7 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
         if wanted is None or id(tensor) in wanted:
             entries.append((container, key, "" if wanted is None else wanted[id(tensor)]))
 
-    def search(container: Any, depth: int) -> None:
+    def search(container: Any, depth: int, objects: bool = False) -> None:
         if id(container) in seen or depth > 5:
             return
         seen.add(id(container))
@@ -283,17 +286,21 @@ def places(root: nn.Module, wanted: Mapping[int, str] | None = None) -> list[tup
             if isinstance(value, Tensor):
                 add_entry(container, key, value)
             elif isinstance(value, dict | list) and key != "_modules":
-                search(value, depth + 1)
+                search(value, depth + 1, objects)
             elif isinstance(value, tuple | functools.partial):
                 items = _ReplacingItems(container, key)
                 for i, item in enumerate(value.args if isinstance(value, functools.partial) else value):
                     if isinstance(item, Tensor):
                         add_entry(items, i, item)
                     elif isinstance(item, dict | list):
-                        search(item, depth + 2)
+                        search(item, depth + 2, objects)
                 if isinstance(value, functools.partial):
-                    search(value.keywords, depth + 1)
+                    search(value.keywords, depth + 1, objects)
+            elif objects and not isinstance(value, nn.Module) and isinstance(getattr(value, "__dict__", None), dict):
+                search(vars(value), depth + 1, objects)
 
+    held = [value for value in copies if not isinstance(value, Tensor | tuple)]  # named, since `seen` has its id
+    search(held, -1, objects=True)
     for module in with_unregistered(root):
         if not is_scripted(module):
             search(module.__dict__, 0)
