@@ -127,7 +127,7 @@ def test_crps_is_its_integral(name: str) -> None:
 def test_far_counts_and_rates_keep_their_digits() -> None:
     y, log_rate = torch.tensor([[1e6], [0.0]]), torch.tensor([[13.8], [-18.4]])
     found = FromTorch("Poisson").log_prob(y, log_rate, torch.zeros(0, 2, 1))
-    exact = scipy.stats.poisson(log_rate.double().exp().numpy()).logpmf(y.numpy())
+    exact = scipy.stats.poisson(log_rate.double().exp().numpy()).logpmf(y.double().numpy())
     torch.testing.assert_close(found, torch.as_tensor(exact).float())
     shapes = torch.tensor([[[5.0], [30.0]]])  # so wide a binomial is a Poisson
     found = FromTorch("NegativeBinomial").log_prob(
