@@ -17,7 +17,7 @@ from ..introspect.objects import tensors_and_generators
 from ..introspect.unregistered import assigned_in_forward, unregistered
 from .clone import places
 from .effects.attributes import Tree, Values, modules
-from .effects.branch_values import copy_values, set_values
+from .effects.branch_values import MISSING, copy_values, set_values
 from .effects.containers import Containers, holds_mutable
 from .effects.parameters import REMEDY, RegistrableViews
 from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_whole
@@ -55,6 +55,7 @@ class Clone:
         self.root, self.method = root, method
         self.tree = modules(root)
         self.places = places(root, slots)
+        self._kept: list[tuple[Any, Any, str]] = []  # places where forward has put tensors of slots
         self._unregistered: set[tuple[nn.Module, str]] | None = None  # modules, and attributes that hold tensors
         self._assigned: list[tuple[nn.Module, str]] | None = None  # modules, and attributes that forward may set
         self.buffers = buffers
@@ -154,9 +155,19 @@ class Clone:
                     attributes = vars(value)
                     attributes.update(users)
                     attributes.update(own)
-        for container, key, slot in self.places:
+        for container, key, slot in (*self.places, *self._kept):
             if slot in values:
                 container[key] = values[slot]
+
+    def note_kept(self, values: Values) -> None:
+        """Note which of these attributes hold tensors of the pass, for which the next pass has others."""
+        slots = {id(container[key]): slot for slot, (container, key) in self.first_place.items()}
+        if any(id(item) in slots for value in values.values() for item in tensors_and_generators(value)):
+            known = {(id(container), key) for container, key, _ in self.places}
+            present = places(self.root, slots, [value for value in values.values() if value is not MISSING])
+            self._kept = [place for place in present if (id(place[0]), place[1]) not in known]
+        else:
+            self._kept = []
 
     def copy_attributes(self, attributes: Values, source: Tree, temporary: bool = False) -> None:
         """Replace attributes of the clone by copies of another tree's attributes.
@@ -196,7 +207,9 @@ class Clone:
         """Return the tensors of slots that lie in attributes, or in lists and dicts held by these, as (container, key, tensor)."""
         registered = {id(d) for m in self.tree.values() for d in (m._parameters, m._buffers)}
         return [
-            (container, key, container[key]) for container, key, _ in self.places if id(container) not in registered
+            (container, key, container[key])
+            for container, key, _ in (*self.places, *self._kept)
+            if id(container) not in registered
         ]
 
     @contextmanager

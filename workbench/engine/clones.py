@@ -328,6 +328,7 @@ class Clones:
                 explain_write(self.root, error)
                 raise
             self._last = clone
+            clone.note_kept(get_values(self.impure, clone.tree))
             if self._writes is not None:
                 self._writes.check_next()
             return
@@ -355,6 +356,7 @@ class Clones:
         if texts and changes:
             _report_changes(self.root, plan.purity, difference(texts, described(clone.tree, changes), changes), new)
         self.impure |= changes | caches | held_elsewhere(self.root, clone.tree, changes, private)
+        clone.note_kept(get_values(self.impure, clone.tree))
         self.ever_impure = self.ever_impure or bool(changes)
         self.watched.add(mode)
 

@@ -6,10 +6,13 @@ import copy
 import types
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...introspect.objects import HOOKS, MUTABLE, is_atom, is_bare, is_generator, parts, tensors_and_generators
 from .attributes import Attribute, Tree, Values, attributes
+
+_PLACE = "_workbench_place"  # attribute of a tensor: where a branch registers it
 
 
 class MISSING:
@@ -55,18 +58,31 @@ def set_values(values: Values, tree: Tree) -> None:
 
 
 def copy_values(values: Values, source: Tree, target: Tree) -> Values:
-    """Copy attribute values for another tree: modules and registered tensors become those of the target, other tensors are cloned."""
+    """Copy attribute values for another tree: modules and registered tensors become those of the target, other tensors are cloned.
+
+    The clone of a tensor that the target has not registered, since it has one for all branches, says where it was registered, so that it
+    becomes that of a branch again, also after the target was copied or pickled.
+    """
     if not values:
         return {}
     memo: dict[int, Any] = {}
+    places: dict[int, tuple[str, str, str]] = {}  # id of a registered tensor -> module path, kind, and name
     for path, module in source.items():
         if path in target:
             memo[id(module)] = target[path]
             for kind in ("_parameters", "_buffers"):
-                targets = target[path].__dict__[kind]
-                memo.update(
-                    {id(t): targets[n] for n, t in module.__dict__[kind].items() if t is not None and n in targets}
-                )
+                places.update({id(t): (path, kind, n) for n, t in module.__dict__[kind].items() if t is not None})
+    for item in (item for value in values.values() for item in tensors_and_generators(value)):
+        place = places.get(id(item)) or getattr(item, _PLACE, None)
+        if place is not None and isinstance(item, Tensor):
+            path, kind, name = place
+            registered = target[path].__dict__[kind].get(name) if path in target else None
+            if registered is None:
+                # parameters have no graph to keep, in which views of a changed base could not be cloned
+                with torch.set_grad_enabled(torch.is_grad_enabled() and kind == "_buffers"):
+                    registered = item.clone()
+                setattr(registered, _PLACE, place)
+            memo[id(item)] = registered
     return {name: value if value is MISSING else duplicate(value, memo) for name, value in values.items()}
 
 
