@@ -285,7 +285,7 @@ def _laplace_torch(training: Training, models: list[nn.Module], x: Tensor, y: Te
 
 
 def _torch_uncertainty(training: Training, kind: str, x: Tensor, y: Tensor, reach: Reach | None = None) -> Predict:
-    """Train networks of torch-uncertainty with one optimizer: an ensemble, packed members as wide as its default has them, or MC dropout."""
+    """Train networks of torch-uncertainty with one optimizer: an ensemble, a packed ensemble or MC dropout."""
     from torch_uncertainty.methods import deep_ensembles, mc_dropout
     from torch_uncertainty.models.mlp import packed_mlp
 
@@ -299,22 +299,11 @@ def _torch_uncertainty(training: Training, kind: str, x: Tensor, y: Tensor, reac
         model = mc_dropout(dropped(training.network()), training.draws, on_batch=True, **regression)
 
     def members(x: Tensor) -> Tensor:
+        model.train(torch.is_grad_enabled())  # without gradients, MC dropout has several passes
         return model(x).view(-1, len(x), 2)
 
-    def predict(x: Tensor) -> Tensor:
-        model.eval()
-        try:
-            return members(x)
-        finally:
-            model.train()
-
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    for inputs, targets in _batches(training, x, y, predict, reach, optimizer):
-        optimizer.zero_grad()
-        answers = members(inputs)
-        (len(answers) * _loss(answers, targets.expand(len(answers), *targets.shape))).backward()
-        optimizer.step()
-    return predict
+    _train_together(training, members, [*model.parameters()], x, y, reach)
+    return members
 
 
 __all__ = ["ROUNDS", "Predict", "Reach", "Training", "by_hand", "by_torch_uncertainty", "nll_of"]

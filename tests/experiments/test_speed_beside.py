@@ -103,6 +103,63 @@ def test_a_training_with_laplace_torch_ends_with_its_posterior(
     assert asked == 2 * ["regression", "last_layer", "32 rows", "marglik"]
 
 
+@pytest.mark.parametrize(
+    "name", ["vote of sculpt, last layer, 5 x 8-50-50-1", "sample of sculpt, last layer, 8-50-50-1"]
+)
+def test_networks_of_torch_uncertainty_learn_and_race(
+    speed: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    class Ensemble(nn.Module):
+        def __init__(self, networks: list[nn.Module], **_: Any) -> None:
+            super().__init__()
+            self.networks = nn.ModuleList(networks)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([network(x) for network in self.networks])
+
+    class Dropout(nn.Module):
+        def __init__(self, network: nn.Module, n: int, **_: Any) -> None:
+            super().__init__()
+            self.network, self.n = network, n
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.network.train()(x if self.training else x.repeat(self.n, 1))
+
+    def packed_mlp(features: int, outputs: int, hidden: list[int], num_estimators: int, alpha: int) -> nn.Module:
+        width = hidden[0] * alpha // num_estimators
+        networks = [
+            nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, outputs))
+            for _ in range(num_estimators)
+        ]
+        return Ensemble(networks)
+
+    methods = types.SimpleNamespace(deep_ensembles=Ensemble, mc_dropout=Dropout)
+    for path, module in {"": None, ".methods": methods, ".models": None, ".models.mlp": None}.items():
+        full = f"torch_uncertainty{path}"
+        monkeypatch.setitem(sys.modules, full, module or types.ModuleType(full))
+    vars(sys.modules["torch_uncertainty.models.mlp"])["packed_mlp"] = packed_mlp
+    trainings, hand = sys.modules["speed_fit"], sys.modules["speed_hand"]
+    monkeypatch.setattr(hand, "lacking", lambda peer: "")
+    case = replace(speed.TRAININGS[name], rows=128, epochs=40)
+    torch.manual_seed(0)
+    x, y, *_ = trainings._data(case)
+    ways = hand.by_torch_uncertainty(case)
+    assert ways.keys() == ({"uncertainty_dropout"} if case.method else {"uncertainty_ensemble", "uncertainty_packed"})
+    for kind in (way.removeprefix("uncertainty_") for way in ways):
+        nlls = []
+        for epochs in (1, 40):
+            members = hand._torch_uncertainty(replace(case, epochs=epochs), kind, x, y)
+            with torch.no_grad():
+                answers = members(x)
+            assert answers.shape == (5, len(x), 2)  # voters, or passes with dropout
+            nlls.append(hand.nll_of(answers, y))
+        assert nlls[1] < nlls[0] - 0.1
+    monkeypatch.setattr(trainings, "TRAININGS", {name: replace(case, rows=32, batch=16, epochs=2)})
+    monkeypatch.setattr(trainings, "ROUNDS", 2)
+    row = speed.run(race=name, on="cpu")
+    assert row.keys() >= {f"{way}_{what}" for way in ways for what in ("s", "nll", "reached")}
+
+
 # ---- peers
 def test_a_peer_that_is_not_there_or_broken_is_told(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     peers = sys.modules["speed_peers"]

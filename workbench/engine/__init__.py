@@ -16,7 +16,7 @@ Modules:
 - `ladder`: the table of executors, which one runs a call, and which is tried next if it refuses; `rung` is one attempt.
 - `request`: everything an executor sees of the engine.
 - `executors/`: the ways to run the branches of a request. A new one is a file there and a row in the ladder's table.
-- `clones`, `branch`, `clone`: the copies of the model that branches run on, one pass on a copy, and structural copies.
+- `clones`, `branch`, `branch_pass`, `clone`: the copies of the model that branches run on, one of them, a pass on it, and structural copies.
 - `sites`: the calls that mix data with parameters. `rank_one`: weights kept as rank-one factors.
 - `effects/`: side effects of a pass, kept consistent over all branches.
 - `tree`: flattening of inputs and outputs. `dependence`: which tensors an output depends on.

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...errors import NotDealableError
-from ..branch import Clone, run_branch
+from ..branch import Clone
+from ..branch_pass import run_branch
 from ..effects.inputs import Key, object_mark
 from ..effects.random import values_unavailable
 from ..effects.reseeding import SeededNoiseError, SeedWatch

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ...introspect.objects import tensors_and_generators
-from ..branch import refuse_recomputing, run_branch
+from ..branch_pass import refuse_recomputing, run_branch
 from ..effects.buffers import commit
 from ..effects.containers import holds_mutable
 from ..effects.random import RandomSources, were_drawn

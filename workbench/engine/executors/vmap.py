@@ -16,7 +16,8 @@ from torch._functorch import vmap as functorch_vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..branch import Clone, is_batched, refuse_recomputing, run_branch
+from ..branch import Clone, is_batched
+from ..branch_pass import refuse_recomputing, run_branch
 from ..clone import share
 from ..effects.containers import Containers, holds_mutable
 from ..effects.random import RandomSources
