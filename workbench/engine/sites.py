@@ -99,12 +99,17 @@ def _flat(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[lis
     return flatten((args, kwargs))
 
 
-def _forwards_of_functions() -> set[types.CodeType | None]:
-    """Return the code of the forward of every `torch.autograd.Function`, which newer versions of torch call from C++."""
+def _code_of_functions() -> set[int]:
+    """Return the ids of code whose frames are inside a `torch.autograd.Function`.
+
+    It is that of `apply`, or of the forward of every such class where a newer version of torch has `apply` in C++.
+    """
+    if code := getattr(torch.autograd.Function.apply, "__code__", None):
+        return {id(code)}
     classes = [torch.autograd.Function]
     for cls in classes:
         classes += cls.__subclasses__()
-    return {_code_of(cls.forward) for cls in classes if isinstance(cls.forward, types.FunctionType)}
+    return {id(_code_of(cls.forward)) for cls in classes if isinstance(cls.forward, types.FunctionType)}
 
 
 def _code_of(function: types.FunctionType) -> types.CodeType | None:
@@ -423,10 +428,10 @@ class Sites(TorchFunctionMode):
         """
         if not self._grad or torch.is_grad_enabled():
             return
-        forwards = _forwards_of_functions()
+        inside = _code_of_functions()
         frame = sys._getframe()
         while frame := frame.f_back:  # type: ignore[assignment]
-            self.in_function = self.in_function or frame.f_code in forwards
+            self.in_function = self.in_function or id(frame.f_code) in inside
             if frame.f_code is CheckpointFunction.forward.__code__:
                 raise CheckpointedSite(
                     "the model recomputes activations in the backward pass (torch.utils.checkpoint), where the wrapper's changes to them "
