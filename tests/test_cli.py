@@ -161,6 +161,7 @@ def test_data_sets_are_listed_and_shown(
     assert "did you mean 'concrete'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_gets_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)  # as head does when it has seen enough

@@ -49,6 +49,7 @@ def test_interrupted_fits_leave_a_model_that_can_be_used() -> None:
     assert hits > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: vote.Wrapper(2), sculpt.Wrapper, sample.Wrapper])
 def test_modes_are_noted_whole(make: type) -> None:
     """Each line of `refresh` after a change of modes: evaluation afterwards has no dropout and no batch statistics."""
@@ -87,6 +88,7 @@ class CollectingLater(Interruption):
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_finalizer_is_interrupted_while_the_profiler_waits() -> None:
     """CPython 3.11 looks the profiler up, makes an object for the frame, which may collect garbage, and only then calls the profiler."""
@@ -119,6 +121,7 @@ def _any() -> object:
     return contextlib.suppress(KeyboardInterrupt)
 
 
+@pytest.mark.slow
 def test_an_error_that_comes_of_an_interrupt_is_the_interrupt() -> None:
     class Raising(nn.Module):
         def __init__(self) -> None:
@@ -144,6 +147,7 @@ def test_an_error_that_comes_of_an_interrupt_is_the_interrupt() -> None:
             vote.Wrapper(3)(net())(torch.ones(2, 5))
 
 
+@pytest.mark.slow
 def test_inference_mode_that_is_being_entered_or_left_ends_at_once() -> None:
     """Its guard would put gradients back to what they were inside once the traceback is gone."""
 

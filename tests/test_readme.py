@@ -14,6 +14,7 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 1

@@ -48,6 +48,7 @@ def test_linear_voters_add_what_their_mean_weight_does() -> None:
         assert change["epistemic"][row].item() == pytest.approx(y.std(correction=0).item())
 
 
+@pytest.mark.slow
 def test_risks_of_classes_are_those_of_a_fine_sum_over_plain_copies() -> None:
     """Three hundred places on the way, copy by copy; and completeness (Sundararajan et al., 2017)."""
     wrapped = seeded(lambda: vote.Wrapper(3, output="logits")(smooth(9, 3)))
@@ -73,6 +74,7 @@ def test_risks_of_classes_are_those_of_a_fine_sum_over_plain_copies() -> None:
         assert found.gap[name].abs().max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [sample.Wrapper(4, output="logits"), compose(vote.Wrapper(2, output="logits"), sculpt.Wrapper())],
@@ -95,6 +97,7 @@ def test_sums_are_complete_whatever_the_wrapper(method: Any) -> None:
     assert all(torch.equal(found.values[name], again.values[name]) for name in found.names)
 
 
+@pytest.mark.slow
 def test_a_risk_whose_gradients_are_cut_off_is_left_out_with_the_reason() -> None:
     wrapped = seeded(
         lambda: compose(vote.Wrapper(2), neo.Wrapper())(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))

@@ -62,6 +62,7 @@ def same(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(answers(one), answers(other), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_what_was_saved_comes_back_to_the_last_bit(name: str, tmp_path: Path) -> None:
     calibrated = MADE[name]()

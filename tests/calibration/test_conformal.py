@@ -61,6 +61,7 @@ def test_too_few_rows_for_a_coverage_are_refused() -> None:
 
 
 # ---- values
+@pytest.mark.slow
 @pytest.mark.parametrize("score", ["absolute", "normalized", "cqr"])
 def test_intervals_cover_as_often_as_asked(score: str) -> None:
     calibrated = SplitConformal(known(), score)
@@ -131,6 +132,7 @@ def test_one_number_per_row_has_the_intervals_of_a_column(options: dict[str, Any
         torch.testing.assert_close(end, column[:, 0])
 
 
+@pytest.mark.slow
 def test_joint_coverage_by_simulation() -> None:
     calibrated = SplitConformal(known(outputs=3), "normalized", joint=True)
 
@@ -229,6 +231,7 @@ def slow_score(p: np.ndarray, label: int, u: float, penalty: float = 0.0, k_reg:
     return sum(p[above]) + u * p[label] + penalty * max(0, len(above) + 1 - k_reg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

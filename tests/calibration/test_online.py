@@ -118,6 +118,7 @@ def test_scores_in_units_of_the_risk(method: Any) -> None:
     assert torch.equal(lower, -upper)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_coverage_holds_over_time_where_that_of_split_conformal_is_lost(method: Any) -> None:
     y = drifting(1600)

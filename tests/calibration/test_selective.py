@@ -113,6 +113,7 @@ def test_the_bounded_threshold_is_that_of_scipy() -> None:
     assert best < chosen.threshold(risk=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("binary", [True, False])
 def test_the_bound_holds_as_often_as_it_says(binary: bool) -> None:
     # risks r uniform, expected error r^2: below a threshold t it is t^2 / 3

@@ -277,6 +277,7 @@ def test_a_state_of_more_methods_says_what_it_has_beside() -> None:
     assert all(torch.equal(a(X), b(X)) for a, b in zip(wrapped.voters(), source.voters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_part_of_a_larger_model_loads_with_it() -> None:
     for name in MAKERS:
         whole = nn.Sequential(nn.Linear(3, 3), wrapped_net(name)).eval()

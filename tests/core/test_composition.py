@@ -349,6 +349,7 @@ def test_neo_beside_voters_leaves_recomputed_layers_in_training_mode() -> None:
         torch.testing.assert_close(gradients[1][name], grad)
 
 
+@pytest.mark.slow
 def test_noise_reaches_heads_that_are_computed_together() -> None:
     def epistemic(strategy: str) -> Tensor:
         with torch.random.fork_rng([]):

@@ -213,6 +213,7 @@ def test_labels_of_unknown_places_are_refused_where_one_is_missing() -> None:
         wrapped.fit([batch])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert classes", "bert labels", "bert tokens", "gpt2"])
 def test_the_prior_of_laplace_is_tuned_by_the_labels(name: str) -> None:
     case = LABELLED[name]

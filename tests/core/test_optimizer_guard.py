@@ -194,6 +194,7 @@ def test_an_optimizer_of_a_model_wrapped_before_another_method_was_added_is_repo
         steps(both, opt)
 
 
+@pytest.mark.slow
 def test_a_part_that_another_optimizer_would_have_to_train_is_reported_when_that_is_gone() -> None:
     wrapped: Any = sculpt.Wrapper(n_layers=1)(mlp())
     trunk = sgd(wrapped.base_parameters())
@@ -272,6 +273,7 @@ def test_the_given_model_can_be_trained_beside_the_wrapped_one() -> None:
     opt.step()
 
 
+@pytest.mark.slow
 def test_a_part_of_the_given_model_can_be_trained_after_the_wrapped_one() -> None:
     """What a finished training has left in the gradients of the wrapped object says nothing about the next."""
     model = mlp()
@@ -388,6 +390,7 @@ def test_all_kinds_of_steps_work(make: Any) -> None:
     assert all(not torch.equal(p, old) for p, old in zip(wrapped.parameters(), before, strict=True))
 
 
+@pytest.mark.slow
 def test_a_step_can_be_compiled() -> None:
     wrapped: Any = vote.Wrapper(2)(mlp())
     opt = sgd(wrapped.parameters())

@@ -199,6 +199,7 @@ def test_adapters_of_parameters_are_refused() -> None:
             peft.get_peft_model(wrapper(network()), config())
 
 
+@pytest.mark.slow
 def test_where_peft_is_imported_wrapped_models_are_still_one_graph() -> None:
     torch._dynamo.reset()
     wrapped = vote.Wrapper(2)(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)))

@@ -42,6 +42,7 @@ TYPES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_voter_gets_such_adapters_and_keeps_them(kind: str, tmp_path: Path) -> None:
     wrapped = voting(independent=False)
@@ -195,6 +196,7 @@ def test_adapters_are_disabled_for_all_voters() -> None:
         assert_answers(adapted, logits(references(plain, adapted)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safe", [False, True])
 def test_adapters_are_merged_into_the_weights_of_each_voter(safe: bool) -> None:
     wrapped = voting()
@@ -240,6 +242,7 @@ def test_merged_weights_without_numbers_are_refused_whole() -> None:
             torch.testing.assert_close(value, before[name], equal_nan=True)
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_and_loaded(tmp_path: Path) -> None:
     wrapped = voting()
     start = copy.deepcopy(wrapped)

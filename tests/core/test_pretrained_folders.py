@@ -164,6 +164,7 @@ def card_of(folder: Path) -> str:
     return text[text.index("## Data") : text.index("## Load it")]
 
 
+@pytest.mark.slow
 def test_the_card_says_of_the_data_what_is_known_and_no_more(tmp_path: Path) -> None:
     labels = torch.arange(20) % 3
     ids = torch.randint(20, (20, 6))

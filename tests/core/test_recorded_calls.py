@@ -102,6 +102,7 @@ def test_what_is_not_sure_to_repeat_is_left_alone(name: str) -> None:
     assert calls_of(wrapped).replays == 0
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs() -> None:
     wrapped = wrapped_as(Two)
     with torch.no_grad():
@@ -125,6 +126,7 @@ class Optional(nn.Module):
         return self.net(x if scale is None else x * scale)
 
 
+@pytest.mark.slow
 def test_inputs_given_by_keyword() -> None:
     """Other keywords are another kind of call, also if their tensors have the same shapes."""
     wrapped = wrapped_as(Optional)
@@ -294,6 +296,7 @@ def test_units_count() -> None:
         assert_same(wrapped(x, return_risk=True), as_ever(wrapped, x, return_risk=True))
 
 
+@pytest.mark.slow
 def test_other_forms_are_other_calls() -> None:
     wrapped = wrapped_as(mlp)
     with torch.no_grad():
@@ -375,6 +378,7 @@ def test_a_difference_ends_it_and_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert calls_of(wrapped).off
 
 
+@pytest.mark.slow
 def test_a_model_that_changes_again_and_again_is_recorded_anew() -> None:
     wrapped, x = wrapped_as(Residual), batches()[0]
     with torch.no_grad():

@@ -253,6 +253,7 @@ def test_labels_of_a_dataset_have_the_names_that_it_says() -> None:
     assert Data.from_dataset(rows).classes == ("0", "1", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_training_on_read_rows_is_that_on_tensors(workers: int) -> None:
     # a forked process draws no numbers of this one

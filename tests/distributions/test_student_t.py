@@ -74,6 +74,7 @@ def df_of(wrapped: Any) -> Any:
     return wrapped._workbench.methods[-1].distribution.df
 
 
+@pytest.mark.slow
 def test_a_parameter_is_learned_with_the_model_that_it_is_given_to() -> None:
     torch.manual_seed(0)
     df = nn.Parameter(torch.tensor(10.0))

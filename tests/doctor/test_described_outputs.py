@@ -235,6 +235,7 @@ class Detector(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_boxes_are_one_output() -> None:
     found = diagnose(Detector(), rows(2, 150, 3))
     (output,) = found.outputs

@@ -124,6 +124,7 @@ def test_what_is_said() -> None:
     assert diagnose(frozen(), x()).findings[0].what == "a.weight, a.bias (2 of 4)"
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_filled_once_does_not_grow() -> None:
     (found,) = diagnose(CASES["cache_dict"].build(), *CASES["cache_dict"].inputs()[0]).findings
     assert found.kind == "state"
@@ -254,6 +255,7 @@ class DictInput(Base):
         return super().forward(batch["x"])
 
 
+@pytest.mark.slow
 def test_examples_are_taken_as_tensors_tuples_dicts_and_keywords() -> None:
     mask = torch.ones(6, 1)
     for found in (
@@ -301,6 +303,7 @@ def test_functions_are_looked_at() -> None:
         diagnose(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_wrapped_models_are_looked_at_as_plain_ones() -> None:
     wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(If())
     found = diagnose(wrapped, x())
@@ -375,6 +378,7 @@ class Noisy(nn.Module):
         return self.layer(x) + torch.randn(3)
 
 
+@pytest.mark.slow
 def test_html_is_escaped_and_leaves_colours_to_the_theme() -> None:
     page = diagnose(If(), x())._repr_html_()
     assert "if h[:, 0].max() &gt; -9:" in page

@@ -99,6 +99,7 @@ def test_every_registered_wrapper_has_a_verdict() -> None:
     assert "picky: refused" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_wrapper_without_defaults_needs_settings() -> None:
     found = diagnose(Base(), x())
     assert found.verdicts["needy"] == "needs settings"

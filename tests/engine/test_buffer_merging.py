@@ -69,6 +69,7 @@ def test_a_shared_trunk_with_norms_costs_no_operation_per_branch():
         assert totals[n] <= plain + heads + 2 * N_BUFFERS + 10, (n, totals[n], plain, heads)
 
 
+@pytest.mark.slow
 def test_voters_own_buffers_are_written_whole():
     few, many = (
         operations(wrapped_step(vote.Wrapper(n, strategy="vmap")(network())))[torch.ops.aten.select] for n in (2, 6)

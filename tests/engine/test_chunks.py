@@ -22,6 +22,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", [vote.Wrapper, sample.Wrapper], ids=["vote", "sample"])
 def test_a_prediction_of_a_quarter_at_once_takes_a_quarter_of_the_memory(wrapper: Any) -> None:
     model, x = net(), torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
@@ -34,6 +35,7 @@ def test_a_prediction_of_a_quarter_at_once_takes_a_quarter_of_the_memory(wrapper
     assert taken[4] < 0.3 * taken[None]
 
 
+@pytest.mark.slow
 def test_a_step_in_chunks_keeps_what_its_backward_pass_needs() -> None:
     """All activations of all voters, but what else a pass takes only for some at once."""
     x, y = torch.randn(512, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(512, 1)

@@ -113,6 +113,7 @@ def test_a_wrapped_model_is_one_graph_with_the_numbers_of_plain_models(name: str
         assert graphs.count == first, "compiled anew"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sample_weights", "sample_activations"])
 def test_compiled_samples_differ_from_each_other_and_from_call_to_call(name: str) -> None:
     wrapped = wrap(name).eval()
@@ -124,6 +125,7 @@ def test_compiled_samples_differ_from_each_other_and_from_call_to_call(name: str
     assert not torch.equal(answers[0][0], answers[1][0])
 
 
+@pytest.mark.slow
 @in_short(["vote", "vote_rank1", "vote_last2", "vote_sculpt"], {"vote_sculpt"})
 def test_rows_are_dealt_in_one_graph(name: str) -> None:
     wrapped = wrap(name, nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()).train()
@@ -141,6 +143,7 @@ def test_rows_are_dealt_in_one_graph(name: str) -> None:
     assert graphs.count == 1
 
 
+@pytest.mark.slow
 @in_short(["vote", "vote_last2", "sculpt", "sample_weights", "vote_sculpt"], {"sample_weights"})
 def test_a_compiled_training_step_trains_as_plain_models_do(name: str) -> None:
     wrapped = wrap(name).train()
@@ -170,6 +173,7 @@ def test_a_compiled_training_step_trains_as_plain_models_do(name: str) -> None:
 # ---- without a look, after changes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @in_short(["vote", "sculpt", "sample_activations", "sample_sculpt"], {"vote"})
 def test_the_first_call_may_be_a_compiled_one(name: str) -> None:
     wrapped = wrap(name).eval()
@@ -259,6 +263,7 @@ def test_a_compiled_model_can_be_wrapped(name: str, how: str) -> None:
         assert_answer(seeded(wrapped, x, return_risk=True), answer)
 
 
+@pytest.mark.slow
 @in_short(["vote", "sculpt", "sample_weights"], {"sculpt"})
 def test_a_wrapped_model_compiles_in_place(name: str) -> None:
     wrapped = wrap(name).eval()
@@ -342,6 +347,7 @@ def test_models_that_are_no_single_graph(name: str, cls: type[Net]) -> None:
         assert getattr(wrapped, "calls", number + 1) == number + 1, "as if called once"
 
 
+@pytest.mark.slow
 def test_branches_outside_the_graph_are_not_compiled_frame_by_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     callbacks = []
     eager = Engine.eager

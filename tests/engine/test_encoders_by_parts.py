@@ -171,6 +171,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
     return calls
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_calls_that_are_recorded_as_graphs_give_the_same_as_the_first_one() -> None:
     model = Tagged().eval()

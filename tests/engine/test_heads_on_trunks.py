@@ -183,6 +183,7 @@ def test_answers_and_gradients_are_those_of_networks_by_hand() -> None:
     torch.testing.assert_close(trained.grad, torch.stack([voter.trunk[5].weight.grad for voter in voters]))
 
 
+@pytest.mark.slow
 def test_steps_with_noise_in_front_of_heads_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced_step, "MIN_STEPS", 2)
     monkeypatch.setattr(traced_step, "MIN_LONG_STEPS", 2)

@@ -134,6 +134,7 @@ def test_a_layer_inside_a_function_transform_of_the_model(transform: Any) -> Non
             torch.testing.assert_close(risk, voters.std(0, correction=0))
 
 
+@pytest.mark.slow
 def test_a_layer_whose_output_outlives_the_pass_is_noticed() -> None:
     kept: list[Tensor] = []
 

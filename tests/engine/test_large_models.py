@@ -33,6 +33,7 @@ def net(width: int, depth: int) -> Any:
     return nn.Sequential(*(Block(width) for _ in range(depth)), nn.Linear(width, 2))
 
 
+@pytest.mark.slow
 def test_bytes_are_counted_once() -> None:
     x = torch.zeros(1000)
     before = alive()
@@ -75,6 +76,7 @@ def test_a_billion_parameters_are_wrapped_for_less_than_a_hundredth_of_them(name
     assert all(p.is_meta and p.dtype is torch.bfloat16 for name, p in unwrap(wrapped).named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrapping_a_model_of_values_takes_the_bytes_that_it_registers(name: str) -> None:
     model = net(192, 40)

@@ -252,6 +252,7 @@ def test_export(name: str, strict: bool) -> None:
     assert_gradients(wrapped, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CERTAIN)
 def test_export_with_risk(name: str) -> None:
     class Asked(nn.Module):

@@ -430,6 +430,7 @@ def test_rungs_for_voters_that_read_the_same_weights() -> None:
     assert rung(nn.Linear(256, 256), many) == "loop"
 
 
+@pytest.mark.slow
 def test_a_single_layer_is_one_graph(always: None) -> None:
     model = nn.Linear(5, 4).double().eval()
     wrapped = wrap(copy.deepcopy(model)).eval()

@@ -66,6 +66,7 @@ def test_what_comes_after_an_origin_moves_no_earlier_forecast(result: Backtest, 
     assert not torch.equal(result.truth, moved.truth)
 
 
+@pytest.mark.slow
 def test_forecasts_are_those_of_models_trained_by_hand(result: Backtest) -> None:
     assert result.origin.tolist() == [50, 55, 60, 65, 70, 75, 80, 85]
     torch.manual_seed(0)

@@ -62,6 +62,7 @@ def test_what_there_is_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("toy ") and "Known truths" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_tells_what_failed(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = small.parent / "results" / "small.csv"
     assert main(["bench", str(small), "-g", "n=1", "-g", "how=fast"]) == 0

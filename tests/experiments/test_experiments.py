@@ -130,6 +130,7 @@ def test_a_script_that_workers_would_start_again_is_told_what_it_lacks(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_rows_keep_every_digit_and_the_order_of_cells(work: Callable[[str], str], tmp_path: Path) -> None:
     cells = [{"n": n, "tag": "none"} for n in (5, 2, 1, 4)]
     frame = run_cells(work("third"), cells, tmp_path / "out" / "a.csv", jobs=2, progress=False)
@@ -154,6 +155,7 @@ def test_a_cell_may_give_several_rows(work: Callable[[str], str], tmp_path: Path
     assert frame[["n", "step", "value"]].to_numpy().tolist() == [[3, 0, 0], [3, 1, 3], [3, 2, 6], [2, 0, 0], [2, 1, 2]]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_run_again(work: Callable[[str], str], tmp_path: Path) -> None:
     path, calls = tmp_path / "a.csv", tmp_path / "calls.log"
     cells = [{"n": n} for n in range(4)]
@@ -170,6 +172,7 @@ def test_what_is_there_is_not_run_again(work: Callable[[str], str], tmp_path: Pa
     assert sorted(row["n"] for row in table(path)) == ["0", "1", "2", "3"]
 
 
+@pytest.mark.slow
 def test_the_record_says_what_made_the_file_and_no_more(work: Callable[[str], str], tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     for cells, command in (([{"n": 0}], "one"), ([{"n": 0}, {"n": 1}], "one"), ([{"n": 2}], "two")):
@@ -186,6 +189,7 @@ def test_the_record_says_what_made_the_file_and_no_more(work: Callable[[str], st
     assert [run["command"] for run in json.loads(path.with_suffix(".json").read_text())["runs"]] == ["all again"]
 
 
+@pytest.mark.slow
 def test_a_fault_costs_its_own_cell(
     work: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +222,7 @@ def test_a_fault_costs_its_own_cell(
     assert next(line for line in lines if "what=raise" in line).endswith("ValueError: no luck")
 
 
+@pytest.mark.slow
 def test_a_cell_that_closes_streams_or_floods_them_costs_nobody_else(
     work: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +253,7 @@ def test_the_reason_of_a_failure_is_the_whole_exception_in_one_line(
     assert capsys.readouterr().out.rstrip().endswith("n=1  RuntimeError: error in loading: size mismatch")
 
 
+@pytest.mark.slow
 def test_failures_are_forgotten_once_mended(work: Callable[[str], str], tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     frame = run_cells(work("once_fixed"), [{"n": 1}, {"n": 2}], path, progress=False)
@@ -261,6 +267,7 @@ def test_failures_are_forgotten_once_mended(work: Callable[[str], str], tmp_path
     assert not path.with_suffix(".failed.txt").exists()
 
 
+@pytest.mark.slow
 def test_workers_have_the_threads_that_were_asked_for(work: Callable[[str], str], tmp_path: Path) -> None:
     before = os.environ.get("OMP_NUM_THREADS")
     frame = run_cells(work("threads"), [{"n": 0}], tmp_path / "a.csv", threads=2, progress=False)
@@ -326,6 +333,7 @@ def test_one_run_at_a_time_writes_a_file(work: Callable[[str], str], tmp_path: P
     assert len(run_cells(work("third"), [{"n": 0}], tmp_path / "a.csv", progress=False)) == 1
 
 
+@pytest.mark.slow
 def test_results_of_other_versions_are_told(work: Callable[[str], str], tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     run_cells(work("third"), [{"n": 0}], path, progress=False)

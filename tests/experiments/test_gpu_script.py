@@ -178,6 +178,7 @@ def wheel(folder: Path, name: str, *required: str) -> None:
         packed.writestr(f"{about}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_what_was_packed_is_found_on_the_machine(
     load: ModuleType, given: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

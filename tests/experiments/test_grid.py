@@ -316,6 +316,7 @@ def test_classification_measures() -> None:
 
 
 # ---- devices
+@pytest.mark.slow
 def test_a_device_is_an_option_beside_the_column_of_the_machines() -> None:
     frame = experiments.grid("linear", iter(["plain"]), "cubic", np.int64(0), device=torch.device("cpu"), **TINY)
     assert frame.attrs["failed"] == []
@@ -358,6 +359,7 @@ def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch, light: str) 
 
 
 # ---- Parquet
+@pytest.mark.slow
 def test_parquet_keeps_what_csv_keeps(tmp_path: Path, light: str) -> None:
     pytest.importorskip("pyarrow")
     cells = [{"n": n} for n in (2, 0, 1)]

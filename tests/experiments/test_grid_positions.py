@@ -169,6 +169,7 @@ def test_a_cell_of_maps_is_trained_and_scored(tmp_path: Path) -> None:
         sweep.run("linear", "plain", f"{own}:maps", seed=0, epochs=10**9)
 
 
+@pytest.mark.slow
 def test_a_cell_of_labels_is_trained_on_yes_and_no(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(OWN)

@@ -83,6 +83,7 @@ def test_targets_are_the_next_characters(texts: ModuleType) -> None:
     assert len(texts.windows(text, 3, 0)[0]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "vote"])
 def test_a_cell_and_its_summary(
     bench: ModuleType, texts: ModuleType, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def test_ends_are_those_of_the_column_that_tells_most_and_has_some(priors: Modul
     np.testing.assert_array_equal(ends, (x[:, 2] < low) | (x[:, 2] > high))
 
 
+@pytest.mark.slow
 def test_cells_run_and_are_summed_up(priors: ModuleType) -> None:
     rows = [cell | priors.run(**cell) for cell in priors.cells(smoke=True)]
     assert all(np.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))

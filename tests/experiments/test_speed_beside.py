@@ -49,6 +49,7 @@ def test_how_long_graphs_are_made_is_told(speed: ModuleType) -> None:
     assert making.seconds > 0
 
 
+@pytest.mark.slow
 def test_races_are_run_with_members_of_tabm(speed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
     trainings = sys.modules["speed_fit"]
@@ -103,6 +104,7 @@ def test_a_training_with_laplace_torch_ends_with_its_posterior(
     assert asked == 2 * ["regression", "last_layer", "32 rows", "marglik"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["vote of sculpt, last layer, 5 x 8-50-50-1", "sample of sculpt, last layer, 8-50-50-1"]
 )

@@ -28,6 +28,7 @@ def test_time_is_proportional_to_work(clock: ModuleType) -> None:
     assert 3 < ratio < 6
 
 
+@pytest.mark.slow
 def test_memory_is_the_most_that_is_alive_at_once(clock: ModuleType) -> None:
     x = torch.zeros(512, 512)  # 1 MiB
     assert clock.peak(lambda: torch.cat([(x + 1) + 1, x]), "cpu") == pytest.approx(3, abs=0.01)
@@ -40,6 +41,7 @@ def test_memory_is_the_most_that_is_alive_at_once(clock: ModuleType) -> None:
     assert clock.peak(backward, "cpu") == pytest.approx(0.75, abs=0.01)  # what exp gave, a gradient, and the next
 
 
+@pytest.mark.slow
 def test_memory_that_only_garbage_holds_is_not_counted_as_set_free(clock: ModuleType) -> None:
     held: list[Any] = [torch.zeros(512, 512)]
     held.append(held)

@@ -74,6 +74,7 @@ def filled(path: Path, rows: list[list[dict[str, Any]]]) -> Store:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_values_come_back_as_they_went_in(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
@@ -101,6 +102,7 @@ def odd(n: int) -> dict[str, Any]:
     return {"value": values[n], "\ud800 name": n} if n else {"value": values[n]}
 
 
+@pytest.mark.slow
 def test_a_sweep_of_odd_values_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = [{"n": n} for n in range(8)]
     first = run_cells(odd, cells[:4], tmp_path / "a.csv", jobs=2)

@@ -135,6 +135,7 @@ def test_many_rows_and_classes_have_tables_of_their_own(tables: ModuleType) -> N
     assert "| tabular | 30,000 | 1 | 1.5000 | 0.8750 | 0.0100 |" in classes
 
 
+@pytest.mark.slow
 def test_classes_are_scored_as_scikit_learn_does_it(tables: ModuleType) -> None:
     from sklearn import metrics
 

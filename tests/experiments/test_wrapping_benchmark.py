@@ -89,6 +89,7 @@ class Cycle:
         self.own = self
 
 
+@pytest.mark.slow
 def test_what_was_made_is_gone_before_the_next_is_timed(wrapping: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Cycle]] = []
 
@@ -104,6 +105,7 @@ def test_what_was_made_is_gone_before_the_next_is_timed(wrapping: ModuleType, mo
     assert len(made) == 4
 
 
+@pytest.mark.slow
 def test_processes_are_timed_beside_import_torch(wrapping: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = {"import torch": ("-c", "sum(range(10**7))"), "nothing": ("-c", "pass")}
     monkeypatch.setattr(wrapping, "STARTS", starts)

@@ -169,6 +169,7 @@ def test_texts_name_it() -> None:
     assert (method.name, method.wrapper.transforms) == ("augment", "rotations")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_it_compiles_and_answers_as_eager(dynamic: bool) -> None:
     wrapped = augment.Wrapper("flips")(segmentation()).eval()

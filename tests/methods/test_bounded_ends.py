@@ -171,6 +171,7 @@ def test_ends_that_are_modules_are_those_of_functions(end: str) -> None:
 
 
 # far above, softplus and relu are lines, as above
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "unit"),
     [
@@ -304,6 +305,7 @@ def test_the_heads_of_samples_undo_the_end(end: str) -> None:
     torch.testing.assert_close(wrapped(X, return_risk=True)[1].aleatoric, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fit_learns_the_noise_of_several_voters_and_folds() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(300, 2, generator=generator)

@@ -35,6 +35,7 @@ def softplus(x: Tensor) -> np.ndarray:
     return np.logaddexp(0, x.double().numpy())
 
 
+@pytest.mark.slow
 def test_the_score_is_made_of_what_each_says() -> None:
     wrapped: Any = neo.Wrapper(density="auto", output="logits")(net()).eval().fit(X)
     whole = density(wrapped)
@@ -85,6 +86,7 @@ def test_the_discriminator_ranks_as_the_ratio_of_densities() -> None:
         assert float(found[i]) == pytest.approx(odds + float(discriminator.outer_bias), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_it_hears_what_the_class_scores_do_not() -> None:
     """Columns that depend on one another in training, drawn one by one: the energy alone can't tell."""
     x = draw(600, 5, seed=7)
@@ -98,6 +100,7 @@ def test_it_hears_what_the_class_scores_do_not() -> None:
     assert risk["energy"] < 0.8 < 0.97 < risk["auto"]
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_linear_leaves_the_scores_that_need_none() -> None:
     found: Any = neo.Wrapper(density="auto", output="logits")(net(nn.Tanh())).eval().fit(X)
     assert list(density(found).parts) == ["energy", "signature"]
@@ -219,6 +222,7 @@ def test_of_pictures_pieces_shapes_and_colours_are_changed() -> None:
         assert {args[0].dtype for _, args in make_outliers((x.to(dtype),), 16, 0)} == {dtype}
 
 
+@pytest.mark.slow
 def test_autocast_around_fit_changes_nothing() -> None:
     plain, cast = Automatic(), Automatic()
     plain.fit([X], X[:, :3], outliers=[([X + 3], X[:, :3])])

@@ -18,6 +18,7 @@ from workbench.methods.densities.moments import robust_moments
 BOTH = pytest.mark.parametrize("build", [Gaussian, Flow, Signature])
 
 
+@pytest.mark.slow
 def test_training_reaches_the_maximum_likelihood_gaussian() -> None:
     x = correlated(400, 3)
     density = Gaussian()
@@ -34,6 +35,7 @@ def test_training_reaches_the_maximum_likelihood_gaussian() -> None:
     assert risk.std().item() == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.slow
 def test_distance_alone_collapses_and_the_likelihood_does_not() -> None:
     x = correlated(200, 3)
     sound = Gaussian()
@@ -57,6 +59,7 @@ def test_distance_alone_collapses_and_the_likelihood_does_not() -> None:
     assert contrast(sound) == pytest.approx(exact, rel=0.1)
 
 
+@pytest.mark.slow
 def test_dead_feature_does_not_drive_the_likelihood_to_minus_infinity() -> None:
     x = torch.cat([correlated(200, 2), torch.zeros(200, 1)], 1)
     density = Gaussian()
@@ -113,6 +116,7 @@ def test_flow_starts_as_the_gaussian(d: int) -> None:
     torch.testing.assert_close(flow.eval()(fresh), gaussian.eval()(fresh))
 
 
+@pytest.mark.slow
 def test_flow_learns_a_banana_and_is_a_density() -> None:
     flow, gaussian = fitted(Flow, banana(800)), fitted(Gaussian, banana(800))
     fresh = banana(1000, seed=1)

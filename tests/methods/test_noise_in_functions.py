@@ -162,6 +162,7 @@ class Branching(nn.Module):
         return torch.cond(x.sum() > 0, lambda x: self.a(x), lambda x: 2 * self.b(x), (x,))
 
 
+@pytest.mark.slow
 def test_layers_inside_control_flow_of_torch_are_refused_by_name_and_right_for_voters() -> None:
     with pytest.raises(RuntimeError, match="layers inside torch's operator cond"):
         sample.Wrapper(3)(Branching())(torch.ones(4, 3))

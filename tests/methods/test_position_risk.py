@@ -120,6 +120,7 @@ def test_the_risk_of_an_image_is_the_mean_of_its_riskiest_positions() -> None:
     np.testing.assert_allclose(ask(image, NEW), (tops(NEW) - held.mean()) / held.std(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_unknown_patch_is_found_where_it_is() -> None:
     strange = NEW.clone()
     strange[:, :, 2:6, 2:6] = 8.0

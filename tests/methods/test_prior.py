@@ -276,6 +276,7 @@ def test_vacuitic_risk_reads_the_class_scores_of_the_whole_first_voter() -> None
     assert torch.corrcoef(torch.stack([risk, energy]))[0, 1] > 0.9999
 
 
+@pytest.mark.slow
 def test_compiled_and_exported_models_are_the_eager_one() -> None:
     net, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), _x()
     wrapped = vote.Wrapper(VOTERS, prior=SCALE)(net).eval()

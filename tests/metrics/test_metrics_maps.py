@@ -159,6 +159,7 @@ def test_errors_of_pixels_against_sklearn() -> None:
         metrics.error_auroc([0.1, 0.2], [0.0, 0.0])
 
 
+@pytest.mark.slow
 def test_sparsification_against_random_removal() -> None:
     generator = np.random.default_rng(0)
     error, risk = generator.uniform(size=40) ** 3, generator.uniform(size=40)

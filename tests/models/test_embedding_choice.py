@@ -100,6 +100,7 @@ def collinear(n: int = 200) -> Data:
     return Data.from_arrays(x[:, :2], x[:, 2:], test=[0])
 
 
+@pytest.mark.slow
 def test_small_differences_of_columns_become_inputs_if_they_tell_the_target() -> None:
     data, before = collinear(), torch.get_rng_state()
     model = tabular(data, width=8)
@@ -149,6 +150,7 @@ def test_settings_that_are_given_are_not_chosen(monkeypatch: pytest.MonkeyPatch)
     assert asked == [("none", 0, 0), ("piecewise", 5, 3)]
 
 
+@pytest.mark.slow
 def test_rows_without_a_class_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows(100)
     y = (x[:, 0] > 0).long()

@@ -161,6 +161,7 @@ def test_categories_and_gaps_of_a_frame_stay_columns_of_0_and_1() -> None:
     assert model(data.test.x).isfinite().all()
 
 
+@pytest.mark.slow
 def test_rank_one_voters_with_sculpt_and_neo_learn_a_step_and_know_where_it_ends() -> None:
     x = torch.rand(300, 1)
     data = Data.from_arrays(x, (x > 0.37).float() + 0.05 * torch.randn(300, 1))

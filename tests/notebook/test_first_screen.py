@@ -51,6 +51,7 @@ def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(run.output)
 
 
+@pytest.mark.slow
 def test_a_report_opens_with_its_answer(executed: Path) -> None:
     soup = BeautifulSoup(render(executed).read_text(encoding="utf-8"), "html.parser")
     first = soup.select_one("header.first")

@@ -210,6 +210,7 @@ def test_differences_are_told_value_by_value() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_wrong_baseline_is_refused(project: pytest.Pytester) -> None:
     for name, content in (("negative", '{"tolerances": {"*": -1}}'), ("study", "[1]"), ("cut", "{")):
         folder = project.path / "notebooks" / "baselines" / name
@@ -222,6 +223,7 @@ def test_a_wrong_baseline_is_refused(project: pytest.Pytester) -> None:
         assert f"{Path('baselines', name, 'smoke.json')} is not a valid baseline" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_checks_are_read_back(tmp_path: Path, jupyter_home: Path) -> None:
     claims = """
 import numpy as np

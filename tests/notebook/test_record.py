@@ -125,6 +125,7 @@ def test_outside_a_kernel_nothing_happens(capsys: pytest.CaptureFixture[str]) ->
     assert module._recorded == {}
 
 
+@pytest.mark.slow
 def test_reading_needs_neither_torch_nor_pandas(kernel: Kernel) -> None:
     record(rmse=0.5)
     code = (

@@ -54,6 +54,7 @@ def failed(throwaway: Callable[[str], Run], tmp_path: Path) -> tuple[Run, str, B
     return run, *page_of(render(run.output, tmp_path / "failed.html"))
 
 
+@pytest.mark.slow
 def test_the_file_lies_beside_the_notebook(throwaway: Callable[[str], Run], tmp_path: Path) -> None:
     copy = Path(shutil.copy(throwaway("ok").output, tmp_path / "copy.ipynb"))
     assert render(copy) == tmp_path / "copy.html"
@@ -165,6 +166,7 @@ def test_code_is_shown_on_request(throwaway: Callable[[str], Run], tmp_path: Pat
     assert ".highlight" in page
 
 
+@pytest.mark.slow
 def test_a_failed_run_says_why_and_shows_what_there_was(failed: tuple[Run, str, BeautifulSoup]) -> None:
     _, page, soup = failed
     banner = soup.select_one(".banner.bad[role=alert]")
@@ -183,6 +185,7 @@ def test_a_failed_run_says_why_and_shows_what_there_was(failed: tuple[Run, str, 
     assert "papermill" not in "".join(tag.get_text() for tag in soup.select("main"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "reason"), [("timeout", "took longer than 2 s"), ("died", "exit code 3")])
 def test_runs_without_a_traceback_say_why_too(
     throwaway: Callable[[str], Run], tmp_path: Path, name: str, reason: str

@@ -153,6 +153,7 @@ def test_a_check_that_held_before_is_a_difference(
     assert f"check: {CLAIM}  holds  does not hold" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_banner_of_a_page_tells_its_checks(checked: tuple[Path, Path], tmp_path: Path) -> None:
     _, bad = checked
     banners = []

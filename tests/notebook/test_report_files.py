@@ -99,6 +99,7 @@ def test_links_out_of_the_folder_are_replaced_and_what_they_lead_to_stays(tmp_pa
     assert not any(file.is_symlink() for file in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_report_with_other_parameters_says_which_one_it_replaces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -349,6 +349,7 @@ def test_pages_are_prepared_once_a_kernel_has_started(monkeypatch: pytest.Monkey
         assert done.wait(30)
 
 
+@pytest.mark.slow
 def test_pictures_are_compressed_as_cells_show_them(tmp_path: Path) -> None:
     cell = nbformat.v4.new_code_cell(
         "from matplotlib.figure import Figure\nfrom workbench import record_figure\nrecord_figure('empty', Figure())"

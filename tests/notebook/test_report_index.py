@@ -68,6 +68,7 @@ def test_the_best_is_marked_among_runs_that_ended_well(folder: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_summary_averages_over_seeds_and_compares_within_a_data_set(folder: Path) -> None:
     index = Index(folder)
     table = summary_table([entry for entry in index.entries.values() if entry.run.status == "ok"])
@@ -196,6 +197,7 @@ def lines_of(monkeypatch: pytest.MonkeyPatch, runs: list[Any]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_no_line_joins_different_data(monkeypatch: pytest.MonkeyPatch) -> None:
     data = ("energy", "yacht", "mine")
     over_data: list[Any] = [({"data": d}, {"rmse": i}) for i, d in enumerate(data)]
@@ -261,6 +263,7 @@ def test_json_holds_all_exactly_and_csv_a_row_for_each_number(folder: Path) -> N
     assert len(rows) == 4 * 5 + 1
 
 
+@pytest.mark.slow
 def test_other_notebooks_in_the_folder_have_sections_of_their_own(folder: Path) -> None:
     executed(folder, "other", {"n": 1}, rmse=1.0)
     nbformat.write(v4.new_notebook(), folder / "never-run.ipynb")

@@ -39,6 +39,7 @@ def package(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield request.param
 
 
+@pytest.mark.slow
 def test_a_report_is_a_run(package: str, notebook: Path, tmp_path: Path) -> None:
     run = run_notebook(notebook, tmp_path / "out.ipynb", {"n": 4}, log_to=package)
     [logged] = read(package, tmp_path)
@@ -53,6 +54,7 @@ def test_a_report_is_a_run(package: str, notebook: Path, tmp_path: Path) -> None
     assert active_run(package) is None
 
 
+@pytest.mark.slow
 def test_it_is_told_as_it_was_recorded_and_once(notebook: Path, tmp_path: Path) -> None:
     tracker = RecordingTracker()
     for _ in range(2):
@@ -64,6 +66,7 @@ def test_it_is_told_as_it_was_recorded_and_once(notebook: Path, tmp_path: Path) 
     assert end == ("end", "finished")
 
 
+@pytest.mark.slow
 def test_a_notebook_that_fails_is_logged_with_what_it_has_recorded(notebook: Path, tmp_path: Path) -> None:
     tracker = RecordingTracker()
     assert run_notebook(notebook, tmp_path / "out.ipynb", {"n": 5}, log_to=tracker).status == "failed"

@@ -91,6 +91,7 @@ def test_a_cell_that_raises(throwaway: Callable[[str], Run]) -> None:
     assert records.errors == ["ValueError: the <loss> is NaN"]
 
 
+@pytest.mark.slow
 def test_a_name_recorded_by_two_cells_fails_the_run(throwaway: Callable[[str], Run], tmp_path: Path) -> None:
     run = run_notebook(throwaway("failed").notebook, tmp_path / "twice.ipynb", {"n": 2})
     assert run.status == "failed"
@@ -135,6 +136,7 @@ def test_a_kernel_that_dies_as_it_starts_is_started_once_more(
     assert (text(run) == "here\n") is (deaths == 1)
 
 
+@pytest.mark.slow
 def test_a_run_from_inside_a_kernel(throwaway: Callable[[str], Run]) -> None:
     throwaway("ok")
     run = throwaway("nested")
@@ -173,6 +175,7 @@ def test_what_is_unchanged_is_not_run_again(throwaway: Callable[[str], Run]) -> 
     assert os.stat(run.output).st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_what_failed_is_run_again(throwaway: Callable[[str], Run], tmp_path: Path) -> None:
     run = throwaway("died")
     copy = tmp_path / "died.ipynb"
@@ -248,6 +251,7 @@ _ = atexit.register(pathlib.Path({str(written)!r}).write_text, "exited")"""
     assert written.read_text() == "exited"
 
 
+@pytest.mark.slow
 def test_numpy_values_and_odd_paths_reach_the_notebook(jupyter_home: Path, tmp_path: Path) -> None:
     notebook = write_notebook(tmp_path / "{n} a.ipynb", "print(repr((n, rate, tags, name)))")
     values = {"n": np.int64(7), "rate": 2, "tags": np.array([1.5]), "name": 'it\'s "{x}"\n'}
@@ -258,6 +262,7 @@ def test_numpy_values_and_odd_paths_reach_the_notebook(jupyter_home: Path, tmp_p
     assert Path(run.output) == tmp_path / "out {x}" / "{0}.ipynb"
 
 
+@pytest.mark.slow
 def test_defaults_of_any_literal_can_be_recorded(tmp_path: Path) -> None:
     source = "words = {'b', 'c', 'a'}\nsizes = {10, 9}\nnested = {'a': (1, 2)}\nraw = b'a'\npairs = {(1, 2): 3}\nz = 1j"
     cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})

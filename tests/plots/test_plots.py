@@ -107,6 +107,7 @@ def test_tensors_with_gradient_and_low_precision_draw_as_arrays_do(name):
         np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
 
 
+@pytest.mark.slow
 def test_dark_ground_keeps_text_and_lines_light(rng):
     with plt.style.context("dark_background"):
         for name, draw in calls(rng).items():

@@ -284,6 +284,7 @@ def test_risk_split_shares_are_of_the_variance(ax):
     assert legend_texts(ax) == ["aleatoric", "epistemic", "1 of 4 risk values not finite, dropped"]
 
 
+@pytest.mark.slow
 def test_names_of_many_cases_have_lines_of_their_own(ax):
     """Thousands of numbers and names would lie on each other, and take minutes to measure."""
     noise = np.linspace(0, 1, 2000)
@@ -383,6 +384,7 @@ def nodes(value):
     return xx, yy, values
 
 
+@pytest.mark.slow
 def test_huge_values_are_drawn_or_refused(ax):
     xx, yy, values = nodes(1e300)  # would be on a logarithmic scale
     with pytest.raises(ValueError, match=r"value: colours can't show numbers from 1 to 1e\+300; give limits="):

@@ -91,6 +91,7 @@ def test_long_names_stay_inside_and_apart(name: str) -> None:
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(titles))
 
 
+@pytest.mark.slow
 def test_no_share_above_one_has_a_tick() -> None:
     ends = np.full((N, 3), 1.5)
     by_step = over_time = None

@@ -281,6 +281,7 @@ def test_several_models_share_one_axis():
         plots.risk_coverage(risk, {"a": error["a"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["curve", "strip"])
 def test_an_outlier_flattens_no_other_model_and_is_named(kind):
     x = torch.linspace(-1, 1, 40)[:, None] if kind == "curve" else torch.rand(40, 1, 30)

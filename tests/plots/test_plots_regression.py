@@ -60,6 +60,7 @@ def test_bands_legend_covers_no_data(rng, ax):
     assert ax.get_legend().get_window_extent().y0 >= highest
 
 
+@pytest.mark.slow
 def test_bands_leave_a_gap_where_risk_is_missing(ax):
     plots.bands(np.arange(6), np.zeros(6), epistemic=[1, 1, np.nan, 1, 1, np.inf], ax=ax)
     (filled,) = ax.collections

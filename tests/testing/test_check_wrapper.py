@@ -164,6 +164,7 @@ BROKEN: dict[type[Method], tuple[str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BROKEN, ids=lambda method: method.__name__)
 def test_what_is_broken_is_caught_by_the_check_that_is_meant_for_it(method: type[Method]) -> None:
     check, words = BROKEN[method]
@@ -175,6 +176,7 @@ def test_what_is_broken_is_caught_by_the_check_that_is_meant_for_it(method: type
         report.raise_for_failures()
 
 
+@pytest.mark.slow
 def test_what_is_right_passes() -> None:
     report = check_wrapper(Members, models=["mlp", "cnn_bn", "counter_attr", "tied", "dropout", "closure"])
     assert not report.failures
@@ -182,6 +184,7 @@ def test_what_is_right_passes() -> None:
     assert {"untouched", "branches", "training", "autocast", "vmap", "with vote", "with neo"} <= set(report.checks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["a rule that is off by one row", "a reduction that is wrong"])
 def test_branches_are_held_against_plain_models(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug.startswith("a rule"):
@@ -195,6 +198,7 @@ def test_branches_are_held_against_plain_models(bug: str, monkeypatch: pytest.Mo
     assert ("branches" in found) == bug.startswith("a reduction")
 
 
+@pytest.mark.slow
 def test_a_rule_that_picks_the_row_of_another_branch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a branch is given is known by the names of the keys, not by the rule that is under test."""
     monkeypatch.setattr(Stacked, "pick", lambda self, bank, index: bank.row(self.name, 1 - index.get(self.axis, 0)))
@@ -231,6 +235,7 @@ class ScaledWrongly(Scaled):
     factor = 3.0
 
 
+@pytest.mark.slow
 def test_tensors_of_branches_can_be_said() -> None:
     def tensors(state: Mapping[str, Tensor], place: Mapping[str, int]) -> dict[str, Tensor]:
         first = {key.partition("@")[0]: value[0] for key, value in state.items()}
@@ -247,6 +252,7 @@ def test_tensors_of_branches_can_be_said() -> None:
 
 
 # ---- arguments and the report
+@pytest.mark.slow
 def test_a_refusal_is_no_failure() -> None:
     report = check_wrapper(vote.Wrapper(2), models=["scripted", "lstm", "mlp"])
     assert not report.failures
@@ -256,6 +262,7 @@ def test_a_refusal_is_no_failure() -> None:
     assert not any(model == "mlp" for model, _ in refused)
 
 
+@pytest.mark.slow
 def test_a_method_that_asks_for_the_place_of_a_branch_is_refused_by_the_strategies_that_run_all_at_once() -> None:
     class Signed(Jittered):
         def tensor(self, table: Any, name: str, value: Tensor, index: Any) -> Tensor:
@@ -282,6 +289,7 @@ def test_an_error_that_nobody_raised_on_purpose_is_a_failure() -> None:
     assert {message for _, _, message in report.refusals} == {"ValueError: this model is too small"}
 
 
+@pytest.mark.slow
 def test_models_of_ones_own_are_checked_and_composed() -> None:
     def inputs(seed: int = 0, rows: int = 6) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         return (torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed)),), {}
@@ -307,6 +315,7 @@ def test_bad_arguments_are_named() -> None:
         check_wrapper(Members, on_fail="ignore")
 
 
+@pytest.mark.slow
 def test_checking_leaves_global_state_alone(capsys: pytest.CaptureFixture[str]) -> None:
     before = torch.get_rng_state(), repr(np.random.get_state()), torch.get_num_threads()  # noqa: NPY002
     check_wrapper(Members, models=["numpy_randomness", "numpy_print"], verbose=True)

@@ -93,6 +93,7 @@ def reading(prompt: Any, start: list[int]) -> Callable[[Any, list[int]], torch.T
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -128,6 +129,7 @@ def test_tokens_that_are_forced_are_none_of_the_voters(options: Any) -> None:
     assert_those_of_plain_voters(written, wrapped, [reading(prompt, [1, 7]) for prompt in PROMPTS])
 
 
+@pytest.mark.slow
 def test_the_first_token_of_a_decoder_may_be_an_option() -> None:
     wrapped = wrapped_as(bart)
     expected = generate(wrapped, PROMPTS, max_new_tokens=3)
@@ -141,6 +143,7 @@ def test_a_single_token_that_is_a_forced_end_is_refused() -> None:
         generate(wrapped_as(bart, eos=2), PROMPTS, max_new_tokens=1, forced_eos_token_id=2)
 
 
+@pytest.mark.slow
 def test_padding_of_an_encoder_is_on_the_right_and_must_be_ignored() -> None:
     wrapped = wrapped_as(bart)
     listed = generate(wrapped, PROMPTS, max_new_tokens=4)

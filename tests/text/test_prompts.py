@@ -23,6 +23,7 @@ from helpers.generated_texts import (  # noqa: E402  # it needs transformers
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 1}, {"num_beams": 3}])
 @pytest.mark.parametrize("build", [gpt, llama])
 def test_prompts_of_unequal_lengths_are_continued_as_each_alone(build: Any, options: Any) -> None:

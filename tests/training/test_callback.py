@@ -279,6 +279,7 @@ def test_a_mode_left_behind_is_put_right() -> None:
     assert_same(values(watched), values(alone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folds", [None, 2])
 def test_a_training_inside_of_its_own_is_refused_and_changes_nothing(folds: int | None) -> None:
     x = torch.linspace(-1, 1, 40)[:, None]

@@ -133,6 +133,7 @@ def test_changes_from_outside_are_noticed(
     assert made[0].replays > 5
 
 
+@pytest.mark.slow
 def test_a_global_and_an_attribute_that_change(made: list[TracedStep]) -> None:
     def change(wrapped: Any, step: int) -> None:
         traced_models.SCALE = 1.0 if step < 20 else 0.25

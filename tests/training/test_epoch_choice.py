@@ -32,6 +32,7 @@ def equal(model: Any, other: Any) -> bool:
     return all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "lengths", "kept"), [(plane(), (2, 20), 20), (plane(), (2, 20, 60), 60), (NOISE, (3, 40, 80), 3)]
 )
@@ -77,6 +78,7 @@ def test_a_longer_training_that_ends_early_is_left_out(how: str) -> None:
     assert equal(model, trained(plane(), 2)[0])
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_the_length_at_which_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     epochs = []

@@ -34,6 +34,7 @@ def test_a_noise_far_below_what_is_said_is_found() -> None:
     assert found.factor[0] == pytest.approx(float(y.square().mean().sqrt()), rel=0.08)
 
 
+@pytest.mark.slow
 def test_a_small_factor_is_taken_if_it_gains_more_than_chance() -> None:
     """The second snapshot says the noise of each row; the first says 1 for all, which a small factor makes as likely where rows are few."""
     sides = []

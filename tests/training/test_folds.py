@@ -158,6 +158,7 @@ def test_the_model_is_the_weighted_mixture() -> None:
     torch.testing.assert_close(found.cdf(found.icdf(0.3)), torch.full_like(y, 0.3), atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_predictions_and_noise_come_from_different_times() -> None:
     """The trunk is untied where they do: the risk head then has all layers of its own."""
     x, y = plane(noise=2.0)
@@ -186,6 +187,7 @@ def test_class_numbers() -> None:
     torch.testing.assert_close(model(x).sum(1), torch.ones(60))
 
 
+@pytest.mark.slow
 def test_without_risk_heads_the_noise_is_found_all_the_same() -> None:
     x, y = plane(200)
     model = wrapped(head=False)
@@ -195,6 +197,7 @@ def test_without_risk_heads_the_noise_is_found_all_the_same() -> None:
     assert best - 0.6 < score < best + 0.2
 
 
+@pytest.mark.slow
 def test_several_outputs() -> None:
     """Each with the noise that its own head says; without heads one number would stand for all, so there is none."""
     x, y = plane(200)
@@ -284,6 +287,7 @@ def test_another_training_forgets_what_was_decided() -> None:
 # ---- going on --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
     x, y = plane()

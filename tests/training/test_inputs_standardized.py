@@ -63,6 +63,7 @@ FORMS: dict[str, tuple[type[Two], Callable[[Tensor, Tensor], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_each_floating_input_is_standardized_by_column_however_it_is_given(form: str, tmp_path: Path) -> None:
     cls, shape = FORMS[form]

@@ -46,6 +46,7 @@ def trained(model: Any, **options: Any) -> Any:
     return fit(model, (x[:150], y[:150]), epochs=EPOCHS, batch_size=32, lr=0.01, progress=False, **split, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [(), (sculpt.Wrapper(),)])
 def test_a_lost_voter_is_told_and_gets_the_weights_of_its_own_best_epoch(parts: tuple[Any, ...]) -> None:
     states: list[dict[str, Tensor]] = []
@@ -90,6 +91,7 @@ def test_the_losses_of_voters_are_those_of_plain_models() -> None:
     assert mean_per_voter({"sample": 2, "vote": 3}, torch.arange(6.0)).tolist() == [1.5, 2.5, 3.5]
 
 
+@pytest.mark.slow
 def test_trainings_without_a_lost_voter_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     watched, alone = made(sculpt.Wrapper()), made(sculpt.Wrapper())
     history = trained(watched)
@@ -99,6 +101,7 @@ def test_trainings_without_a_lost_voter_are_what_they_were(monkeypatch: pytest.M
     assert all(torch.equal(value, alone.state_dict()[name]) for name, value in watched.state_dict().items())
 
 
+@pytest.mark.slow
 def test_noise_alone_loses_nobody() -> None:
     x, _ = rows()
     for seed in range(5):
@@ -106,6 +109,7 @@ def test_noise_alone_loses_nobody() -> None:
         fit(made(sculpt.Wrapper()), (x, y), epochs=20, seed=seed, progress=False)
 
 
+@pytest.mark.slow
 def test_it_is_brought_back_after_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
 
@@ -153,6 +157,7 @@ def test_the_rule_on_losses_that_were_seen(
     assert lost_voters(*losses).nonzero()[:, 0].tolist() == lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [None, "logits"])
 def test_a_voter_that_is_lost_in_a_cross_fitted_training_is_told(output: str | None) -> None:
     x, y = rows()

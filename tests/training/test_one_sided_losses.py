@@ -90,6 +90,7 @@ def test_a_likelihood_whose_optimum_is_the_mean_is_trained_by() -> None:
     quiet(vote.Wrapper(4)(rates), (x, y.abs()), folds=2, criterion=nn.PoissonNLLLoss(log_input=False))
 
 
+@pytest.mark.slow
 def test_quantile_heads_are_cross_fitted() -> None:
     """The remedy that the refusal names."""
     x, y = plane(400, noise=3.0)

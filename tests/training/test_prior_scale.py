@@ -28,6 +28,7 @@ def _scale(rows: Any, start: float = 100.0, **settings: Any) -> float:
     return prior_scale(vote.Wrapper(5, prior=start), _net(rows[0].shape[1]), rows, epochs=40, **settings)
 
 
+@pytest.mark.slow
 def test_bands_at_ends_left_out_hold_as_many_rows_as_asked_and_a_straight_line_needs_less() -> None:
     x, y = _curve(bent=0.5)
     chosen = _scale((x, y))
@@ -65,6 +66,7 @@ def test_the_scale_does_not_depend_on_the_unit_of_the_targets(unit: float) -> No
     assert scale(unit) == pytest.approx(scale(1.0), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_in_another_precision_than_the_model_choose_about_the_same() -> None:
     x, y = _curve(bent=0.5)
     chosen = _scale((x, y))

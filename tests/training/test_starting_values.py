@@ -56,6 +56,7 @@ def start_of(wrapped: Any, x: Tensor, y: Tensor, **options: Any) -> Any:
     return wrapped.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [150.0, 0.05])
 @pytest.mark.parametrize("family", [families.Poisson, families.NegativeBinomial])
 def test_a_few_epochs_come_near_a_poisson_regression(family: type, level: float) -> None:
@@ -201,6 +202,7 @@ def test_maps_of_counts_start_at_their_mean() -> None:
     torch.testing.assert_close(wrapped(x).mean(), y.mean(), rtol=0.4, atol=0)
 
 
+@pytest.mark.slow
 def test_files_and_checkpoints_go_on_from_there(tmp_path: Path) -> None:
     x, y = counts(150.0)
 

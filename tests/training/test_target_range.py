@@ -40,6 +40,7 @@ ENDS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", [compose(), vote.Wrapper(2), compose(vote.Wrapper(2), sculpt.Wrapper())], ids=str)
 @pytest.mark.parametrize("end", ENDS)
 def test_targets_below_their_mean_are_learned(end: str, wrapper: Any) -> None:
@@ -49,6 +50,7 @@ def test_targets_below_their_mean_are_learned(end: str, wrapper: Any) -> None:
     assert (wrapped(X) - Y).abs().max().item() < 0.3  # the mean is 2.5, and targets start at 1.05
 
 
+@pytest.mark.slow
 def test_one_bounded_column_beside_a_free_one_is_learned() -> None:
     torch.manual_seed(0)
     wrapped: Any = compose()(Ending(lambda z: torch.cat([z[:, :1], F.softplus(z[:, 1:])], 1), outputs=2))
@@ -68,6 +70,7 @@ def _stacked(z: Tensor) -> Tensor:
 MIXED_TARGETS = torch.cat([1000 + 300 * X, 0.01 * X.sin(), (2 * X).sigmoid(), 50 * (1 + X.square())], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [_mixed, _stacked])
 @pytest.mark.parametrize(
     "wrapper",
@@ -88,6 +91,7 @@ def test_each_column_is_standardized_as_far_as_its_end_lets_it(end: Callable[[Te
     assert ((wrapped(X) - y).square().mean(0).sqrt() < 0.5 * spreads).all()
 
 
+@pytest.mark.slow
 def test_columns_written_by_autoregression_are_followed_without_recursion() -> None:
     z = [Ending(torch.sigmoid)(X[:5])]
     for _ in range(1500):

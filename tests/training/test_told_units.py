@@ -37,6 +37,7 @@ def share_explained(wrapped: Any, x: np.ndarray, y: np.ndarray) -> float:
     return 1 - float(((prediction - y) ** 2).mean() / y.var())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", ["x", "y"])
 def test_differences_that_float32_cannot_hold_are_told_and_learned_in_float64(moved: str) -> None:
     x, y = (X + 1e9, Y) if moved == "x" else (X, Y + 1e9)
@@ -88,6 +89,7 @@ def test_whole_numbers_that_become_equal_are_told(make: Callable[[np.ndarray], A
             make(ids)
 
 
+@pytest.mark.slow
 def test_outliers_beside_which_all_else_is_equal_are_told() -> None:
     x = X.copy()
     x[0, 1] = 1e7  # such as a number that stands for what is missing
@@ -104,6 +106,7 @@ def test_outliers_beside_which_all_else_is_equal_are_told() -> None:
             fit(wrapped_mlp(), (usual, Y), epochs=1, progress=False)
 
 
+@pytest.mark.slow
 def test_rows_of_a_loader_in_units_far_from_the_model_are_told() -> None:
     x, y = torch.tensor(X).float(), torch.tensor(5e4 + 1000 * Y).float()
     loader = DataLoader(TensorDataset(x, y), 32)
@@ -145,6 +148,7 @@ def test_a_model_that_was_trained_in_these_units_gets_no_warning() -> None:
         )
 
 
+@pytest.mark.slow
 def test_series_in_other_units_are_told_and_learned_with_scales_of_their_own() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.tensor([0.1, 2.0])

@@ -129,6 +129,7 @@ def test_runs_of_one_moment_have_folders_of_their_own(tmp_path: Path) -> None:
         assert sorted(run.settings["seed"] for run in found) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_no_tracker_is_imported_before_it_is_asked_for() -> None:
     code = "import sys, workbench.training; print({'tensorboard', 'mlflow', 'wandb'} & sys.modules.keys())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path)))}

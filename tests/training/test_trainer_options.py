@@ -94,6 +94,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["classes", "tokens"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_whole_training_is_that_of_plain_copies(option: str, mode: str, tmp_path: Path) -> None:
@@ -118,6 +119,7 @@ def test_a_whole_training_is_that_of_plain_copies(option: str, mode: str, tmp_pa
     assert trainer.evaluate()["eval_loss"] == pytest.approx(sum(losses) / N, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["classes", "tokens"])
 @pytest.mark.parametrize("smoothed", [True, False])
 def test_a_loss_that_the_trainer_computes_trains_each_voter_on_the_rows_dealt_to_it(
@@ -175,6 +177,7 @@ def test_a_loss_that_the_trainer_computes_trains_each_voter_on_the_rows_dealt_to
         torch.testing.assert_close(gradient, torch.stack(each), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_generated_predictions_are_those_of_the_mean_of_plain_copies(tmp_path: Path) -> None:
     make, output, labels = MODELS["translation"]
     wrapped = vote.Wrapper(N, output=output)(make())

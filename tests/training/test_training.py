@@ -106,6 +106,7 @@ def test_a_model_with_nothing_to_train_keeps_its_units() -> None:
 # ---- against an independent computation ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_linear_model_reaches_least_squares() -> None:
     x, y = plane(120, scale=300.0)
     wrapped = compose()(nn.Linear(2, 1))

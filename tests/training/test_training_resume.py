@@ -180,6 +180,7 @@ def test_a_checkpoint_does_not_ask_for_settings_that_do_not_train(stored: Any, h
     quiet(here(net()), plane(40), epochs=2, checkpoint=path)
 
 
+@pytest.mark.slow
 def test_degrees_of_freedom_learned_so_far_do_not_make_another_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_checkpoint_written_before_it_held_the_settings_of_wrappers_resumes(tm
     assert len(quiet(make(), plane(40), epochs=2, checkpoint=path).frame) == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     path, rows = tmp_path / "checkpoint", plane(40)
     first = plain()
@@ -262,6 +264,7 @@ def test_functions_of_one_name_and_other_code_are_told_apart(other: str, tmp_pat
         quiet(plain(), data, epochs=2, checkpoint=path, criterion=losses[other][1], augment=changes[1])
 
 
+@pytest.mark.slow
 def test_equal_functions_resume_also_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text of a function does not depend on its address, its line, the hashes of texts, or what it has counted."""
     first, again = loss_of(1.0), loss_of(1.0)

@@ -26,6 +26,7 @@ from workbench.training.validation import hold_out
 # ---- units -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_predictions_and_risks_are_in_original_units() -> None:
     x, y = plane(300, noise=0.5)
     small, large = (sculpt.Wrapper(n_layers=1)(net()) for _ in range(2))
@@ -267,6 +268,7 @@ def test_a_loader_is_used_as_it_is_and_repeats() -> None:
     assert len(quiet(plain(), DataLoader(Stream(), batch_size=4), epochs=2, validation=0, optimizer=sgd).frame) == 2
 
 
+@pytest.mark.slow
 def test_classes_of_a_data_set_are_learned() -> None:
     moons = data.load("moons", n_train=200)
     wrapped = vote.Wrapper(2, output="logits")(net(outputs=2))

@@ -66,6 +66,7 @@ class NamedRows(Rows):
     _fingerprint = "1f2e"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the model gives a number")
 def test_the_card_of_a_model_that_a_trainer_saves_says_what_its_dataset_says(tmp_path: Path) -> None:
     wrapped: Any = vote.Wrapper(2, output="logits")(bert(0.0))
@@ -89,6 +90,7 @@ def spread(wrapped: Any) -> float:
     return float(logits.std(0).min())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the model gives a number")
 def test_voters_that_stay_alike_are_told_and_the_remedy_works(tmp_path: Path) -> None:
     wrapped: Any = vote.Wrapper(3, finetune=True, output="logits")(bert(0.0))
@@ -129,6 +131,7 @@ class VotersTrainer(transformers.Trainer):
         return loss / (num_items_in_batch or len(labels))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
     rows, start, trained = Rows(8), bert(0.0), []
@@ -144,6 +147,7 @@ def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
         torch.testing.assert_close(parameter, trained[1][name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_dropout_lets_voters_differ(tmp_path: Path) -> None:
     wrapped: Any = vote.Wrapper(3, finetune=True)(bert(0.2))
@@ -233,6 +237,7 @@ def test_a_stock_trainer_gives_each_voter_its_own_gradient(mode: str, options: d
         assert trainer.state.global_step == 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_smoothed_labels_are_shifted_for_a_wrapped_decoder(tmp_path: Path) -> None:
     rows: Any = Rows()
@@ -266,6 +271,7 @@ CRITERIA: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("voters", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
@@ -336,6 +342,7 @@ def test_heads_that_a_models_own_loss_cannot_train_are_told_once() -> None:
         wrapped(rows.ids, **places)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::UserWarning", "ignore:vote. the model gives a number"
 )

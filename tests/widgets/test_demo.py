@@ -30,6 +30,7 @@ def started(tmp_path, monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_the_notebook_is_copied_and_opened(started, tmp_path, capsys):
     assert main(["demo", "comparison", "--no-browser"]) == 0
     copy = tmp_path / "workbench-demo" / "comparison.ipynb"
@@ -57,6 +58,7 @@ def _with_source(path, source):
     nbformat.write(notebook, path)
 
 
+@pytest.mark.slow
 def test_it_opens_on_results_that_are_there(started, tmp_path, monkeypatch, capsys):
     notebooks = tmp_path / "all" / "notebooks"
     shutil.copytree(ROOT / "notebooks", notebooks)

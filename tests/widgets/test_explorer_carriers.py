@@ -44,6 +44,7 @@ def test_a_table_says_which_column_carries_which_risk() -> None:
         explorer.occlusion()
 
 
+@pytest.mark.slow
 def test_a_picture_says_which_places_carry_which_risk_and_follows_the_case() -> None:
     explorer = Explorer(voters(), pictures())
     view = opened(explorer, "Places")

@@ -104,6 +104,7 @@ def test_without_a_plot_the_two_lists_choose(explorer: Explorer, monkeypatch: py
     assert explorer.filters == {"predicted": "middle"}
 
 
+@pytest.mark.slow
 def test_without_a_kernel_the_matrix_is_a_table(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
     monkeypatch.setattr("IPython.display.display", lambda data, **options: sent.append(data))

@@ -141,6 +141,7 @@ def test_models_that_do_not_fit_are_refused_by_name() -> None:
 
 
 # ---- widgets
+@pytest.mark.slow
 def test_the_list_of_models_changes_what_is_shown(explorer: Explorer) -> None:
     v = view(explorer)
     assert v.model in v.rank.children
@@ -209,6 +210,7 @@ def test_a_refused_model_is_said_and_the_list_goes_back() -> None:
     assert v.model.value == explorer.model == "strange"
 
 
+@pytest.mark.slow
 def test_nothing_of_another_model_stays_where_a_model_has_nothing_to_show() -> None:
     """The plain baseline has no risk to refuse by: no curve, least of all that of the model before."""
     explorer = Explorer({"both": ensemble(), "plain": compose()(nn.Linear(2, 1))}, beams())
@@ -225,6 +227,7 @@ def test_nothing_of_another_model_stays_where_a_model_has_nothing_to_show() -> N
 
 
 # ---- trained on
+@pytest.mark.slow
 def test_a_model_that_was_trained_since_is_asked_again_about_all_rows(explorer: Explorer) -> None:
     explorer.model = "noise"
     widget = view(explorer)

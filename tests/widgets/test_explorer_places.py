@@ -113,6 +113,7 @@ def shade_of(number: int) -> tuple[int, ...]:
     return tuple(round(255 * v) for v in colormaps["tab10"](number)[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_the_pixel_at_a_place_has_the_colour_of_its_class(several: bool) -> None:
     """Each place of truth and prediction, looked up in the picture: off by one, or by a margin, shows another class."""
@@ -160,6 +161,7 @@ def test_the_bars_of_positions_stand_where_their_places_are() -> None:
 
 
 # ---- widgets
+@pytest.mark.slow
 def test_clicks_and_keys_choose_places_and_all_models_say_what_is_there() -> None:
     explorer = made_of_models("maps")
     v = view(explorer)
@@ -205,6 +207,7 @@ def order_of(found: Any) -> list[int]:
     return order
 
 
+@pytest.mark.slow
 def test_positions_are_chosen_by_their_column() -> None:
     explorer = made("tokens")
     lengths = (explorer.data.test.y != -100).sum(1).tolist()
@@ -218,6 +221,7 @@ def test_positions_are_chosen_by_their_column() -> None:
     assert "position 4: truth no class" in plot.said
 
 
+@pytest.mark.slow
 def test_the_places_of_a_picture_say_what_covering_changes() -> None:
     explorer = Explorer({"a": voters(), "b": voters(share=1)}, pictures())
     v = view(explorer)
@@ -243,6 +247,7 @@ def test_the_places_of_a_picture_say_what_covering_changes() -> None:
     assert page_of_place(explorer)[0] == plot.said
 
 
+@pytest.mark.slow
 def test_without_anywidget_the_picture_is_there_and_the_way_by_code_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise ModuleNotFoundError("No module named 'anywidget'", name="anywidget")
@@ -258,6 +263,7 @@ def test_without_anywidget_the_picture_is_there_and_the_way_by_code_told(monkeyp
     assert "Place (0, 0): truth " in v.places.said.value
 
 
+@pytest.mark.slow
 def test_a_snapshot_says_what_is_at_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
     monkeypatch.setattr("IPython.display.display", lambda data, **options: sent.append(data))
@@ -269,6 +275,7 @@ def test_a_snapshot_says_what_is_at_the_place(monkeypatch: pytest.MonkeyPatch) -
     assert set(CASES) == {"maps", "tokens", "columns", "labels", "depth"}
 
 
+@pytest.mark.slow
 def test_the_saved_output_is_of_the_row_that_was_last_and_hidden_by_the_widget(monkeypatch: pytest.MonkeyPatch) -> None:
     import IPython
     import IPython.display

@@ -339,6 +339,7 @@ def test_without_anywidget_it_says_in_a_line_what_brings_it(
         linked._widget.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_package_starts_without_anywidget() -> None:
     code = (
         "import sys, workbench, workbench.widgets.explorer.linked; print({'anywidget', 'traitlets'} & set(sys.modules))"

@@ -156,6 +156,7 @@ def test_standard_deviations_of_maps_are_a_root_mean_square_in_the_unit_of_the_v
         assert value == pytest.approx(deviation[row].square().mean().sqrt().item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_vacuitic_risk_of_pixels_which_may_be_negative_ranks_by_its_plain_mean():
     data, _, output = CASES["maps"]
     wrapped = neo.Wrapper(output=output)(
@@ -189,6 +190,7 @@ def test_the_error_of_answered_rows_is_the_mean_share_of_wrong_positions():
     assert "share of positions wrong" in explorer.summary()
 
 
+@pytest.mark.slow
 def test_rows_of_nothing_but_void_are_left_out_and_counted():
     data = class_maps()
     data.test.y[2] = -100
@@ -202,6 +204,7 @@ def test_rows_of_nothing_but_void_are_left_out_and_counted():
 
 
 # ---- as it is seen
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_widget_goes_through_the_ranking_and_draws_the_row(name):
     import matplotlib.pyplot as plt
@@ -232,6 +235,7 @@ def test_buttons_and_rankings_move_the_view():
     assert explorer.message == ""
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_html_and_a_picture(monkeypatch):
     import IPython.display
 
@@ -283,6 +287,7 @@ def test_what_does_not_fit_is_refused():
         made("columns", by="epistemic of speed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["maps", "depth", "tokens"])
 def test_saved_pictures_follow_the_page_and_stand_as_pixels_where_no_svg_is_shown(name, monkeypatch):
     from workbench.widgets.explorer import several_view

@@ -83,6 +83,7 @@ def test_all_models_answer_the_chosen_row_whichever_is_looked_at() -> None:
                 assert torch.equal(again[model].risk[risk][0], alone.risk[risk])
 
 
+@pytest.mark.slow
 def test_selection_and_filter_stay_and_what_a_model_lacks_is_refused() -> None:
     data, _, output = CASES["maps"]
     rows = data()
@@ -142,6 +143,7 @@ def widths(page: str) -> list[float]:
     return [float(width) for width in re.findall(r"width:([\d.]+)%", page)]
 
 
+@pytest.mark.slow
 def test_numbers_of_the_row_stand_side_by_side_on_one_scale() -> None:
     explorer = made("maps")
     v = view(explorer)
@@ -163,6 +165,7 @@ def test_numbers_of_the_row_stand_side_by_side_on_one_scale() -> None:
     assert [head.removesuffix("</th>") for head in heads[:3]] == ["row", "epistemic, voters", "epistemic, heads"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["maps", "depth", "tokens"])
 def test_pictures_of_all_models_have_one_scale_for_each_column(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
@@ -203,6 +206,7 @@ def test_columns_have_a_line_for_each_model_and_labels_one_scale() -> None:
     assert sum(width > 99.9 for width in widths(page)) < 4, top
 
 
+@pytest.mark.slow
 def test_the_list_of_models_changes_what_is_shown() -> None:
     explorer = made("tokens", by="total")
     v = view(explorer)

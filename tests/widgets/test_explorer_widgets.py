@@ -111,6 +111,7 @@ def decimals() -> Data:
     return Data("decimals", "regression", Split(x[:40], y[:40]), Split(x[40:], y[40:]), columns, Column("sum"), CARD)
 
 
+@pytest.mark.slow
 def test_numbers_show_what_the_model_gets_to_the_digit_of_the_data() -> None:
     explorer = Explorer(ensemble(3), decimals())
     assert explorer.widget is not None
@@ -167,6 +168,7 @@ def test_every_control_says_what_it_is_for(make: Any) -> None:
     assert all(control.tooltip for control in controls)
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_when_their_tab_is_opened(explorer: Explorer) -> None:
     v = view(explorer)
     drawn = {name: frame[1] for name, frame in v.frames.items()}
@@ -211,6 +213,7 @@ def test_the_mark_lies_where_the_case_is() -> None:
     assert list(places.values()) == sorted(places.values(), reverse=True)
 
 
+@pytest.mark.slow
 def test_one_and_two_inputs_and_classes_have_pictures_of_their_risk() -> None:
     x = torch.linspace(-2, 2, 60)[:, None]
     line = Explorer(ensemble(1), (x, x**2))
@@ -308,6 +311,7 @@ def test_moving_along_one_feature_does_not_draw_again() -> None:
     assert v.frames["edit"][1].value != picture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: Explorer(ensemble(), beams()), lambda: Explorer(voters(), pictures())])
 def test_the_snapshot_is_html_without_scripts_and_a_picture(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, str]] = []
@@ -326,6 +330,7 @@ def test_the_snapshot_is_html_without_scripts_and_a_picture(make: Any, monkeypat
         Outline(f"<section>{part}")
 
 
+@pytest.mark.slow
 def test_rows_of_constant_features_are_shown_without_anything_to_edit(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, str]] = []
     monkeypatch.setattr("IPython.display.display", lambda bundle, **_: shown.append(bundle))

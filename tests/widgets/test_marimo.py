@@ -12,6 +12,7 @@ from workbench.widgets import Comparison, Explorer
 pytest.importorskip("ipywidgets")
 
 
+@pytest.mark.slow
 def test_an_explorer_is_a_page_without_widgets() -> None:
     for explorer in (made("maps"), made("labels"), Explorer(voters(), pictures())):
         kind, page = explorer._mime_()
@@ -21,6 +22,7 @@ def test_an_explorer_is_a_page_without_widgets() -> None:
         Outline(page)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_its_table_and_pictures_or_words_before() -> None:
     comparison = Comparison(nn.Linear(10, 1), "diabetes", ["vote"], epochs=1)
     assert comparison._mime_() == ("text/html", "<pre>Comparison of plain, vote on diabetes</pre>")

@@ -61,6 +61,7 @@ def pages(comparison: Comparison, explorer: Explorer) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [None, (MARKUP, "$10k-$20k", "温度 🌡", r"\frac $\foo$")], ids=["values", "classes"])
 def test_no_name_is_read_as_markup_or_a_formula(classes: tuple[str, ...] | None) -> None:
     data = named(classes)

@@ -39,6 +39,7 @@ def tagger(structured: bool) -> Tagger:
         return Tagger(structured)
 
 
+@pytest.mark.slow
 def test_comparison_trains_and_measures_both_alike() -> None:
     rows = []
     for structured in (True, False):

@@ -137,6 +137,7 @@ def test_without_anything_it_waits_for_a_choice():
         comparison.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_what_is_chosen_by_code_is_what_code_makes():
     expected = Comparison(Line, rows(), **OPTIONS).start(block=True).results.drop(columns=["seconds", "passes"])
     for begun, chosen in (
@@ -150,6 +151,7 @@ def test_what_is_chosen_by_code_is_what_code_makes():
         pd.testing.assert_frame_equal(got, expected, check_exact=True)
 
 
+@pytest.mark.slow
 def test_one_after_the_other():
     comparison = Comparison(**OPTIONS).choose(data="moons")
     with pytest.raises(RuntimeError, match=r"no model chosen yet .* choose\(model=\.\.\.\)"):
@@ -157,6 +159,7 @@ def test_one_after_the_other():
     assert comparison.choose("mlp").start(block=True).results.index.tolist() == ["plain", "vote"]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_changes_nothing():
     comparison = Comparison(**OPTIONS)
     with pytest.raises(ValueError, match="did you mean 'moons'"):
@@ -210,6 +213,7 @@ def test_ready_models_are_of_the_data_and_drawn_by_the_seed(tmp_path):
 
 
 # ---- the form
+@pytest.mark.slow
 def test_the_form_makes_what_its_line_of_code_makes():
     net, frame, data, loader = Line(), frame_of(), load("moons"), DataLoader(TensorDataset(*rows()), batch_size=20)
     flat = nn.Linear(2, 2)
@@ -242,6 +246,7 @@ def test_the_form_makes_what_its_line_of_code_makes():
         pd.testing.assert_frame_equal(got.drop(columns=drop), by_code.drop(columns=drop), check_exact=True)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_words_and_another_choice_is_made():
     narrow, frame = nn.Linear(2, 1), frame_of()  # noqa: F841
     form = shown(comparison := Comparison(**OPTIONS))
@@ -380,6 +385,7 @@ def test_settings_are_in_the_line(tmp_path):
 
 
 # ---- sessions
+@pytest.mark.slow
 def test_a_session_file_says_what_it_needs_and_goes_on(tmp_path):
     path = tmp_path / "a.session"
     before = Comparison("mlp", "diabetes", session=path, **OPTIONS).start(block=True)
@@ -400,6 +406,7 @@ def test_a_session_file_says_what_it_needs_and_goes_on(tmp_path):
     assert written(first.code.value).startswith("Comparison('mlp', 'diabetes', ")
 
 
+@pytest.mark.slow
 def test_a_session_file_of_an_earlier_version_is_read(tmp_path):
     path = tmp_path / "a.session"
     before = Comparison(Line, rows(), session=path, **OPTIONS).start(block=True)
@@ -412,6 +419,7 @@ def test_a_session_file_of_an_earlier_version_is_read(tmp_path):
 
 
 # ---- threads
+@pytest.mark.slow
 def test_two_clicks_at_once_make_one_comparison():
     net, pair = Line(), rows()  # noqa: F841
     form = shown(comparison := Comparison(**OPTIONS))

@@ -46,6 +46,7 @@ def trained():
 
 
 # ---- headless
+@pytest.mark.slow
 def test_results_are_those_of_the_models(trained):
     frame, test = trained.results, trained.data.test
     assert frame.index.tolist() == ["plain", "sculpt", "vote", "vote+sculpt+neo"]
@@ -107,6 +108,7 @@ def test_nothing_is_marked_on_one_split_and_seed(trained):
     assert trained.standard_errors.isna().to_numpy().all()
 
 
+@pytest.mark.slow
 def test_the_models_given_are_not_changed():
     model = small()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -136,11 +138,13 @@ def test_background_and_blocking_give_the_same_numbers(trained, monkeypatch):
     assert not other.errors
 
 
+@pytest.mark.slow
 def test_the_seed_counts_and_repeats():
     one, two, three = (made(("vote",), seed=seed).start(block=True).results.rmse["vote"] for seed in (1, 1, 2))
     assert one == two != three
 
 
+@pytest.mark.slow
 def test_class_outputs():
     given = data.load("moons", n_train=200, n_test=80)
     comparison = made(("sample", "vote+neo", "sculpt"), lambda: small(2, 2), given).start(block=True)
@@ -177,6 +181,7 @@ def test_outside_the_data_counts_where_regions_are_known():
     assert np.isnan(comparison.results.outside_auroc["plain"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "model", "kind"),
     [
@@ -231,6 +236,7 @@ def test_rows_of_the_package_are_offered_and_can_be_ticked():
     assert comparison.controls.bar.value == 1
 
 
+@pytest.mark.slow
 def test_settings_that_are_entered_count_and_only_what_changed_is_trained_again():
     comparison = made(("vote", "sculpt")).start(block=True)
     kept = comparison.models
@@ -249,6 +255,7 @@ def test_settings_that_are_entered_count_and_only_what_changed_is_trained_again(
     assert len(comparison.histories["sculpt"].records) == 3
 
 
+@pytest.mark.slow
 def test_wrappers_are_composed_and_removed():
     comparison = made(("vote",))
     controls = comparison.controls
@@ -269,6 +276,7 @@ def test_wrappers_are_composed_and_removed():
     assert "vote 2" not in comparison.results.index
 
 
+@pytest.mark.slow
 def test_stop_keeps_what_is_trained():
     comparison = made(("vote", "sculpt"), epochs=100_000)
     comparison.controls.train.click()
@@ -294,6 +302,7 @@ def test_stop_keeps_what_is_trained():
     assert "plain #1 <small>split 0, seed 0; stopped" in comparison.controls.metrics.value  # an earlier run
 
 
+@pytest.mark.slow
 def test_the_table_is_there_before_the_status_announces_it():
     comparison = made(["sculpt"])
     controls, seen = comparison.controls, []
@@ -346,6 +355,7 @@ def test_a_model_that_fails_in_training_is_shown_and_the_rest_goes_on():
         comparison.start(block=True)
 
 
+@pytest.mark.slow
 def test_a_wrapper_that_refuses_leaves_the_others_alone():
     comparison = Comparison(small, rows(), {"odd": neo.Wrapper(layers="nowhere"), "vote": vote.Wrapper()}, epochs=1)
     comparison.controls.train.click()
@@ -434,6 +444,7 @@ def test_pairs_become_data():
     assert (data_of((draw(40, 2), draw(40))).train.y.shape) == (32, 1)
 
 
+@pytest.mark.slow
 def test_wrappers_given_by_name_keep_their_names_and_settings():
     wrappers = {"five": vote.Wrapper(5), "both": compose(sculpt.Wrapper(), sample.Wrapper(3))}
     comparison = Comparison(small, rows(), wrappers, epochs=1).start(block=True)
@@ -442,6 +453,7 @@ def test_wrappers_given_by_name_keep_their_names_and_settings():
     assert comparison.models["both"].methods == ("sample", "sculpt")
 
 
+@pytest.mark.slow
 def test_wrappers_are_given_as_texts_with_arguments():
     texts = ["vote(n_voters=5)", "vote(n_voters=2) + sculpt(StudentT(df=4))"]
     comparison = Comparison(small, rows(), texts, epochs=1).start(block=True)

@@ -53,6 +53,7 @@ def exported(tmp_path_factory):
     return comparison, path
 
 
+@pytest.mark.slow
 def test_the_notebook_is_stripped_named_and_parametrized(exported):
     comparison, path = exported
     nb = nbformat.read(path, 4)

@@ -24,6 +24,7 @@ def columns(figure):
     return [title.split("\n")[0] for ax in figure.get_axes() if (title := ax.get_title())]
 
 
+@pytest.mark.slow
 def test_a_figure_of_the_models_own_numbers_that_pyplot_knows_nothing_of():
     comparison, before = moons(), plt.get_fignums()
     with pytest.raises(ValueError, match=r"nothing is trained with the current settings$"):
@@ -42,6 +43,7 @@ def test_a_figure_of_the_models_own_numbers_that_pyplot_knows_nothing_of():
     np.testing.assert_allclose(shown, float(wanted), atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_widget_draws_it_when_it_is_opened_and_when_other_models_are_there():
     comparison = moons()
     c = comparison.controls
@@ -67,6 +69,7 @@ def test_the_widget_draws_it_when_it_is_opened_and_when_other_models_are_there()
     assert c.matrix.value is not kept
 
 
+@pytest.mark.slow
 def test_models_that_were_read_from_a_file_have_no_weights_to_ask(tmp_path):
     moons(session=tmp_path / "session.zip").start(block=True)
     opened = moons(session=tmp_path / "session.zip")

@@ -51,10 +51,12 @@ def assert_outdated(comparison, names, why):
         assert "wb-outdated" not in comparison.controls.rows[name].panel._dom_classes
 
 
+@pytest.mark.slow
 def test_all_of_the_same_settings_is_ranked():
     assert_outdated(trained(), [], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
@@ -75,6 +77,7 @@ def test_unticked_models_of_other_settings_are_ranked_with_none(name, value, why
     assert "not ticked" in comparison.outdated.differs["vote"]
 
 
+@pytest.mark.slow
 def test_a_changed_setting_makes_what_was_done_a_thing_of_the_past():
     comparison = trained()
     controls = comparison.controls
@@ -91,6 +94,7 @@ def test_a_changed_setting_makes_what_was_done_a_thing_of_the_past():
     assert "Done" in controls.status.value
 
 
+@pytest.mark.slow
 def test_a_changed_setting_of_a_wrapper_greys_its_row_alone():
     comparison = trained(wrappers=[vote.Wrapper(2), sample.Wrapper(distribution=sample.Normal(0.1))])
     controls = comparison.controls
@@ -100,6 +104,7 @@ def test_a_changed_setting_of_a_wrapper_greys_its_row_alone():
     assert_outdated(comparison, ["vote"], "trained as vote.Wrapper(n_voters=2)")
 
 
+@pytest.mark.slow
 def test_settings_inside_of_settings_are_watched_too():
     comparison = trained(wrappers=["sample"])
     form = comparison.controls.rows["sample"].form.forms[0]
@@ -111,6 +116,7 @@ def test_settings_inside_of_settings_are_watched_too():
     assert_outdated(comparison, ["sample"], "trained as")
 
 
+@pytest.mark.slow
 def test_what_was_stopped_is_ranked_with_none():
     comparison = trained()
     comparison._findings.trained["vote"].status = "stopped in epoch 1 of 2"
@@ -119,6 +125,7 @@ def test_what_was_stopped_is_ranked_with_none():
     assert_outdated(comparison, [], "")
 
 
+@pytest.mark.slow
 def test_a_model_that_was_changed_meanwhile_is_another_model():
     model = small()
     comparison = trained(model)
@@ -132,6 +139,7 @@ def test_a_model_that_was_changed_meanwhile_is_another_model():
     assert_outdated(comparison, [], "")
 
 
+@pytest.mark.slow
 def test_data_that_were_changed_meanwhile_are_other_data():
     comparison = trained()
     before = comparison.results.rmse
@@ -144,6 +152,7 @@ def test_data_that_were_changed_meanwhile_are_other_data():
         comparison.data = rows(seed=1)
 
 
+@pytest.mark.slow
 def test_exports_are_of_the_present_settings(tmp_path, monkeypatch):
     import IPython.display
 
@@ -182,6 +191,7 @@ class Straight(Bent):
 Straight.__qualname__ = Straight.__name__ = "Bent"  # the same class with other code, as after an edit of its cell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "now"), [(activated(nn.Tanh), activated(nn.ReLU)), (Bent, Straight)], ids=["activation", "code"]
 )
@@ -195,6 +205,7 @@ def test_runs_of_a_model_that_computes_something_else_are_ranked_with_none(tmp_p
     assert again.results.index.tolist() == ["plain", "vote"]
 
 
+@pytest.mark.slow
 def test_runs_of_files_without_the_structure_of_the_model_are_still_compared():
     comparison = trained()
     for run in comparison._findings.runs:
@@ -202,6 +213,7 @@ def test_runs_of_files_without_the_structure_of_the_model_are_still_compared():
     assert_outdated(comparison, [], "")
 
 
+@pytest.mark.slow
 def test_stop_before_the_first_step_speaks_of_no_earlier_run():
     comparison = trained(epochs=1)
     run = comparison._findings.runs[-1]

@@ -82,6 +82,7 @@ def test_seeds_are_averaged_within_each_split():
     assert comparison.over == "splits"
 
 
+@pytest.mark.slow
 def test_the_table_has_means_and_standard_errors_of_each_split_trained_alone(trained):
     alone = [made(split=split).start(block=True).results.rmse.to_numpy() for split in range(3)]
     assert trained.results.rmse.to_numpy() == pytest.approx(np.mean(alone, 0))
@@ -94,6 +95,7 @@ def test_the_table_has_means_and_standard_errors_of_each_split_trained_alone(tra
     assert trained._findings.splits.test_share() == pytest.approx(12 / (48 * 0.9))
 
 
+@pytest.mark.slow
 def test_runs_of_other_settings_are_in_no_mean(trained):
     comparison = made(seeds=2).start(block=True)
     assert comparison.runs.seed.tolist() == [0, 0, 1, 1]
@@ -141,6 +143,7 @@ def test_toys_that_are_drawn_anew_share_no_rows():
     assert splits.test_share() == 0.0
 
 
+@pytest.mark.slow
 def test_the_saved_output_follows_the_table_and_is_hidden_by_the_widget(monkeypatch):
     import IPython
     import IPython.display
@@ -166,6 +169,7 @@ def test_the_saved_output_follows_the_table_and_is_hidden_by_the_widget(monkeypa
     assert "<table" not in sent[-1][0]  # shown by the snapshot
 
 
+@pytest.mark.slow
 def test_a_page_that_would_be_too_large_has_no_pictures_with_hover(monkeypatch, trained):
     from workbench.widgets.comparison import saved
 
@@ -177,6 +181,7 @@ def test_a_page_that_would_be_too_large_has_no_pictures_with_hover(monkeypatch, 
     assert 'class="wb-only"' in page
 
 
+@pytest.mark.slow
 def test_after_a_change_of_settings_pictures_are_of_the_runs_in_the_table():
     comparison = made(seeds=2).start(block=True)
     comparison._repr_mimebundle_()
@@ -195,6 +200,7 @@ def test_after_a_change_of_settings_pictures_are_of_the_runs_in_the_table():
     assert f"RMSE {rmse:.3g} " in row.panel.value
 
 
+@pytest.mark.slow
 def test_a_model_of_training_rows_is_made_anew_on_each_split(tmp_path):
     def made():
         return Comparison("tabular(width=4)", rows(), ["vote"], epochs=1, splits=2, session=tmp_path / "a.session")

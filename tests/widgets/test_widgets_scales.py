@@ -47,6 +47,7 @@ def ends(findings, kept, kind):
     return drawn[0] if drawn else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "given"), [(lambda: nn.Conv2d(3, 3, 1), class_maps), (Depth, value_maps), (small, moons)]
 )
@@ -62,6 +63,7 @@ def test_panels_of_all_models_have_one_scale_a_kind(model, given):
     assert "Colours of one kind are the same for all models." in findings.panel(findings.present[0])
 
 
+@pytest.mark.slow
 def test_a_panel_is_drawn_again_when_another_model_widens_the_scale():
     comparison = Comparison(Depth, value_maps(), ["vote(n_voters=2)", "sample"], epochs=1)
     comparison._repr_mimebundle_()
@@ -75,6 +77,7 @@ def test_a_panel_is_drawn_again_when_another_model_widens_the_scale():
     assert said[0][1] == said[1][1]
 
 
+@pytest.mark.slow
 def test_an_outlier_leaves_colours_for_the_others_and_is_named():
     findings = compared(Depth, value_maps(), "vote(n_voters=4)", "sample", "vote(n_voters=2)")._findings
     answers = [kept.answers for kept in findings.present]
@@ -118,6 +121,7 @@ def test_the_matrix_names_the_model_that_its_colours_do_not_hold():
     assert any("epistemic" in label and "beyond it: m3 up to" in label for label in labels)
 
 
+@pytest.mark.slow
 def test_what_has_no_label_is_not_white_as_what_is_right_and_classes_have_one_colour_everywhere():
     comparison = compared(lambda: nn.Conv2d(3, 3, 1), class_maps(), "vote(n_voters=2)")
     figure = pictures.finish(comparison.matrix())
@@ -134,6 +138,7 @@ def test_what_has_no_label_is_not_white_as_what_is_right_and_classes_have_one_co
     assert [text.get_text() for text in panel.legends[0].get_texts()] == ["road", "sky", "tree"]
 
 
+@pytest.mark.slow
 def test_points_of_a_table_are_seen_on_light_and_on_dark_pages():
     x = torch.randn(60, 4, generator=rng(0))
     comparison = compared(lambda: nn.Linear(4, 1), (x, x.sum(1)), "vote(n_voters=3)")
@@ -143,6 +148,7 @@ def test_points_of_a_table_are_seen_on_light_and_on_dark_pages():
     assert {to_hex(ax.get_facecolor(), keep_alpha=True) for ax in drawn} == {"#bbbbbbff"}
 
 
+@pytest.mark.slow
 def test_letters_on_the_colours_of_a_text_stay_dark_on_dark_pages():
     x = torch.randint(0, 9, (40, 5), generator=rng(0))
     d = Data.from_arrays(x, x % 3, classes=3, task="classification")
@@ -153,6 +159,7 @@ def test_letters_on_the_colours_of_a_text_stay_dark_on_dark_pages():
     assert {to_hex(text.get_color()) for text in words} == {"#010101"}
 
 
+@pytest.mark.slow
 def test_curves_of_all_models_have_one_axis_that_holds_their_bands_and_the_data():
     comparison = compared(
         lambda: nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), data.toy.sine_gap(), "vote", "sculpt"
@@ -172,6 +179,7 @@ def test_curves_of_all_models_have_one_axis_that_holds_their_bands_and_the_data(
     assert "The axis is the same for all models." in findings.panel(findings.present[0])
 
 
+@pytest.mark.slow
 def test_labels_of_colour_bars_are_whole_and_ticks_of_bars_lie_apart():
     x = torch.randn(60, 4, generator=rng(0))
     table = compared(lambda: nn.Linear(4, 1), (x, x.sum(1)), "neo").matrix()

@@ -23,6 +23,7 @@ def made(**options):
     return Comparison(small, rows(), ["vote"], **{"epochs": 2, **options})
 
 
+@pytest.mark.slow
 def test_a_training_with_other_settings_overwrites_no_run():
     comparison = made().start(block=True)
     first = comparison.results
@@ -41,6 +42,7 @@ def test_a_training_with_other_settings_overwrites_no_run():
     assert comparison.start(block=True).runs.index.tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_the_same_settings_again_are_another_run_and_the_last_one_counts():
     comparison = made().start(block=True).start(block=True, again=True)
     assert comparison.runs.differs.tolist() == ["trained again since, with the same settings"] * 2 + ["", ""]
@@ -48,6 +50,7 @@ def test_the_same_settings_again_are_another_run_and_the_last_one_counts():
     assert comparison.results.index.tolist() == ["plain", "vote"]
 
 
+@pytest.mark.slow
 def test_deleted_runs_come_back():
     comparison = made().start(block=True)
     before = comparison.results
@@ -67,6 +70,7 @@ def test_deleted_runs_come_back():
     assert list(comparison.models) == ["plain", "vote"]
 
 
+@pytest.mark.slow
 def test_a_session_is_opened_again(tmp_path):
     path = tmp_path / "moons.session"
     before = made(session=path)
@@ -90,6 +94,7 @@ def test_a_session_is_opened_again(tmp_path):
     assert [file.name for file in tmp_path.iterdir() if file.suffix != ".lock"] == ["moons.session"]
 
 
+@pytest.mark.slow
 def test_what_is_of_other_settings_or_weights_is_grey_when_it_is_opened(tmp_path):
     path = tmp_path / "session"
     made(session=path).start(block=True)
@@ -100,6 +105,7 @@ def test_what_is_of_other_settings_or_weights_is_grey_when_it_is_opened(tmp_path
     assert "started at other weights" in fixed.outdated.differs["vote"]
 
 
+@pytest.mark.slow
 def test_two_kernels_lose_no_run_of_each_other(tmp_path):
     first, second = (made(session=tmp_path / "session") for _ in range(2))
     first.start(block=True)
@@ -109,6 +115,7 @@ def test_two_kernels_lose_no_run_of_each_other(tmp_path):
     assert len(made(session=tmp_path / "session").runs) == 3
 
 
+@pytest.mark.slow
 def test_what_one_kernel_deletes_another_does_not_write_back(tmp_path):
     first, second = (made(session=tmp_path / "session") for _ in range(2))
     first.start(block=True)
@@ -127,6 +134,7 @@ def test_what_one_kernel_deletes_another_does_not_write_back(tmp_path):
     assert made(session=tmp_path / "session").runs.index.tolist() == [1, 2, 3, 5, 6]
 
 
+@pytest.mark.slow
 def test_files_of_other_data_or_of_another_kind_are_refused(tmp_path):
     path = tmp_path / "session"
     made(session=path).start(block=True)
@@ -139,6 +147,7 @@ def test_files_of_other_data_or_of_another_kind_are_refused(tmp_path):
         made(session=path)
 
 
+@pytest.mark.slow
 def test_every_row_says_its_split_and_seed_in_the_widget_and_in_what_is_saved():
     import re
 

@@ -219,6 +219,7 @@ def test_every_control_has_a_tooltip():
             assert control.tooltip == f"{name}: {described[name].help}", (cls, name)
 
 
+@pytest.mark.slow
 def test_a_blocking_start_trains_the_others_and_names_the_model_that_failed():
     wrappers = {"odd": neo.Wrapper(layers="nowhere"), "vote": vote.Wrapper()}
     comparison = Comparison(lambda: nn.Linear(3, 1), (torch.randn(80, 3), torch.randn(80, 1)), wrappers, epochs=1)

@@ -54,6 +54,7 @@ def test_pixels_and_tokens_count_alike_where_they_have_a_class(given, model, dim
     assert "mean IoU" in comparison.controls.metrics.value
 
 
+@pytest.mark.slow
 def test_columns_of_targets_are_scored_each_in_its_unit():
     comparison = trained(lambda: nn.Linear(3, 2), two_targets())
     x, y = comparison.data.test.x, comparison.data.test.y
@@ -65,6 +66,7 @@ def test_columns_of_targets_are_scored_each_in_its_unit():
     assert "RMSE hot" in comparison.controls.metrics.value
 
 
+@pytest.mark.slow
 def test_columns_without_names_are_told_by_their_numbers():
     x = torch.randn(60, 3, generator=rng(3))
     comparison = trained(lambda: nn.Linear(3, 2), Data.from_arrays(x, x[:, :2]))
@@ -101,6 +103,7 @@ def test_probabilities_of_labels_are_not_squashed_twice(tmp_path):
     assert "Binary(logits=False)" in (tmp_path / "own.ipynb").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "model", "words"),
     [

@@ -86,6 +86,7 @@ def test_weights_whose_shape_is_learned_are_restored(wrapper: Any) -> None:
     assert all(map(np.array_equal, values(wrapped), before))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_checkpoint_goes_on_where_it_was_and_changes_no_training(weights_only: bool, tmp_path: Path) -> None:
     with_files, without = twins()
