@@ -61,7 +61,8 @@ def test_every_part_runs_in_small_on_a_cpu(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "results.tar.gz") as packed:
         names = set(packed.getnames())
         assert {f"run/speed/{name}.txt" for name in ("speed", "large", "compiled", "peers", "others")} <= names
-        assert {"run/speed/speed.csv", "run/speed/speed.json", "run/throughput/throughput.csv"} <= names
+        assert {"run/speed/speed.csv", "run/speed/speed.json"} <= names
+        assert "run/throughput/throughput.csv" in names or "WORKBENCH_DATA" not in os.environ  # it trains on images
         rows = list(csv.DictReader(io.TextIOWrapper(packed.extractfile("run/speed/speed.csv") or io.BytesIO())))
     kinds = {row["how"] for row in rows}
     assert {"auto"} | ({"compiled"} if shutil.which("g++") or shutil.which("clang") else set()) <= kinds
