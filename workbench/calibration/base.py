@@ -19,6 +19,7 @@ from workbench.calibration.support import REAL, support_of
 from workbench.core.additions import extra
 from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.labelled import paired
+from workbench.core.calls.risks import noise_moves_classes
 from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import Binary
 from workbench.core.outputs.options import form_of, meaning_of
@@ -109,7 +110,7 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
             return_risk: whether to return (prediction, risk).
         """
         with evaluating(self.wrapped, whole=True):
-            if not return_risk and not self.moves_prediction:
+            if not (return_risk or self.moves_prediction or noise_moves_classes(_record(self.wrapped))):
                 return self._put_back(self.wrapped(*args, **kwargs), Risk())[0]
             y, uncalibrated = self.wrapped(*args, return_risk=True, **kwargs)
         y, risk = self._put_back(y, named_risks(self.wrapped, uncalibrated))
@@ -356,6 +357,7 @@ def ask(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
 def ask_as_given(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     """Return the same, but one number for a yes or no."""
     check_arguments(model, x)
+    risk = risk or noise_moves_classes(_record(model))
     args, kwargs = opened(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     name = output_name(model, y)

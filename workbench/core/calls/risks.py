@@ -16,7 +16,7 @@ from ..method import Call, split_heads, sqrt
 from ..outputs import detections
 from ..outputs.class_scores import Classes, at_least_float32
 from ..outputs.meanings import Detections, Meaning, Values
-from ..outputs.options import MEAN, has_detections
+from ..outputs.options import MEAN, form_of, has_detections
 from ..outputs.resolution import check_numbers, resolve
 from ..outputs.said_distributions import distributions_in, with_moments
 from ..outputs.slips import tell_doubts, tell_range, tell_whole_numbers
@@ -241,6 +241,12 @@ def pair_of(record: Any, axes: tuple[str, ...]) -> Any:
         if axis is not None and axis.own_first and axis.name in axes:
             return method
     return None
+
+
+def noise_moves_classes(record: Any) -> bool:
+    """Return whether predicted class probabilities depend on risk being asked: several models average them under the noise of risk heads."""
+    axes = [axis for method in record.methods if (axis := method.axis(Call(False, True))) is not None]
+    return len(axes) > 1 and any(axis.own_first for axis in axes) and form_of(record.output) != "values"
 
 
 def _majority(record: Any, axes: tuple[str, ...], leaf: Tensor) -> Tensor:
