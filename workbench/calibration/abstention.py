@@ -33,6 +33,7 @@ from workbench.calibration.base import (
     risks_at,
 )
 from workbench.calibration.one_output import pick
+from workbench.calibration.staleness import FitsWeights, FittedWeights
 from workbench.core.method import evaluating
 from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.core.saving.training_data import Facts
@@ -133,7 +134,7 @@ def _check_by(by: str, per: str = "row") -> None:
         raise ValueError(f"per must be 'row' or 'position'; found {per!r}")
 
 
-class SelectivePredictor(SavesPretrained, nn.Module):
+class SelectivePredictor(SavesPretrained, FitsWeights):
     """A model that abstains: it answers the rows, or positions, whose risk is at most a threshold.
 
     Args:
@@ -153,6 +154,7 @@ class SelectivePredictor(SavesPretrained, nn.Module):
     threshold: Tensor
     # facts about the rows that the threshold was chosen on, if known
     fitted_on: Facts | None = None
+    refit = "its threshold was chosen", "Choose it again"
 
     def __init__(self, wrapped: nn.Module, by: str, threshold: float | Tensor, per: Per = "row") -> None:
         super().__init__()
@@ -168,6 +170,7 @@ class SelectivePredictor(SavesPretrained, nn.Module):
         Args:
             args, kwargs: as for the model.
         """
+        self.warn_if_trained()
         with evaluating(self.wrapped, whole=True):
             y, raw_risk = self.wrapped(*args, return_risk=True, **kwargs)
         name = output_name(self.wrapped, y)
@@ -205,7 +208,7 @@ class Selective:
         ranked(risk, error)  # checks them
         order = risk.argsort(stable=True)
         self.wrapped, self.by, self.risk, self.error, self.per = wrapped, by, risk[order], error[order], per
-        self.facts = facts
+        self.facts, self.weights = facts, FittedWeights(wrapped)
 
     @property
     def curve(self) -> RiskCoverageCurve:
@@ -290,11 +293,8 @@ class Selective:
         return torch.cat([self.risk[1:] > self.risk[:-1], torch.ones_like(self.risk[:1], dtype=torch.bool)])
 
     def _lowest_error(self) -> float:
-        return (
-            (self.error.double().cumsum(0) / torch.arange(1, len(self.error) + 1).to(self.error))[self._last_of_equal()]
-            .min()
-            .item()
-        )
+        rows = torch.arange(1, len(self.error) + 1).to(self.error)
+        return (self.error.double().cumsum(0) / rows)[self._last_of_equal()].min().item()
 
     def predictor(self, threshold: float | None = None, **wanted: Any) -> SelectivePredictor:
         """Return the model that abstains above a threshold.
@@ -308,7 +308,8 @@ class Selective:
         chosen = self.threshold(**wanted) if threshold is None else threshold
         at = torch.tensor(chosen, dtype=self.risk.dtype, device=self.risk.device)
         predictor = SelectivePredictor(self.wrapped, self.by, at, self.per)
-        predictor.fitted_on = self.facts if threshold is None else None
+        if threshold is None:
+            predictor.fitted_on, predictor.weights = self.facts, self.weights
         return predictor
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from workbench.calibration.answers import Answers, check_finite, precise
 from workbench.calibration.binary import class_numbers, no_and_yes, one_number, one_per_row
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
 from workbench.calibration.rows import batches_of_rows
+from workbench.calibration.staleness import FitsWeights, FittedWeights
 from workbench.calibration.support import REAL, support_of
 from workbench.core.additions import extra
 from workbench.core.batches.call_arguments import check_arguments, opened
@@ -33,10 +34,10 @@ from workbench.engine.effects.private_random import generator_of, own_random
 from workbench.risk import Risk
 
 
-class Calibrated(SavesPretrained, nn.Module, ABC):
+class Calibrated(SavesPretrained, FitsWeights, ABC):
     """A wrapped model with calibrated outputs; it is called like the wrapped model, which itself is not changed.
 
-    The wrapped model is the sub-module `wrapped`, shared, not copied: training it further makes the calibration stale. It is always evaluated in
+    The wrapped model is the sub-module `wrapped`, shared, not copied: if it is trained further, calls warn. It is always evaluated in
     eval mode. The fitted state is held in buffers, so that it is pickled, saved and moved with the module.
 
     Args:
@@ -99,7 +100,7 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
         check_targets(self.wrapped, answers)
         with torch.no_grad():
             self._fit(answers, seed)
-        self.fitted_on = answers.facts
+        self.fitted_on, self.weights = answers.facts, FittedWeights(self.wrapped)
         return self
 
     def forward(self, *args: Any, return_risk: bool = False, **kwargs: Any) -> Any:
@@ -109,6 +110,7 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
             args, kwargs: as for the wrapped model.
             return_risk: whether to return (prediction, risk).
         """
+        self.warn_if_trained()
         with evaluating(self.wrapped, whole=True):
             if not (return_risk or self.moves_prediction or noise_moves_classes(_record(self.wrapped))):
                 return self._put_back(self.wrapped(*args, **kwargs), Risk())[0]
@@ -171,6 +173,7 @@ class Calibrated(SavesPretrained, nn.Module, ABC):
 
     def _ask(self, x: Any, risk: bool) -> tuple[Tensor, Risk]:
         """Return raw prediction and risks of the wrapped model, at least float32, for a tensor or a tuple of positional inputs."""
+        self.warn_if_trained()
         with evaluating(self.wrapped, whole=True):
             return ask(self.wrapped, x, risk)
 

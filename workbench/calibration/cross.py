@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from workbench.calibration.answers import Answers, level
 from workbench.calibration.base import Calibrated
+from workbench.calibration.staleness import FittedWeights
 from workbench.calibration.support import buffer_of, clipped, support_of
 from workbench.core.crossfit import committee_of
 from workbench.core.members import predictive
@@ -158,6 +159,7 @@ class CrossConformal(Calibrated):
         self.fold = out_of_fold.fold.to(device)
         self.support = buffer_of(support_of(self.wrapped, (), {}), out_of_fold.target).to(device)
         self.fitted_on = {"name": "rows out of fold of the training", "rows": len(self.fold), "date": today()}
+        self.weights = FittedWeights(self.wrapped)
         return self
 
     def _fit(self, answers: Answers, seed: int) -> None:
@@ -179,6 +181,7 @@ class CrossConformal(Calibrated):
             )
         committee = committee_of(self.wrapped)
         assert committee is not None
+        self.warn_if_trained()
         with evaluating(self.wrapped, whole=True), torch.no_grad():
             mixture = predictive(self.wrapped, x if isinstance(x, tuple) else (x,), {})
         voters = len(committee.fold)
