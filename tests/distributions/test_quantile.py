@@ -309,3 +309,18 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_cross_fitting_trains_the_prediction_as_well() -> None:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(200, 1, generator=torch.Generator().manual_seed(1))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        wrapped: Any = compose(vote.Wrapper(2), sculpt.Wrapper(Quantiles((0.1, 0.5, 0.9)), n_layers=1))(nn.Linear(3, 1))
+    history = fit(wrapped, (x, y), folds=2, epochs=150, lr=0.05)
+    assert history.out_of_fold is not None
+    with torch.no_grad():
+        answers = wrapped(x), history.out_of_fold.prediction, wrapped.quantiles(x)[1]
+    # the pinball loss alone can be small wherever the prediction is, since the heads predict offsets from it
+    for answer in answers:
+        assert (answer - y).square().mean().sqrt() < 0.15

@@ -67,6 +67,8 @@ class Distribution(ABC):
     """Whether targets may be standardized, unlike counts and proportions."""
     own_prediction: ClassVar[bool] = True
     """Whether the prediction is the model's own output; otherwise it depends on the heads as well."""
+    trains_prediction: ClassVar[bool] = True
+    """Whether the loss alone determines the prediction; otherwise it needs a loss of its own."""
     event_dims: ClassVar[int] = 0
     """Number of last dimensions of a prediction that form one event, with a single log_prob."""
 

@@ -46,6 +46,7 @@ class Quantiles(ManyHeads):
     levels: Sequence[float] = (0.05, 0.16, 0.5, 0.84, 0.95)
 
     needs: ClassVar[str] = "the offset of each quantile"
+    trains_prediction: ClassVar[bool] = False  # the heads reach the quantiles from wherever it is
 
     def __post_init__(self) -> None:
         levels = tuple(float(level) for level in self.levels)

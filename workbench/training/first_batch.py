@@ -108,7 +108,7 @@ def try_first_batch(
 
 
 def criterion_of(wrapped: Wrapped, rows: Sequence[Any], structured: bool, has_folds: bool) -> Criterion | None:
-    """Return the default loss; None (the likelihood of the risk heads) if the family has no other loss, or with folds and risk heads.
+    """Return the default loss; None (the likelihood of the risk heads) if the family has no other, or with folds if it trains the prediction.
 
     Args:
         wrapped: the model.
@@ -118,9 +118,9 @@ def criterion_of(wrapped: Wrapped, rows: Sequence[Any], structured: bool, has_fo
     """
     if wrapped._workbench.says_distributions:
         return nll
-    if sole_likelihood(wrapped) is not None or (
-        has_folds and pair_of(wrapped._workbench, unshadowed(wrapped, "methods")) is not None
-    ):
+    pair = pair_of(wrapped._workbench, unshadowed(wrapped, "methods"))
+    suffices = pair is not None and getattr(pair.distribution, "trains_prediction", True)
+    if sole_likelihood(wrapped) is not None or (has_folds and suffices):
         return None
     targets = [part.y for part in rows if isinstance(part, Batch | TensorRows)]
     unlabelled = any(isinstance(y, Tensor) and bool((y == IGNORED).any()) for y in targets)

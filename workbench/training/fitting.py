@@ -113,7 +113,8 @@ def fit(
         weight_decay: decoupled weight decay (Loshchilov & Hutter 2019), applied to weights only (`wrapped.parameter_groups`). With folds,
             several values may be given, paired with those of lr.
         criterion: criterion(prediction, target) -> scalar. None: mean squared error for float targets, cross entropy
-            for class numbers; with folds, only the likelihood of the risk heads if there are any.
+            for class numbers; with folds, only the likelihood of the risk heads if there are any and it trains the prediction (all but
+            `Quantiles`).
         optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and its schedule. The loss is the mean of those of the voters, so
             that n voters need n times the learning rate of a single model with SGD; Adam does not depend on the scale of gradients.
         validation: rows that select the best epoch and are never trained on: a share of the training rows (stratified for class numbers), rows
