@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import scipy.stats
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 
 import workbench
 from workbench import sculpt
+from workbench.calibration import calibrate, selective
 from workbench.distributions import Censored
 
 SCIPY = {
@@ -74,3 +78,15 @@ def test_targets_without_an_indicator_are_refused() -> None:
         sculpt.Wrapper(Censored())(model).loss(None, x, torch.ones(8, 1))
     with pytest.raises(ValueError, match="Exponential, Weibull, LogNormal"):
         Censored("Gamma")
+
+
+@pytest.mark.parametrize("use", [calibrate, selective, lambda wrapped, data: calibrate(wrapped, data, "conformal")])
+def test_censored_times_are_not_calibrated_as_if_they_were_reached(use: Callable[..., Any]) -> None:
+    wrapped = sculpt.Wrapper(Censored())(nn.Linear(1, 1))
+    x, times = torch.randn(40, 1), 1 + torch.rand(40, 1)
+    events = (torch.arange(40) % 4 > 0).float()[:, None]
+    with pytest.raises(ValueError, match="10 of 40 held-out times are censored"):
+        use(wrapped, (x, torch.cat([times, events], 1)))
+    with pytest.raises(ValueError, match=r"every event was observed, so give the times alone, y\[..., :1\]"):
+        use(wrapped, (x, torch.cat([times, torch.ones(40, 1)], 1)))
+    use(wrapped, (x, times))

@@ -16,7 +16,7 @@ from workbench.calibration.binary import class_numbers, no_and_yes, one_number, 
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
 from workbench.calibration.rows import batches_of_rows
 from workbench.calibration.staleness import FitsWeights, FittedWeights
-from workbench.calibration.support import REAL, support_of
+from workbench.calibration.support import REAL, refuse_censored, support_of
 from workbench.core.additions import extra
 from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.labelled import paired
@@ -288,7 +288,8 @@ def class_dim(model: Any) -> int:
 
 
 def check_targets(model: Any, answers: Answers) -> None:
-    """Raise if a model gives scores of classes and the targets are no class numbers."""
+    """Raise if a model gives scores of classes and the targets are no class numbers, or if times are censored."""
+    refuse_censored(innermost(model), answers.y, answers.target)
     if _binary(model) is not None and not answers.labels:
         raise ValueError(
             f"y: the model gives a yes or no, and the targets are fractions {list(answers.target.shape)}: calibration needs 0 or 1"

@@ -1,4 +1,4 @@
-"""Range of the targets that a model's distribution allows, to which intervals are clipped: no target is lost by it."""
+"""Targets that a model's distribution allows: their range, to which intervals are clipped without losing any, and whether they are known."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from workbench.core.members import predictive
+from workbench.distributions import Censored
 
 REAL = (-math.inf, math.inf)
 
@@ -29,6 +30,22 @@ def support_of(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[float
         return _range(getattr(predictive(wrapped, args, kwargs), "support", None))
     except (NotImplementedError, ValueError):  # a class without support, or a distribution among several outputs
         return REAL
+
+
+def refuse_censored(wrapped: Any, y: Tensor, target: Tensor) -> None:
+    """Raise if targets are those that a model of censored times is trained on: a time that was not reached has no error and no score."""
+    families = (method.distribution for method in wrapped._workbench.methods)
+    if target.shape == y.shape or not any(
+        isinstance(f, Censored) and f.target_shape(y.shape) == target.shape for f in families
+    ):
+        return
+    missing = int((target.chunk(2, -1)[1] == 0).sum())
+    if not missing:
+        raise ValueError(f"y: every event was observed, so give the times alone, y[..., :{y.shape[-1]}]")
+    raise ValueError(
+        f"y: {missing} of {y.numel()} held-out times are censored, so that their errors are not known; hold out rows that were all observed "
+        "until the event, and give their times alone. Those of these rows that have an event are no substitute, as their times are shorter"
+    )
 
 
 def _range(support: Any) -> tuple[float, float]:
@@ -61,4 +78,4 @@ def clipped(ends: tuple[Tensor, Tensor], support: Tensor) -> tuple[Tensor, Tenso
     return ends[0].clamp(lower, upper), ends[1].clamp(lower, upper)
 
 
-__all__ = ["REAL", "buffer_of", "clipped", "support_of"]
+__all__ = ["REAL", "buffer_of", "clipped", "refuse_censored", "support_of"]
