@@ -130,6 +130,40 @@ def test_other_code_of_the_users_is_another_cell(own: Callable[[str], str]) -> N
     assert before[1] == after[1]
 
 
+PACKAGE = {
+    "net.py": "import parts.shapes\nfrom parts import layers as used\nfrom torch import nn\n",
+    "parts/__init__.py": "",
+    "parts/layers.py": "from .deep.width import WIDTH\nfrom . import names\n",
+    "parts/names.py": "",
+    "parts/shapes.py": "",
+    "parts/unused.py": "",
+    "parts/deep/width.py": "from parts.deep import depth\nWIDTH = 3\n",
+    "parts/deep/depth.py": "",
+    "torch/nn.py": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("start", "used"),
+    [
+        ("net.py", {*PACKAGE} - {"parts/unused.py"}),
+        ("parts/layers.py", {name for name in PACKAGE if "parts" in name} - {"parts/unused.py", "parts/shapes.py"}),
+    ],
+)
+def test_code_in_packages_of_the_users_makes_other_cells(start: str, used: set[str], tmp_path: Path) -> None:
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = specs.digest(tmp_path / start)
+    noticed = set()
+    for name, text in PACKAGE.items():
+        (tmp_path / name).write_text(f"{text}# another\n")
+        noticed |= {name} if specs.digest(tmp_path / start) != before else set()
+        (tmp_path / name).write_text(text)
+    assert noticed == used
+    assert specs.digest(tmp_path / start) == before
+
+
 def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> None:
     cubic = data.toy.cubic(n_train=50)
     model_of: Any = specs.model_of
