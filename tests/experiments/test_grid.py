@@ -20,7 +20,7 @@ from torch import nn
 
 from workbench import compose, data, experiments, neo, sculpt, vote
 from workbench.core import registry, texts
-from workbench.experiments import environment, measure, models, pool, run_cells, specs, sweep
+from workbench.experiments import environment, measure, models, pool, run_cells, specs, sweep, user_code
 from workbench.models import Standardization
 from workbench.training import fit
 
@@ -154,14 +154,14 @@ def test_code_in_packages_of_the_users_makes_other_cells(start: str, used: set[s
     for name, text in PACKAGE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    before = specs.digest(tmp_path / start)
+    before = user_code.digest(tmp_path / start)
     noticed = set()
     for name, text in PACKAGE.items():
         (tmp_path / name).write_text(f"{text}# another\n")
-        noticed |= {name} if specs.digest(tmp_path / start) != before else set()
+        noticed |= {name} if user_code.digest(tmp_path / start) != before else set()
         (tmp_path / name).write_text(text)
     assert noticed == used
-    assert specs.digest(tmp_path / start) == before
+    assert user_code.digest(tmp_path / start) == before
 
 
 def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,33 @@ def test_the_key_covers_all_that_decides_the_result(
     assert len(set(keys)) == 5
     assert run_key(notebook, {"n": 3}) == run_key(notebook)
     assert run_key(write_notebook(tmp_path / "c.ipynb", "print(n)")) == run_key(notebook)
+
+
+def test_the_key_covers_code_of_the_users_that_cells_import(jupyter_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    files = [tmp_path / name for name in ("net.py", "parts/layers.py", "unused.py", "parts/width.py")]
+    for file, text in zip(
+        files, ("from parts.layers import WIDTH", "from .width import WIDTH", "", "WIDTH = 3"), strict=True
+    ):
+        file.write_text(text)
+    notebook = write_notebook(tmp_path / "a.ipynb", "%matplotlib inline\nimport net, json")
+    nb = nbformat.read(notebook, as_version=4)
+    nb.cells += [
+        nbformat.v4.new_code_cell(text) for text in ("%%bash\nls | wc", "import unused.net if this were Python")
+    ]
+    nbformat.write(nb, notebook)
+    before, changed = run_key(notebook), []
+    for file in files:
+        text = file.read_text()
+        file.write_text(f"{text}  # another")
+        changed.append(run_key(notebook) != before)
+        file.write_text(text)
+    assert changed == [True, True, False, True]
+    (tmp_path / "elsewhere").mkdir()
+    copied = shutil.copytree(tmp_path / "parts", tmp_path / "elsewhere" / "parts").parent
+    for name in ("net.py", "a.ipynb"):
+        shutil.copy(tmp_path / name, copied)
+    assert run_key(copied / "a.ipynb") == run_key(notebook) == before
 
 
 def test_the_digest_follows_the_source_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from ..core.settings import hint
 from ..core.texts import wrapper_of
 from ..trackers.base import Tracker
 from .cells import run_cells
-from .specs import REFERENCE, check_model, digest, file_of, model_of, one_spelling, reference
+from .specs import REFERENCE, check_model, file_of, model_of, one_spelling, reference
+from .user_code import digest
 from .worker import RESERVED, load
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from .. import atomic
 from ..errors import require
 from ..experiments.environment import cause, environment, versions
 from ..experiments.environment import source_digest as _source_digest
+from ..experiments.user_code import imported
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
 from .client import ATOMIC_SCHEME, ENGINE, Watch, kernel_manager_class, register
@@ -76,8 +77,8 @@ class Run:
 def run_key(notebook: Path | str, parameters: Mapping[str, Any] | None = None) -> str:
     """Return a hash of everything known beforehand that determines a run's result; a finished run is repeated only if it changes.
 
-    It covers the notebook's cells, the parameters (including defaults, so that passing a default changes nothing), the
-    source of this package and the versions of its dependencies. The data that a run loaded by `workbench.data` are
+    It covers the notebook's cells, the files of yours that they import, the parameters (including defaults, so that passing a default
+    changes nothing), the source of this package and the versions of its dependencies. The data that a run loaded by `workbench.data` are
     compared separately. Other files that the notebook reads are not considered: if those change, ask for a fresh run.
 
     Args:
@@ -88,7 +89,7 @@ def run_key(notebook: Path | str, parameters: Mapping[str, Any] | None = None) -
         16 hexadecimal digits.
     """
     nb = load_notebook(notebook)
-    return _key(nb, {**declared_parameters(nb), **(parameters or {})})
+    return _key(nb, Path(notebook), {**declared_parameters(nb), **(parameters or {})})
 
 
 def run_notebook(
@@ -175,7 +176,7 @@ def plan(
         status="waiting",
         seconds=0.0,
         parameters=_recorded(values),
-        key=_key(nb, values),
+        key=_key(nb, notebook, values),
     )
     return run, checked
 
@@ -295,10 +296,24 @@ def _last_cell(output: Path) -> str:
     return f"{started[-1] + 1} ({cells[started[-1]].id})" if started else "1"
 
 
-def _key(nb: NotebookNode, values: Mapping[str, Any]) -> str:
+def _key(nb: NotebookNode, notebook: Path, values: Mapping[str, Any]) -> str:
     cells = [(cell.cell_type, cell.source) for cell in nb.cells]
     parts = [cells, sorted(_recorded(values).items()), _source_digest(), versions()]
+    if own := _own_code(nb, notebook):
+        parts.append(sorted(own.items()))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def _own_code(nb: NotebookNode, notebook: Path) -> dict[str, str]:
+    """Return the texts of the user's files that the cells import, by name; cells with magics that are no Python are left out."""
+    own: dict[str, str] = {}
+    for cell in nb.cells:
+        if cell.cell_type == "code":
+            lines = [line for line in cell.source.splitlines() if not line.lstrip().startswith(("%", "!"))]
+            with contextlib.suppress(SyntaxError, UnicodeDecodeError):
+                own |= imported("\n".join(lines), notebook)
+    own.pop(notebook.resolve().name, None)
+    return own
 
 
 def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
