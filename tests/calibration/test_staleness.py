@@ -104,6 +104,21 @@ def test_intervals_of_a_cross_fitted_model_that_was_trained_again_are_told() -> 
         calibrated.interval(rows()[0], 0.8)
 
 
+def test_a_history_of_an_earlier_training_is_refused() -> None:
+    model = compose(vote.Wrapper(2), sculpt.Wrapper())(net())
+    first = fit(model, rows(), folds=2, epochs=2)
+    before = copy.deepcopy(model)
+    second = pickle.loads(pickle.dumps(fit(model, rows(seed=2), folds=2, epochs=2)))
+    with pytest.raises(ValueError, match=r"this history is of another training.*have changed, such as"):
+        calibrate(model, first)
+    with pytest.raises(ValueError, match="this history is of another training"):
+        calibrate(before, second.out_of_fold)
+    with silent():
+        answer(calibrate(before, first))
+        answer(calibrate(model, second))
+        answer(calibrate(model, second.out_of_fold))
+
+
 @pytest.mark.parametrize("name", FITTED)
 def test_what_is_no_training_is_not_told(wrapped: Any, name: str, tmp_path: Path) -> None:
     fitted = FITTED[name](wrapped)

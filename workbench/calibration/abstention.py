@@ -33,7 +33,8 @@ from workbench.calibration.base import (
     risks_at,
 )
 from workbench.calibration.one_output import pick
-from workbench.calibration.staleness import FitsWeights, FittedWeights
+from workbench.calibration.staleness import FitsWeights
+from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
 from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.core.saving.training_data import Facts

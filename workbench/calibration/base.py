@@ -15,12 +15,13 @@ from workbench.calibration.answers import Answers, check_finite, precise
 from workbench.calibration.binary import class_numbers, no_and_yes, one_number, one_per_row
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
 from workbench.calibration.rows import batches_of_rows
-from workbench.calibration.staleness import FitsWeights, FittedWeights
+from workbench.calibration.staleness import FitsWeights
 from workbench.calibration.support import REAL, refuse_censored, support_of
 from workbench.core.additions import extra
 from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.labelled import paired
 from workbench.core.calls.risks import noise_moves_classes
+from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import Binary
 from workbench.core.outputs.options import form_of, meaning_of

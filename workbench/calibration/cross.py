@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 from workbench.calibration.answers import Answers, level
 from workbench.calibration.base import Calibrated
-from workbench.calibration.staleness import FittedWeights
 from workbench.calibration.support import buffer_of, clipped, support_of
 from workbench.core.crossfit import committee_of
+from workbench.core.fitted_weights import FittedWeights
 from workbench.core.members import predictive
 from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import at_least_float32
@@ -148,6 +149,12 @@ class CrossConformal(Calibrated):
             raise TypeError(
                 f"data: found {type(data).__name__} without out-of-fold predictions; give the history of workbench.fit(..., folds=5)"
             )
+        weights = FittedWeights(self.wrapped) if out_of_fold.weights is None else copy.copy(out_of_fold.weights)
+        if name := weights.changed(self.wrapped):
+            raise ValueError(
+                f"data: this history is of another training, since the weights of the model have changed, such as {name}. Give the history of "
+                "its last training, with folds="
+            )
         if not out_of_fold.target.is_floating_point():
             raise ValueError(
                 "CV+ intervals are for values, but the targets are class numbers; calibrate with held-out rows"
@@ -159,7 +166,7 @@ class CrossConformal(Calibrated):
         self.fold = out_of_fold.fold.to(device)
         self.support = buffer_of(support_of(self.wrapped, (), {}), out_of_fold.target).to(device)
         self.fitted_on = {"name": "rows out of fold of the training", "rows": len(self.fold), "date": today()}
-        self.weights = FittedWeights(self.wrapped)
+        self.weights = weights
         return self
 
     def _fit(self, answers: Answers, seed: int) -> None:

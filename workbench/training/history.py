@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from workbench.core.fitted_weights import FittedWeights
 from workbench.core.outputs.meanings import IGNORED
 from workbench.errors import require
 
@@ -30,6 +31,7 @@ class OutOfFold:
         target: [n, ...].
         fold: int64 [n], the fold of each row.
         decisions: the decisions based on these predictions.
+        weights: the weights of the model when its training ended; None if an earlier version trained it.
     """
 
     prediction: Tensor
@@ -37,6 +39,7 @@ class OutOfFold:
     target: Tensor
     fold: Tensor
     decisions: Decisions
+    weights: FittedWeights | None = None
 
     @property
     def nll(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from workbench.core.batches.rows import Source, TensorRows
+from workbench.core.fitted_weights import FittedWeights
 from workbench.core.wrapped import Wrapped
 from workbench.training.augmentation import Augmentation
 from workbench.training.batches import Batches
@@ -149,7 +150,10 @@ class Run:
             return cross_fit
 
         with self._threads(), logged(self.log) as end_log:
-            return end_log(train_lengths(self.wrapped, lengths, cross_fit_of))
+            history = end_log(train_lengths(self.wrapped, lengths, cross_fit_of))
+        if history.out_of_fold is None:
+            return history
+        return replace(history, out_of_fold=replace(history.out_of_fold, weights=FittedWeights(self.wrapped)))
 
     def _threads(self) -> AbstractContextManager[None]:
         return threads_of_steps(self.wrapped, self.train, self.batch_size, self.device)
