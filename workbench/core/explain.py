@@ -7,6 +7,7 @@ from typing import Any
 
 from ..engine.ladder import RUNGS, CallKind, RungDecision
 from .ownership import engine_of
+from .parameters import WrappedParameters
 
 COLUMNS = ("call", "branches", "runs on", "cost", "why")
 
@@ -45,7 +46,10 @@ class Explanation(str):
 def explained(wrapped: Any) -> Explanation:
     """Describe what wrapping added, and for each kind of call so far the rung of the ladder, its cost in passes of the model, and the reason."""
     record = wrapped._workbench
-    added, base = (list(p) for p in (type(wrapped).risk_parameters(wrapped), type(wrapped).base_parameters(wrapped)))
+    added, base = (
+        list(parameters(wrapped))
+        for parameters in (WrappedParameters.risk_parameters, WrappedParameters.base_parameters)
+    )
     head = [
         f"{type(wrapped)._plain_class.__name__}: {', '.join(map(repr, record.methods)) or 'no methods'}",
         f"parameters: {_count(added)} of the methods, {_count(base)} shared with the given model",

@@ -13,6 +13,7 @@ from torch import nn
 from .additions import MARK
 from .calls.encoded_inputs import encoders_of
 from .calls.lone_calls import watched_methods
+from .hidden_names import telling
 from .refused_methods import refusals_of
 from .saving.adapters import loading_adapters
 from .saving.save_pretrained import saving_pretrained
@@ -59,6 +60,11 @@ def subclass(
     namespace.update(
         (name, function) for name, function in watched_methods(cls) if name not in vars(ours) or name in namespace
     )
+    hidden = [name for name in public if name in namespace]
+    namespace["_hidden"] = frozenset(hidden)
+    for name in hidden:
+        if isinstance(namespace[name], types.FunctionType):
+            namespace[name] = telling(ours, name, namespace[name])
 
     @functools.wraps(getattr(cls, method, ours.forward))
     def answer(

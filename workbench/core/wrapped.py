@@ -25,6 +25,7 @@ from .calls.frozen import asked, refuse_change
 from .calls.recorded_calls import Taken
 from .calls.surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
 from .copying import Persistent
+from .hidden_names import note_hidden
 from .injected_layers import follow
 from .members import predictive
 from .method import Call
@@ -52,7 +53,7 @@ class Wrapped(WrappedParameters, Persistent):
 
     Calling the object returns the prediction, as for the plain model; with `return_risk=True` the pair (prediction, risk). Attributes, methods,
     sub-modules and the `state_dict` keys of shared parameters are those of the model. If the model defines one of the names below itself, the
-    model's attribute takes precedence; `Wrapped.loss(model, ...)` still calls the method below.
+    model's attribute takes precedence; `Wrapped.loss(wrapped, ...)` still calls the method below.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -343,6 +344,7 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
         return answer
     except BaseException as error:
         surroundings.restore(error)
+        note_hidden(wrapped, error)
         raise
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from ..core.calls.predict import plan_of
 from ..core.method import Call
 from ..core.outputs.meanings import Meaning
-from ..core.wrapped import is_wrapped
+from ..core.wrapped import Wrapped, is_wrapped
 from ..engine.run import STRATEGIES
 from ..engine.tree import flatten, is_float, map_tensors, tensors, tree_map
 from ..errors import SettingsNeededError
@@ -177,7 +177,7 @@ def _prepare(wrapped: Any, call: ExampleCall) -> None:
                 for parameter in filter(is_float, wrapped.parameters()):
                     parameter.mul_(1 + 0.5 * torch.randn_like(parameter))
             method.collect(wrapped, epoch, _EPOCHS)
-    if not wrapped.needs_fit:
+    if not any(method.needs_fit for method in wrapped._workbench.methods):
         return
     with torch.no_grad():
         output = call_model(wrapped, *_inputs(call))
@@ -187,7 +187,7 @@ def _prepare(wrapped: Any, call: ExampleCall) -> None:
     refusals: list[Exception] = []
     for target in targets:
         try:
-            call_model(wrapped.fit, ([(_as_inputs(call, *_inputs(call)), target)],), {})
+            call_model(Wrapped.fit, (wrapped, [(_as_inputs(call, *_inputs(call)), target)]), {})
             return
         except (TypeError, ValueError) as error:
             refusals.append(error)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from workbench import metrics
 from workbench.calibration.base import check_model, named_risks, output_of
+from workbench.core.additions import extra
 from workbench.core.method import evaluating
-from workbench.core.wrapped import is_wrapped
+from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data.series import as_series, chosen, column_numbers, windows
 from workbench.data.split_drawing import whole_number
 from workbench.distributions.mixture import Mixture
@@ -290,7 +291,7 @@ def _forecast(model: Any, x: Tensor, shape: tuple[int, ...], paths: int, seed: i
 
 
 def _draws(model: Any, x: Tensor, paths: int) -> Tensor:
-    predictive = model.predictive(x) if is_wrapped(model) else None
+    predictive = Wrapped.predictive(model, x) if is_wrapped(model) else None
     if not isinstance(predictive, Mixture):
         raise ValueError(
             f"paths: {type(predictive if is_wrapped(model) else model).__name__} can't draw sample paths; give a wrapped model whose last "
@@ -318,7 +319,7 @@ def _fitted(
             f"start: {len(x)} windows lie before an origin, and {max(0, rows)} of them are left to train on; use a later start, longer history, "
             "or validation=0"
         )
-    if many_series and not {"standardize", "criterion"} & options.keys() and getattr(wrapped, "scaling", None) is None:
+    if many_series and not {"standardize", "criterion"} & options.keys() and extra(wrapped, "scaling") is None:
         _standardize(wrapped, x[:rows], y[:rows])
     if isinstance(folds, int) and 2 <= folds <= rows:  # contiguous folds, since neighbouring windows overlap
         options = {**options, "folds": torch.arange(rows) * folds // rows}
@@ -349,7 +350,7 @@ def _standardize(wrapped: Any, x: Tensor, y: Tensor) -> None:
         flat = rows.double().flatten(0, 1) if rows.dim() == 3 else rows.double().flatten()
         scale, mean = torch.std_mean(flat, 0, correction=0)
         moments |= {f"{name}_mean": mean.to(like), f"{name}_scale": scale.where(scale > 0, 1.0).to(like)}
-    wrapped.scale(**moments)
+    Wrapped.scale(wrapped, **moments)
 
 
 def _check_numbers(

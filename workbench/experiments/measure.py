@@ -16,6 +16,7 @@ from .. import metrics
 from ..calibration.base import ask_as_given, distribution_of
 from ..core.outputs.class_scores import Binary
 from ..core.outputs.options import meaning_of
+from ..core.wrapped import Wrapped
 from ..risk import Risk
 from .environment import peak_memory
 from .positions import batch_rows, has_class_positions, has_labels, labelled, target_names
@@ -136,7 +137,7 @@ def _values(
 ) -> dict[str, Any]:
     family: Any = distribution_of(wrapped)
     size = batch_rows(target, BATCH_SIZE)
-    parts = [wrapped.predictive(rows) for rows in x.split(size)] if _says_a_distribution(wrapped) else []
+    parts = [Wrapped.predictive(wrapped, rows) for rows in x.split(size)] if _says_a_distribution(wrapped) else []
     if risk.aleatoric is not None:
         total = risk.total
     elif parts:  # cross-fitting has estimated the noise

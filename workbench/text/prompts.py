@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.core.wrapped import unwrap
+
 
 def padded(
     model: Any, prompts: Any, tokenizer: Any, attention_mask: Tensor | None, pad: Any, end: Any
@@ -140,7 +142,7 @@ def check_padding(model: Any, ids: Tensor, mask: Tensor, max_new_tokens: int, op
     row = int(mask.sum(1).argmin())
     if bool(mask[row].all()):
         return
-    plain = model.unwrap().eval()
+    plain = unwrap(model).eval()
     starting = {name: options[name] for name in ("decoder_start_token_id", "pad_token_id") if name in options}
     n_tokens = min(2, max_new_tokens)
     tokens, probabilities = [], []

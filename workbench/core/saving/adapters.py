@@ -13,7 +13,7 @@ ADAPTERS = "adapter_model.safetensors"  # file name of peft
 
 def has_readable_adapters(wrapped: Any) -> bool:
     """Return whether the adapters of the first branch are a valid peft model: there is one set of them, and no scaling or prior."""
-    return len(wrapped.peft_config) == 1 and "_workbench" not in type(wrapped).unwrap(wrapped).__dict__
+    return len(wrapped.peft_config) == 1 and "_workbench" not in super(type(wrapped), wrapped).unwrap().__dict__
 
 
 def write_adapters(wrapped: Any, folder: Path) -> None:
@@ -22,7 +22,7 @@ def write_adapters(wrapped: Any, folder: Path) -> None:
     from safetensors.torch import save_file
 
     (name,) = wrapped.peft_config
-    tensors = peft.get_peft_model_state_dict(type(wrapped).unwrap(wrapped), adapter_name=name)
+    tensors = peft.get_peft_model_state_dict(super(type(wrapped), wrapped).unwrap(), adapter_name=name)
     save_file(
         {key: value.detach().clone().contiguous() for key, value in tensors.items()},
         folder / ADAPTERS,

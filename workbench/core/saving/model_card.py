@@ -51,7 +51,7 @@ def _text(wrapped: Any, base: str | None, around: Sequence[dict[str, Any]]) -> s
         f"- Outputs: {f'`{record.output!r}`' if record.output is not None else 'values; the risk is a standard deviation'}",
         f"- Units: {'standardized inside; predictions and risks are in those of the data' if units is not None else 'those of the model'}",
         f"- Calibration: {' of '.join(map(_constructor_call, around)) or 'none in this folder'}",
-        f"- Voters: {len(wrapped.voters()) if any(method.members for method in record.methods) else 1}",
+        f"- Voters: {len(super(type(wrapped), wrapped).voters()) if any(method.members for method in record.methods) else 1}",
     ]
     abstains = bool(around) and around[0]["class"] == "SelectivePredictor"
     call = (

@@ -101,7 +101,7 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
 
 def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the state that the plain class can read from the folder; None if it would be a different model."""
-    single = type(wrapped).unwrap(wrapped)
+    single = super(type(wrapped), wrapped).unwrap()  # a model may have its own unwrap
     # scaling or priors, which the plain class does not know, or adapters, which are saved separately
     if "_workbench" in single.__dict__ or getattr(wrapped, "_hf_peft_config_loaded", False):
         return None
