@@ -43,6 +43,28 @@ class Unversioned(nn.Linear):
         super()._load_from_state_dict(state, prefix, local_metadata, *args)
 
 
+class Observed(nn.Linear):
+    """Reads its running scale itself, as observers and simulated quantization of `torch.ao.quantization` do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("seen", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.copy_(self.weight.detach().abs().max())
+        return super().forward(x) / self.seen
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, local_metadata: Any, strict: bool, missing: list[str], *args: Any
+    ) -> None:
+        if (key := f"{prefix}seen") in state:
+            self.seen.resize_(state[key].shape)
+        elif strict:
+            missing.append(key)
+        super()._load_from_state_dict(state, prefix, local_metadata, False, missing, *args)
+
+
 def spectral() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.utils.spectral_norm(nn.Linear(3, 2)))
 
@@ -50,6 +72,7 @@ def spectral() -> nn.Module:
 MAKERS: dict[str, Any] = {
     "spectral norm": spectral,
     "version 2": lambda: nn.Sequential(nn.Tanh(), Versioned()),
+    "observed": lambda: nn.Sequential(nn.Tanh(), Observed()),
     "version 1": lambda: nn.Sequential(nn.Linear(4, 3), Unversioned(3, 2)),
 }
 WRAPPERS: dict[str, Any] = {
@@ -70,6 +93,14 @@ def test_a_file_is_read_in_the_layout_that_was_saved(name: str, wrapper: str, tm
     save(wrapped, tmp_path / "model.safetensors")
     for target in (MAKERS[name](), WRAPPERS[wrapper](MAKERS[name]())):
         torch.testing.assert_close(load(tmp_path / "model.safetensors", target).eval()(X), expected)
+
+
+def test_a_tensor_that_a_layer_reads_itself_is_missed_where_a_state_lacks_it() -> None:
+    wrapped: Any = vote.Wrapper(2)(MAKERS["observed"]())
+    state = wrapped.state_dict()
+    del state["1.seen@vote"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*1\.seen"):
+        wrapped.load_state_dict(state)
 
 
 def test_files_without_versions_are_read_as_before(tmp_path: Path) -> None:

@@ -115,16 +115,19 @@ class Loading:
         self.keys = {*self._own(self.state), *self.unexpected}
 
     def finish(self, incompatible: Any) -> None:
-        """Complete the report after all parts have loaded: only keys of the state can be unexpected.
+        """Complete the report after all parts have loaded: only keys of the state can be unexpected, and only keys of this object missing.
 
-        BatchNorm adds a missing counter to states without version (such as from safetensors), but voters have it under another name.
+        BatchNorm adds a missing counter to states without version (such as from safetensors), but voters have it under another name. So it is
+        with layers that read their tensors themselves, such as observers of `torch.ao.quantization`, and report those that they do not find.
         """
-        known = self._of_plain_class() if self.strict is False else set()
+        replaced = self._replaced()
+        known = replaced if self.strict is False else set()
         incompatible.unexpected_keys[:] = [
             key
             for key in incompatible.unexpected_keys
             if not key.startswith(self.prefix) or (key in self.keys and key not in known)
         ]
+        incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if key not in replaced]
         self._tie()
         wrong = self._own([*incompatible.missing_keys, *incompatible.unexpected_keys])
         if self.strict and wrong:
@@ -132,8 +135,8 @@ class Loading:
         if not self.errors:
             self.scales.write()
 
-    def _of_plain_class(self) -> set[str]:
-        """Return the keys of weights that `save_pretrained` adds for the plain class to those that are used in their place."""
+    def _replaced(self) -> set[str]:
+        """Return the keys of weights in whose place the state has others; `save_pretrained` adds the first branch's for the plain class."""
         record = self.table.record
         return {
             self.prefix + name

@@ -152,7 +152,7 @@ def _refuse_shape(name: str, registered: Sequence[int], new: Sequence[int]) -> N
     if registered != new:
         raise RuntimeError(
             f"buffer {name!r} changed its shape in forward from {tuple(registered)} to {tuple(new)}; "
-            "register it with its final shape before wrapping"
+            "register it with its final shape before wrapping, or call the model once before"
         )
 
 
