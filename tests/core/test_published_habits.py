@@ -321,6 +321,28 @@ def test_parameters_that_are_tied_in_forward_are_refused_with_what_to_write() ->
         wrapped(torch.zeros(2, 3, dtype=torch.long))
 
 
+HANDED_OUT: dict[str, nn.Parameter] = {}
+
+
+class FromTable(nn.Module):
+    """Takes its parameter from a table by name, as modules of pyro do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(5, 2), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale = HANDED_OUT.setdefault("scale", self.scale)
+        return self.fc(x) * self.scale
+
+
+def test_parameters_that_a_table_hands_out_by_name_are_refused_with_what_to_write() -> None:
+    HANDED_OUT.clear()
+    wrapped: Any = vote.Wrapper(VOTERS)(FromTable()).eval()
+    with pytest.raises(RuntimeError, match=r"A table outside the model .*: let each have its own, pyro\.settings"):
+        wrapped(torch.randn(6, 5))
+
+
 # ---- weights that hooks compute --------------------------------------------------------------------------------------
 
 

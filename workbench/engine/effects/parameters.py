@@ -201,7 +201,9 @@ def explain_write(root: nn.Module, error: Exception) -> None:
         raise RuntimeError(
             f"forward of {root._get_name()} assigns one of its parameters to a layer, which in each branch is a view of a stacked tensor "
             f"({error}). Tie them in __init__: self.decoder.weight = self.encoder.weight; and instead of a new layer with the model's "
-            "parameters, use the function, such as torch.nn.functional.linear(x, self.layer.weight)"
+            "parameters, use the function, such as torch.nn.functional.linear(x, self.layer.weight). A table outside the model that hands its "
+            "parameters out by name, as that of pyro does for PyroParam, gives all copies of a model the same ones: let each have its own, "
+            "pyro.settings.set(module_local_params=True)"
         ) from error
     if "you can only change requires_grad flags of leaf variables" in str(error):
         raise RuntimeError(
