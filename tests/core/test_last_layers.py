@@ -1,5 +1,6 @@
 """The last layers are those that run last on the way to each output, whatever their order of registration."""
 
+import contextlib
 import copy
 
 import pytest
@@ -104,12 +105,16 @@ def test_an_example_shows_which_layers_are_the_last(model, x, n, expected, wrapp
     model = model()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     options = {"share": n} if wrapper is vote.Wrapper else {"n_layers": n}
-    wrapped = wrapper(example=x, **options)(model)
+    # the second column of Pieces does not depend on the last layer; a risk head that starts at its weights does not show it yet
+    left_out = isinstance(model, Pieces) and wrapper is vote.Wrapper
+    with pytest.warns(WorkbenchWarning, match="at 1 of dimension 1") if left_out else contextlib.nullcontext():
+        wrapped = wrapper(example=x, **options)(model)
     assert names(wrapped) == expected
     assert torch.equal(state, torch.get_rng_state())
     assert model.training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    wrapped.eval()(x, return_risk=True)  # nothing to tell
+    with pytest.warns(WorkbenchWarning, match="at 1 of dimension 1") if left_out else contextlib.nullcontext():
+        wrapped.eval()(x, return_risk=True)  # otherwise nothing to tell
 
 
 def test_voters_of_a_head_that_is_registered_first():

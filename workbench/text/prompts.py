@@ -142,7 +142,7 @@ def check_padding(model: Any, ids: Tensor, mask: Tensor, max_new_tokens: int, op
     row = int(mask.sum(1).argmin())
     if bool(mask[row].all()):
         return
-    plain = unwrap(model).eval()
+    plain: Any = unwrap(model).eval()
     starting = {name: options[name] for name in ("decoder_start_token_id", "pad_token_id") if name in options}
     n_tokens = min(2, max_new_tokens)
     tokens, probabilities = [], []

@@ -36,6 +36,7 @@ from ..outputs.slips import listening, refuse_class_numbers, warn_unsaid
 from ..outputs.transformed_losses import refuse_transformed
 from ..ownership import engine_of, table_of
 from ..prior import run_with_prior
+from ..reached_outputs import check_reached
 from .bounded_ends import tell_bounded_end, undo_ends
 from .feedback import carries_mean, mark_means, refuse_means
 from .risks import meanings_of, pair_of, reduced
@@ -93,6 +94,7 @@ def run(
         if intervention.plain_dtypes:
             branched.plain_dtypes = {**branched.plain_dtypes, **intervention.plain_dtypes}
     check_tails(wrapped, args, kwargs)
+    check_reached(wrapped, branched, args, kwargs)
     complete(wrapped, branched)
     if (observe := wrapped.__dict__["_engine"].observe) is not None:
         observe(branched)

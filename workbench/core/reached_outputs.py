@@ -1,0 +1,144 @@
+"""Check at the first calls that the layers which voters or risk heads have of their own reach every part of an output.
+
+`layer_order` knows the layers of an output as a whole, but boxes and scores that a detector concatenates end in different ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.combine import Branched
+from ..engine.effects.private_random import own_random
+from ..engine.effects.random import values_unavailable
+from ..engine.tree import flatten, is_float, map_tensors, paths
+from .batches.dealing import tell
+
+_SETTLED = "reached"
+_DRAWS = 3  # changes of the weights after which a number that is still the same does not depend on them
+
+Place = tuple[int, int, Tensor]  # a leaf, one of its dimensions, and the indices along it
+
+
+def check_reached(wrapped: Any, branched: Branched, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Compare the branches of a call; where they are equal in a part of an output, call the model with other weights to see why.
+
+    Voters get a warning if it is since all of them share the layers that this part depends on: its risk is 0.
+
+    Raises:
+        ValueError: if risk heads do not reach a part, so that its risk would be made of the prediction.
+    """
+    record = wrapped._workbench
+    if _SETTLED in record.told or torch.compiler.is_compiling() or values_unavailable():
+        return
+    weights = {name for name, slot in record.slots.items() if not slot.buffer}
+    settled = True
+    for dim, axis in enumerate(branched.axes):
+        own = {name for name in weights & record.rules.keys() if axis in record.rules[name].axes()}
+        if not own or own == weights:
+            continue
+        places = _equal_places(branched, dim)
+        if places is None:  # voters that start at the same weights
+            settled = False
+        elif left_out := _not_reached(wrapped, places, own, weights - own, args, kwargs):
+            record.told.add(_SETTLED)
+            _report(wrapped, next(m for m in record.methods if m.name == axis), _described(branched, left_out))
+    if settled:
+        record.told.add(_SETTLED)
+
+
+def _equal_places(branched: Branched, dim: int) -> list[Place] | None:
+    """Return where varying numbers are equal along an axis for all rows; None if all numbers are."""
+    places: list[Place] = []
+    looked, differs, depth = False, False, len(branched.axes)
+    for i, leaf in enumerate(branched.leaves):
+        if not isinstance(leaf, Tensor) or not is_float(leaf) or leaf.dim() < depth + 2 or not leaf.numel():
+            continue
+        leaf = leaf.detach().movedim(dim, 0)
+        equal = (leaf == leaf[:1]).flatten(0, depth - 1).all(0)
+        looked, differs = True, differs or not bool(equal.all())
+        value = leaf.flatten(0, depth - 1)[0]
+        for d in range(1, equal.dim()) if bool(equal.any()) else ():
+            columns, numbers = equal.movedim(d, 0).flatten(1), value.movedim(d, 0).flatten(1)
+            found = (columns.all(1) & (numbers != numbers[:, :1]).any(1)).nonzero().flatten()
+            if 0 < len(found) < len(columns):
+                places.append((i, d, found))
+    return places if differs or not looked else None
+
+
+def _not_reached(
+    wrapped: Any, places: list[Place], own: set[str], shared: set[str], args: tuple, kwargs: dict[str, Any]
+) -> list[Place]:
+    """Return the places that do not depend on some weights, but on others that are shared."""
+    if not places:
+        return []
+    model, record = super(type(wrapped), wrapped).voters()[0].eval(), wrapped._workbench
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def answer() -> list[Any]:
+        return flatten(
+            getattr(model, record.method)(*map_tensors(torch.clone, args), **map_tensors(torch.clone, kwargs))
+        )[0]
+
+    def changes(names: set[str]) -> dict[int, Tensor]:
+        """Return leaf -> which of its numbers change with the weights."""
+        chosen = [p for name in names if (p := parameters.get(name)) is not None and is_float(p)]
+        kept, before = [p.clone() for p in chosen], answer()
+        changed: dict[int, Tensor] = {}
+        for _ in range(_DRAWS):
+            for p, value in zip(chosen, kept, strict=True):
+                p.copy_(value + torch.randn_like(value) * (value.abs().mean() + 0.1))
+            for i, (old, new) in enumerate(zip(before, answer(), strict=True)):
+                if is_float(old):
+                    changed[i] = changed.get(i, False) | (old != new)
+        for p, value in zip(chosen, kept, strict=True):
+            p.copy_(value)
+        return changed
+
+    devices = sorted({p.device for p in parameters.values()}, key=str)
+    try:
+        with own_random(0, *devices), torch.no_grad():
+            by_own, by_shared = changes(own), changes(shared)
+            return [
+                (i, d, indices)
+                for i, d, indices in places
+                if not by_own[i].index_select(d, indices).any() and by_shared[i].index_select(d, indices).any()
+            ]
+    except Exception:  # the model does not take other weights; what it answers is not known then
+        return []
+
+
+def _described(branched: Branched, places: list[Place]) -> str:
+    """Name parts of the output, each by one dimension only."""
+    names = paths(branched.rebuild(branched.leaves))
+    words: dict[int, str] = {}
+    for i, d, indices in places:
+        first, last = int(indices[0]), int(indices[-1])
+        shown = (
+            f"{first} to {last}"
+            if last - first == len(indices) - 1 and first < last
+            else ", ".join(map(str, indices[:8].tolist()))
+        )
+        words.setdefault(
+            i, f"{names[i]} at {shown}{', ...' if len(indices) > 8 and ' to ' not in shown else ''} of dimension {d}"
+        )
+    return " and ".join(words.values())
+
+
+def _report(wrapped: Any, method: Any, where: str) -> None:
+    if not method.members:
+        raise ValueError(
+            f"{method.name}: {where} does not depend on the last layers, of which the risk head has its own, so that its risk would be made of "
+            "the prediction: give a larger n_layers="
+        )
+    tell(
+        wrapped,
+        "part not reached",
+        f"{method.name}: {where} does not depend on the layers that each voter has of its own, but on layers that all share: it is the same for "
+        "all voters, and its epistemic risk is 0. Give a larger share=, or share=None",
+    )
+
+
+__all__ = ["check_reached"]
