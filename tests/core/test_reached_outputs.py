@@ -45,7 +45,7 @@ def plain_spread(wrapped: Any, x: Tensor) -> Tensor:
     return torch.stack([voter.eval()(x)[0] for voter in wrapped.voters()]).std(0, correction=0)
 
 
-TOLD = r"vote: output\[0\] at 0 to 3 of dimension 1 does not depend .* share=None"
+TOLD = r"vote: no layer .* reaches output\[0\] at 0 to 3 of dimension 1: .* share=None"
 
 
 def test_concatenated_parts_of_a_shared_layer_are_told_once() -> None:
@@ -72,6 +72,27 @@ def test_nothing_is_told_where_every_part_is_reached(share: Any) -> None:
         warnings.simplefilter("error")
         _, risk = wrapped(X, return_risk=True)
     assert (risk[0] > 0).all()
+
+
+class Decoded(nn.Module):
+    """Boxes end in a layer of fixed weights, as the expected corners of a detector; scores are an output of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.bins, self.scores = nn.Linear(4, 8), nn.Linear(8, 5), nn.Linear(8, 3)
+        self.expected = nn.Linear(5, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = self.trunk(x).tanh()
+        return self.expected(self.bins(h).softmax(1)), self.scores(h), h
+
+
+def test_an_output_whose_last_layer_is_frozen_is_told() -> None:
+    with pytest.warns(WorkbenchWarning, match=r"vote: no layer .* reaches output\[0\]: all share"):
+        vote.Wrapper(3, share=1, example=X)(Decoded())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # hidden features, from which the others are computed, may have none
+        vote.Wrapper(3, share=2, example=X)(Decoded()).eval()(X, return_risk=True)
 
 
 def test_voters_that_start_equal_are_told_once_they_differ() -> None:
@@ -115,7 +136,9 @@ class Towers(nn.Module):
 
 
 def test_a_risk_head_that_would_repeat_the_prediction_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sculpt: output at 0 to 1 of dimension 1 .* give a larger n_layers="):
+    with pytest.raises(
+        ValueError, match=r"sculpt: .* reaches output at 0 to 1 of dimension 1, .* give a larger n_layers="
+    ):
         sculpt.Wrapper(n_layers=2)(Towers()).eval()(X, return_risk=True)
     wrapped: Any = sculpt.Wrapper(n_layers=2)(Towers())
     with pytest.raises(ValueError, match="give a larger n_layers="):

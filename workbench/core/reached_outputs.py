@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def check_reached(wrapped: Any, branched: Branched, args: tuple, kwargs: dict[st
         own = {name for name in weights & record.rules.keys() if axis in record.rules[name].axes()}
         if not own or own == weights:
             continue
-        places = _equal_places(branched, dim)
+        places = _equal_places(branched, dim, record.execution.names if record.execution else ())
         if places is None:  # voters that start at the same weights
             settled = False
         elif left_out := _not_reached(wrapped, places, own, weights - own, args, kwargs):
@@ -49,8 +50,15 @@ def check_reached(wrapped: Any, branched: Branched, args: tuple, kwargs: dict[st
         record.told.add(_SETTLED)
 
 
-def _equal_places(branched: Branched, dim: int) -> list[Place] | None:
-    """Return where varying numbers are equal along an axis for all rows; None if all numbers are."""
+def _equal_places(branched: Branched, dim: int, main: Sequence[str]) -> list[Place] | None:
+    """Return where varying numbers are equal along an axis for all rows; None if all numbers are.
+
+    Args:
+        branched: the outputs of all branches.
+        dim: position of the axis.
+        main: names of outputs that none of the others is computed from; these are looked at also where all of their numbers are equal.
+    """
+    names = paths(branched.rebuild(branched.leaves)) if main else [""] * len(branched.leaves)
     places: list[Place] = []
     looked, differs, depth = False, False, len(branched.axes)
     for i, leaf in enumerate(branched.leaves):
@@ -63,7 +71,7 @@ def _equal_places(branched: Branched, dim: int) -> list[Place] | None:
         for d in range(1, equal.dim()) if bool(equal.any()) else ():
             columns, numbers = equal.movedim(d, 0).flatten(1), value.movedim(d, 0).flatten(1)
             found = (columns.all(1) & (numbers != numbers[:, :1]).any(1)).nonzero().flatten()
-            if 0 < len(found) < len(columns):
+            if 0 < len(found) < len(columns) + (names[i] in main):
                 places.append((i, d, found))
     return places if differs or not looked else None
 
@@ -112,32 +120,29 @@ def _not_reached(
 
 def _described(branched: Branched, places: list[Place]) -> str:
     """Name parts of the output, each by one dimension only."""
-    names = paths(branched.rebuild(branched.leaves))
+    names, depth = paths(branched.rebuild(branched.leaves)), len(branched.axes)
     words: dict[int, str] = {}
     for i, d, indices in places:
         first, last = int(indices[0]), int(indices[-1])
-        shown = (
-            f"{first} to {last}"
-            if last - first == len(indices) - 1 and first < last
-            else ", ".join(map(str, indices[:8].tolist()))
-        )
-        words.setdefault(
-            i, f"{names[i]} at {shown}{', ...' if len(indices) > 8 and ' to ' not in shown else ''} of dimension {d}"
-        )
+        shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
+        if last - first == len(indices) - 1 and first < last:
+            shown = f"{first} to {last}"
+        whole = len(indices) == branched.leaves[i].shape[depth + d]
+        words.setdefault(i, names[i] if whole else f"{names[i]} at {shown} of dimension {d}")
     return " and ".join(words.values())
 
 
 def _report(wrapped: Any, method: Any, where: str) -> None:
     if not method.members:
         raise ValueError(
-            f"{method.name}: {where} does not depend on the last layers, of which the risk head has its own, so that its risk would be made of "
-            "the prediction: give a larger n_layers="
+            f"{method.name}: no layer that the risk head has of its own reaches {where}, and the risk there would be made of the prediction: "
+            "give a larger n_layers="
         )
     tell(
         wrapped,
         "part not reached",
-        f"{method.name}: {where} does not depend on the layers that each voter has of its own, but on layers that all share: it is the same for "
-        "all voters, and its epistemic risk is 0. Give a larger share=, or share=None",
+        f"{method.name}: no layer that each voter has of its own reaches {where}: all share the layers that compute this, and its epistemic "
+        "risk is 0. Give a larger share=, or share=None",
     )
 
 
