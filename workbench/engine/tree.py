@@ -50,6 +50,14 @@ def values_of(node: Any) -> Sequence[Any] | None:
     return None if named is None else [value for _, value in named]
 
 
+class _Items(dict):
+    """Items that a mapping does not take, such as tensors with the axes of branches in front; a tree like it is again of the mapping's class."""
+
+    def __init__(self, items: dict[str, Any], kept: Mapping[str, Any]) -> None:
+        super().__init__(items)
+        self.kept = kept
+
+
 def like(node: Any, values: list[Any]) -> Any:
     """Return a container of the same type as `node` that holds `values`."""
     if type(node) is tuple:
@@ -60,9 +68,14 @@ def like(node: Any, values: list[Any]) -> Any:
         # an output class that is both a mapping and a dataclass: only the constructor keeps the two consistent
         if dataclasses.is_dataclass(node):
             return type(node)(**dict(zip(node, values, strict=True)))
-        new = copy.copy(node)
-        for key, value in zip(node, values, strict=True):
-            new[key] = value  # type: ignore[index]
+        items = dict(zip(node.keys(), values, strict=True))  # iterating over a TensorDict gives its rows
+        kept = node.kept if type(node) is _Items else node
+        new = copy.copy(kept)
+        try:
+            for key, value in items.items():
+                new[key] = value  # type: ignore[index]
+        except Exception:
+            return _Items(items, kept)
         return new
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return type(node)._make(values)  # type: ignore[attr-defined]  # bypasses constructors that check or compute, as PackedSequence's does

@@ -401,7 +401,7 @@ def _targets(y: Any, name: str, label: str = "y") -> Any:
 def _inputs(x: Any, name: str) -> Any:
     if isinstance(x, tuple):
         return tuple(_tensor(value, f"x[{i}]", name) for i, value in enumerate(x))
-    if isinstance(x, Mapping) and x:
+    if isinstance(x, Mapping) and len(x):  # a TensorDict has no truth value
         return {key: _tensor(value, f"x[{key!r}]", name) for key, value in x.items()}
     return _tensor(x, "x", name)
 
