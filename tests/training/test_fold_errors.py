@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.fold_models import net, plane, quiet
+from torch.utils.data import DataLoader, TensorDataset
 
 from workbench import fit, sculpt, snapshot, vote
 
@@ -69,9 +70,11 @@ def test_bad_input(make: Any, options: dict[str, Any], error: type[Exception], w
 
 
 def test_rows_that_are_not_in_memory_cannot_be_cut() -> None:
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*plane()))
-    with pytest.raises(TypeError, match="can't be split into folds"):
-        fit(vote.Wrapper(3)(net()), loader, folds=3, epochs=1)
+    x, y = plane()
+    labelled: Any = [{"input": row, "labels": target} for row, target in zip(x, y, strict=True)]
+    for rows in (TensorDataset(x, y), labelled):
+        with pytest.raises(TypeError, match="the rows of a DataLoader can't be split into folds"):
+            fit(vote.Wrapper(3)(net()), DataLoader(rows), folds=3, epochs=1)
 
 
 def test_folds_by_name_are_those_by_number() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from workbench.core.additions import EXTRAS
 from workbench.core.batches.arrays import is_frame, numbers_of
@@ -127,9 +128,8 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
         ValueError: the rows can't be split into these folds, or the number of voters does not fit.
     """
     if not isinstance(train, TensorRows):
-        raise TypeError(
-            f"folds: the rows of a {type(train).__name__} can't be split into folds; give tensors or arrays (x, y)"
-        )
+        kind = "DataLoader" if isinstance(train, DataLoader) else type(train).__name__
+        raise TypeError(f"folds: the rows of a {kind} can't be split into folds; give tensors or arrays (x, y)")
     if isinstance(train.x, dict):
         raise TypeError("folds: x is a dict; cross-fitting takes a tensor, or a tuple of positional inputs")
     if form_of(wrapped._workbench.output) == "several" or not isinstance(train.y, Tensor):
