@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import NotFittedError, Wrapped, compose, diagnose, experiments, neo, sculpt, vote
+from workbench import NotFittedError, Wrapped, compose, diagnose, experiments, load, neo, save, sculpt, vote
 from workbench.core.wrapped import PUBLIC
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -138,3 +139,20 @@ def test_folders_do_not_depend_on_the_models_names(tmp_path: Path) -> None:
     wrapped = vote.Wrapper(2, output={"logits": "logits"})(model).eval()
     wrapped.save_pretrained(tmp_path)
     assert "- Voters: 2" in (tmp_path / "README.md").read_text()
+
+
+class Lists(Plain):
+    """Has its own way of listing parameters, as loss modules of torchrl do."""
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        return super().named_parameters(prefix, recurse)
+
+
+def test_a_model_may_list_its_parameters_with_fewer_arguments(tmp_path: Path) -> None:
+    for wrapper in (vote.Wrapper(3, share=1), sculpt.Wrapper(), neo.Wrapper()):
+        wrapped: Any = wrapper(Lists()).eval()
+        save(wrapped, tmp_path / "model.safetensors")
+        assert torch.equal(load(tmp_path / "model.safetensors", Lists()).eval()(X), wrapped(X))
+    voters: Any = vote.Wrapper(3)(Lists()).eval()
+    torch.testing.assert_close(voters(X), torch.stack([voter(X) for voter in voters.voters()]).mean(0))
+    assert diagnose(Lists(), (X,)).verdicts == diagnose(Plain(), (X,)).verdicts

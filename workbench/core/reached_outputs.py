@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..engine.combine import Branched
 from ..engine.effects.private_random import own_random
@@ -83,7 +83,7 @@ def _not_reached(
     if not places:
         return []
     model, record = super(type(wrapped), wrapped).voters()[0].eval(), wrapped._workbench
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(nn.Module.named_parameters(model, remove_duplicate=False))
 
     def answer() -> list[Any]:
         return flatten(

@@ -68,7 +68,7 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
             "compose(...), or put the plain sub-module back first (workbench.unwrap)"
         )
     used = None if method == "forward" or is_wrapped(model) else used_by(model, method)
-    tensors = (p for n, p in model.named_parameters(remove_duplicate=False) if used is None or n in used)
+    tensors = (p for n, p in nn.Module.named_parameters(model, remove_duplicate=False) if used is None or n in used)
     if not any(p.is_floating_point() or p.is_complex() for p in tensors) and additions:
         what = f"{type(model).__name__} has" if used is None else f"{type(model).__name__}.{method} uses"
         raise ValueError(f"{what} no floating-point parameters, so there is nothing to wrap")

@@ -70,7 +70,7 @@ def _parameters(model: nn.Module, name: str) -> Iterator[Finding]:
     if not weights:
         yield make_finding("no_parameters", name)
     names: dict[int, list[str]] = {}
-    for n, p in model.named_parameters(remove_duplicate=False):
+    for n, p in nn.Module.named_parameters(model, remove_duplicate=False):
         names.setdefault(id(p), []).append(n)
     for tied in names.values():
         if len(tied) > 1:

@@ -133,7 +133,10 @@ class _Usage:
         self._paths = {id(module): path for path, module in root.named_modules()}
         self._all = [
             name
-            for entries in (root.named_parameters(remove_duplicate=False), root.named_buffers(remove_duplicate=False))
+            for entries in (
+                nn.Module.named_parameters(root, remove_duplicate=False),
+                nn.Module.named_buffers(root, remove_duplicate=False),
+            )
             for name, _ in entries
         ]
         self._read: set[tuple[int, Any]] = set()

@@ -264,7 +264,7 @@ def _wrapped(model: Any, wrapper: Wrapper, at: str, method: str, tensors: dict[s
     """Wrap a part of the model so that members take over the same parameters as when the file was saved, whatever is frozen now."""
     part, prefix = model.get_submodule(at), f"{at}." if at else ""
     flags = {p: p.requires_grad for p in part.parameters()}
-    names = dict(part.named_parameters(remove_duplicate=False))
+    names = dict(nn.Module.named_parameters(part, remove_duplicate=False))
     methods = wrapper.make()
     marks = [mark for method in methods for mark in method.member_marks]
     taken = {p for name, p in names.items() if any(f"{prefix}{name}{MARK}{mark}" in tensors for mark in marks)}
