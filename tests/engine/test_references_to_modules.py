@@ -1,6 +1,8 @@
 """References of a model to its own modules that `copy.deepcopy` keeps: weak ones, and those of functions."""
 
+import copy
 import functools
+import pickle
 import types
 import weakref
 from typing import Any
@@ -250,3 +252,58 @@ def test_hooks_that_hold_a_list_of_the_model_are_refused(way: str, wrapper: Any,
     wrapped = wrapper(model).eval()
     with pytest.raises(RuntimeError, match=r"a hook of a holds a list .* \(notes\).* as a method of the module"):
         wrapped(torch.randn(5, 3), return_risk=True)
+
+
+class Meter(nn.Module):
+    """Counts in a function of its own, which it makes anew when it is unpickled, as metrics of torchmetrics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradients, self.total = False, torch.zeros(())
+        self.update = self.counting(self.update)
+
+    def update(self, value: Tensor) -> None:
+        self.total = self.total + value
+
+    def counting(self, update: Any) -> Any:
+        @functools.wraps(update)
+        def counted(value: Tensor) -> None:
+            with torch.set_grad_enabled(self.gradients):
+                update(value)
+
+        return counted
+
+    def reset(self) -> None:
+        self.total = torch.zeros(())
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.reset()
+        self.gradients = True
+        self.update(value)
+        self.gradients = False
+        return self.total
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "update"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.update = self.counting(self.update)
+
+
+class Measures(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter = Meter()
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_functions_that_a_part_leaves_out_of_its_state_work_on_the_copy(name: str) -> None:
+    model = Measures()
+    wrapped: Any = WRAPPERS[name]()(model)
+    others = [copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped)), wrapped.unwrap(), *wrapped.voters()]
+    for number, each in enumerate([model, wrapped, *others]):
+        each.meter.reset()
+        each.meter.update(torch.tensor(float(number)))
+    assert [float(each.meter.total) for each in [model, wrapped, *others]] == list(range(2 + len(others)))
+    assert wrapped.meter(torch.ones((), requires_grad=True)).requires_grad

@@ -112,7 +112,10 @@ _ALL_ATTRIBUTES = (None, getattr(object, "__getstate__", None), getattr(nn.Modul
 
 
 def left_out(module: nn.Module) -> set[str]:
-    """Return the attributes that a class excludes from its copies by `__getstate__`, such as a module's trainer: they are shared."""
+    """Return the attributes that a class excludes from its copies by `__getstate__`, such as a module's trainer: they are shared.
+
+    Functions are copied, since those of a metric of torchmetrics, which excludes them to be pickled, work on the module itself.
+    """
     method = getattr(type(module), "__getstate__", None)
     if method in _ALL_ATTRIBUTES:
         return set()
@@ -125,7 +128,8 @@ def left_out(module: nn.Module) -> set[str]:
     return {
         name
         for name, value in module.__dict__.items()
-        if state.get(name) is not value and not isinstance(value, Tensor | list | dict | set | deque)
+        if state.get(name) is not value
+        and not isinstance(value, Tensor | list | dict | set | deque | types.FunctionType | types.MethodType)
     }
 
 
