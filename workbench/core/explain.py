@@ -56,6 +56,10 @@ def explained(wrapped: Any) -> Explanation:
     ]
     if record.released:
         head.append(f"taken over: {', '.join(record.released[:4])}{' ...' if len(record.released) > 4 else ''}")
+    if hidden := sorted(type(wrapped)._hidden):
+        head.append(
+            f"the model's own: {', '.join(hidden)}; those of workbench are workbench.Wrapped.{hidden[0]} and so on"
+        )
     engine = engine_of(wrapped)
     if engine.clones.impure:
         names = sorted(f"{path}.{name}" if path else name for path, name in engine.clones.impure)
