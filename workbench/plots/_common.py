@@ -11,6 +11,7 @@ import torch
 
 from workbench.core.batches.arrays import check_index, numbers_of
 from workbench.errors import require
+from workbench.plots._texts import break_lines, most_room, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,9 @@ DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), "-.")  # none of those of referen
 #: One colour and line style for each of several models (Okabe and Ito), none of them the colour of a risk. Of the first six, those of one
 #: style differ in lightness, for readers and printers without colours.
 MODELS = tuple((SHADES[i % 6], DASHES[(i + i // 6) % 3]) for i in range(18))
+SMALL = 0.78  # letters of a legend that has little room, relative to the usual ones
 LINE = 0.15  # height in inches of a line of names beside an axis
+REFERENCE = 1.5  # zorder of lines of reference, which a legend may cover: below that of data
 MAX_POINTS = 5000  # more points only overlap, and make vector files too large to open
 
 
@@ -170,10 +173,6 @@ def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
 
 
 def _style(ax: Axes) -> None:
-    ax.tick_params(labelsize=10)
-    ax.xaxis.label.set_fontsize(11)
-    ax.yaxis.label.set_fontsize(11)
-    ax.title.set_fontsize(12)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(True, linewidth=0.6, alpha=0.35)
     ax.set_axisbelow(True)
@@ -195,7 +194,7 @@ def colour(ax: Axes, kind: str) -> str:
 def diagonal(ax: Axes, label: str, limits: tuple[float, float] = (0, 1)) -> None:
     """Draw a dashed diagonal as reference line."""
     dashes = (0, (4, 2))
-    ax.plot(limits, limits, color=ink(ax), linestyle=dashes, linewidth=1, alpha=0.7, label=label, zorder=1.5)
+    ax.plot(limits, limits, color=ink(ax), linestyle=dashes, linewidth=1, alpha=0.7, label=label, zorder=REFERENCE)
 
 
 def risk_label(kind: str, unit: str = "") -> str:
@@ -221,63 +220,97 @@ def legend(
 ) -> None:
     """Add a legend: all labelled artists, then ``extra`` pairs (artist, label), then ``notes``, lines of text only.
 
-    ``headroom`` puts it at the top and raises the upper limit so that it covers no data; unlike a legend outside
-    the Axes, it never overlaps a title or neighbouring Axes. Where values cannot exceed ``highest``, there are no ticks above it.
+    Its letters become smaller, and its texts are broken into lines, where Axes are small. ``headroom`` puts it at the top and raises the upper
+    limit so that it covers no data, as any legend does that would cover some; unlike a legend outside the Axes, it never overlaps a title
+    or neighbouring Axes. Where values cannot exceed ``highest``, there are no ticks above it.
     """
+    from matplotlib import rcParams
     from matplotlib.collections import LineCollection, PathCollection
+    from matplotlib.font_manager import FontProperties
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
 
     handles, labels = ax.get_legend_handles_labels()
     handles += [handle for handle, _ in extra] + [Line2D([], [], linestyle="none") for _ in notes]
     labels += [label for _, label in extra] + list(notes)
-    box = ax.legend(
-        handles,
-        labels,
-        loc="upper left" if headroom else loc,
-        ncols=columns,
-        fontsize=9,
-        framealpha=0.75,
-        edgecolor="none",
-        borderaxespad=0.3,
-        columnspacing=1.2,
-        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
-    )
-    for text in box.get_texts():
-        text.set_parse_math(ax.xaxis.label.get_parse_math())  # off where names with $ are shown literally
-    box.set_in_layout(False)  # a legend wider than the Axes would otherwise shrink them further
-    room, engine = ax.get_window_extent().width, ax.figure.figure.get_layout_engine()
-    if columns > 1 and engine is not None and room < box.get_window_extent().width < _most_room(ax):
+    usual = 0.9 * FontProperties(size=rcParams["legend.fontsize"]).get_size_in_points()
+
+    def put(columns: int, size: float) -> Any:
+        box = ax.legend(
+            handles,
+            labels,
+            loc="upper left" if headroom else loc,
+            ncols=columns,
+            fontsize=size,
+            framealpha=0.75,
+            edgecolor="none",
+            borderaxespad=0.3,
+            columnspacing=1.2,
+            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        )
+        for text in box.get_texts():
+            text.set_parse_math(ax.xaxis.label.get_parse_math())  # off where names with $ are shown literally
+        box.set_in_layout(False)  # a legend wider than the Axes would otherwise shrink them further
+        return box
+
+    box = put(columns, usual)
+    most, engine = most_room(ax), ax.figure.figure.get_layout_engine()
+    if columns > 1 and engine is not None and ax.get_window_extent().width < box.get_window_extent().width < most:
         engine.execute(ax.figure.figure)  # the layout may make the Axes wide enough
-        room = ax.get_window_extent().width
-    if columns > 1 and box.get_window_extent().width > room:
-        legend(ax, notes, extra=extra, loc=loc, headroom=headroom, highest=highest)
-        return
+    place = ax.get_window_extent()
+    room, high = min(place.width, most), place.height
+    fits, unfit = (0.0, 0.45 * high), dict[tuple[int, float], tuple[float, float]]()
+    for look in dict.fromkeys((n, size) for size in (usual, SMALL * usual) for n in (columns, 1)):
+        extent = put(*look).get_window_extent()
+        unfit[look] = (max(extent.width - room, 0.0), max(extent.height, 0.45 * high))
+        if unfit[look] == fits:
+            break
+    box = put(*min(unfit, key=unfit.__getitem__))
+    texts = box.get_texts()
+    beside = box.get_window_extent().width - max(text.get_window_extent().width for text in texts)
+    whole = [text.get_text() for text in texts]
+    for text in texts:
+        break_lines(text, room - beside)
+    if box.get_window_extent().height > 0.7 * high:  # lines of many names take too much room
+        for text, words in zip(texts, whole, strict=True):
+            text.set_text(words)
+            if (width := text.get_window_extent().width) > room - beside:
+                text.set_text(shortened(words, int(len(words) * (room - beside) / width), 1))
     for handle in box.legend_handles:
         if isinstance(handle, PathCollection):
             handle.set_sizes([22])
         if isinstance(handle, PathCollection | LineCollection):
             handle.set_alpha(0.9)  # a single faint point would be invisible
-    if headroom:
-        share = min(box.get_window_extent().height / ax.get_window_extent().height * 1.15 + 0.02, 0.6)
+    if headroom or _covers_data(ax):
+        box.set_loc("upper left")
+        share = min(box.get_window_extent().height / high * 1.15 + 0.02, 0.7)
         transform = ax.yaxis.get_transform()
-        low, high = transform.transform(np.array(ax.get_ylim()))
-        top = transform.inverted().transform(np.array([low + (high - low) / (1 - share)]))[0]
-        ax.set_ylim(top=top, auto=None)  # auto=None keeps autoscaling on for later artists
-    if highest is not None:
-        ax.yaxis.set_major_locator(require("matplotlib.ticker").AutoLocator())
-        low, high = ax.get_ylim()
-        ax.set_yticks([tick for tick in ax.get_yticks() if low <= tick <= min(high, highest + 1e-9)])
+        low, top = transform.transform(np.array(ax.get_ylim()))
+        above = transform.inverted().transform(np.array([low + (top - low) / (1 - share)]))[0]
+        ax.set_ylim(top=above, auto=None)  # auto=None keeps autoscaling on for later artists
+        if highest is not None:
+            ax.yaxis.set_major_locator(require("matplotlib.ticker").AutoLocator())
+            low, top = ax.get_ylim()
+            ax.set_yticks([tick for tick in ax.get_yticks() if low <= tick <= min(top, highest + 1e-9)])
 
 
-def _most_room(ax: Axes) -> float:
-    """Return a width in pixels that no layout can make the Axes exceed: that of their column of the figure, less the labels beside them."""
-    width, spec = ax.figure.bbox.width, ax.get_subplotspec()
-    if spec is not None:
-        ratios = np.asarray(spec.get_gridspec().get_width_ratios())
-        width *= ratios[spec.colspan.start : spec.colspan.stop].sum() / ratios.sum()
-    shown = ax.get_tightbbox(for_layout_only=True)
-    return width if shown is None else width - (shown.width - ax.get_window_extent().width)
+def _covers_data(ax: Axes) -> bool:
+    """Return whether the legend lies on a line, a point, an error bar, a bar or a text; lines of reference don't count."""
+    from matplotlib.collections import LineCollection, PathCollection
+
+    box = ax.get_legend().get_window_extent().padded(4)  # type: ignore[union-attr]
+    paths = [line.get_transform().transform_path(line.get_path()) for line in ax.lines if line.get_zorder() >= 2]
+    dots = [np.asarray(path.vertices) for path in paths]
+    for part in ax.collections:
+        if isinstance(part, PathCollection):
+            dots.append(part.get_offset_transform().transform(np.asarray(part.get_offsets())))
+        elif isinstance(part, LineCollection):
+            paths += [part.get_transform().transform_path(path) for path in part.get_paths()]
+    return (
+        any(len(path) and path.intersects_bbox(box, False) for path in paths)
+        or any(box.count_contains(points) for points in dots if len(points))
+        or any(artist.get_window_extent().overlaps(box) for artist in (*ax.patches, *ax.texts))
+    )
 
 
 def whole_numbers(ax: Axes) -> None:

@@ -9,10 +9,12 @@ import numpy as np
 
 from workbench.errors import require
 from workbench.plots._common import COLOURS, SERIES, Array, Values, array, finite, new_axes, not_negative, vector
+from workbench.plots._texts import break_lines
 from workbench.plots.maps import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.text import Text
 
 
 def boxes(
@@ -68,6 +70,8 @@ def boxes(
     ax = new_axes(ax, (5.6, 5.6 * background.shape[0] / background.shape[1] + 0.4))
     patches = require("matplotlib.patches")
     ax.imshow(background)
+    ax.set(xticks=[], yticks=[], xlim=(-0.5, background.shape[1] - 0.5), ylim=(background.shape[0] - 0.5, -0.5))
+    ax.apply_aspect()
     for i, (x1, y1, x2, y2) in enumerate(outlines):
         if deviations is not None:
             for side in _bands(outlines[i], 2 * deviations[i]):
@@ -78,13 +82,27 @@ def boxes(
         ax.add_patch(outline)
         if texts[i]:
             text_background = {"facecolor": COLOURS["epistemic"], "edgecolor": "none", "pad": 1.5}
-            ax.text(x1, y1, texts[i], color="white", fontsize=9, va="bottom", bbox=text_background)
+            written = ax.text(x1, y1, texts[i], color="white", fontsize=9, va="bottom", bbox=text_background)
+            written.set_in_layout(False)  # a long text would otherwise leave the image no room
+            _keep_inside(written, ax, x2)
     for x1, y1, x2, y2 in () if expected is None else expected:
         dashed = {"linestyle": "--", "linewidth": 1.5, "edgecolor": SERIES[0]}
         ax.add_patch(patches.Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, **dashed))
-    ax.set(xticks=[], yticks=[], xlim=(-0.5, background.shape[1] - 0.5), ylim=(background.shape[0] - 0.5, -0.5))
     ax.grid(False)
     return ax
+
+
+def _keep_inside(text: Text, ax: Axes, right: float) -> None:
+    """Align a text at the left end of a box with its right end, break it into lines and put it into the box where it would leave the Axes."""
+    place = ax.get_window_extent()
+    here, there = ax.transData.transform([(x, text.get_position()[1]) for x in (text.get_position()[0], right)])
+    room = place.x1 - here[0]
+    if text.get_window_extent().width > room and there[0] - place.x0 > room:
+        text.set(x=right, horizontalalignment="right")
+        room = there[0] - place.x0
+    break_lines(text, room)
+    if text.get_window_extent().y1 > place.y1:
+        text.set_verticalalignment("top")
 
 
 def _corners(value: Values, name: str) -> Array:

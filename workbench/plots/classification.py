@@ -27,6 +27,7 @@ from workbench.plots._common import (
     vector,
 )
 from workbench.plots._scales import extension
+from workbench.plots._texts import fit_labels, label_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,8 @@ def reliability(
         for (name, model), (shade, dashes) in zip(several.items(), MODELS, strict=False):
             style: Any = {"color": shade, "linestyle": dashes, "marker": "o", "markersize": 5, "linewidth": 1.8}
             ax.plot(model.confidence, model.accuracy, label=f"{name}: ECE {model.ece:.3f}", **style)
-        ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
+        ax.set(xlim=(0, 1), ylim=(0, 1.02))
+        label_axes(ax, "confidence", "accuracy")
         legend(ax, [f"n = {int(next(iter(several.values())).counts.sum()):,}"], headroom=True, highest=1)
         return ax
     mean_confidence, accuracy, counts, centre, ece = _in_bins(probabilities, target, n_bins)
@@ -99,8 +101,9 @@ def reliability(
             va="bottom",
             fontsize=7,
         )
-    ax.set(xlabel="confidence", ylabel="accuracy; share of rows", xlim=(0, 1), ylim=(0, 1.02))
-    legend(ax)
+    ax.set(xlim=(0, 1), ylim=(0, 1.02))
+    label_axes(ax, "confidence", "accuracy; share of rows")
+    legend(ax, highest=1)
     return ax
 
 
@@ -214,9 +217,10 @@ def decision_map(
     title = ", ".join(part for part in (label, scale_note) if part)
     extend = extension([values.compressed()], norm.vmin, norm.vmax)
     bar = ax.figure.colorbar(mesh, ax=ax, label=title, extend=extend)
-    bar.ax.tick_params(labelsize=10)
     bar.outline.set_visible(False)
-    ax.set(xlabel="x₁", ylabel="x₂", xlim=(first.min(), first.max()), ylim=(second.min(), second.max()))
+    fit_labels(bar.ax)
+    ax.set(xlim=(first.min(), first.max()), ylim=(second.min(), second.max()))
+    label_axes(ax, "x₁", "x₂")
     if data is not None:
         inputs, labels = data
         chosen, note = thinned(len(labels), "data")

@@ -21,6 +21,7 @@ from workbench.plots._common import (
     vector,
     vectors,
 )
+from workbench.plots._texts import label_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,6 +94,9 @@ def bands(
         for name, value in risks.items()
         if (missing := int(np.isnan(value).sum()))
     ]
+    if inputs.size == 1:  # drawn one unit wide, since a line through one point shows nothing
+        inputs, centre = inputs + np.array([-0.5, 0.5]), np.repeat(centre, 2)
+        risks = {name: np.repeat(value, 2) for name, value in risks.items()}
     ax = new_axes(ax)
     inner = np.zeros_like(centre)
     for name in ("epistemic", "aleatoric"):
@@ -108,7 +112,7 @@ def bands(
         ax.plot(*curve, color=ink(ax), linestyle=(0, (4, 2)), linewidth=1.2, label="truth", zorder=4)
     ax.plot(inputs, centre, color=ink(ax), linewidth=1.8, label="prediction", zorder=5)
     extra = [strip(ax, inputs, risks["vacuitic"])] if "vacuitic" in risks else []
-    ax.set(xlabel=xlabel, ylabel=ylabel)
+    label_axes(ax, xlabel, ylabel)
     legend(ax, notes, extra=extra, columns=2, headroom=True)
     return ax
 

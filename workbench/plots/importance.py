@@ -23,6 +23,7 @@ from workbench.plots._common import (
     width_for,
     with_unit,
 )
+from workbench.plots._texts import fit_labels, label_axes, name_rows
 from workbench.plots.maps import picture
 
 if TYPE_CHECKING:
@@ -88,10 +89,11 @@ def importance(
         shade = OTHER_COLOURS[name] if name in OTHER_COLOURS else colour(ax, name)
         spread = errors[name][order] if name in errors else None
         ax.barh(at, value[order], 0.9 * thickness, color=shade, label=name, xerr=spread, **look)
-    ax.set_yticks(np.arange(len(order)), shown)
     ax.grid(False, axis="y")
     ax.axvline(0, color=ax.xaxis.label.get_color(), linewidth=0.8)
-    ax.set(xlabel=label, ylim=(len(order) - 0.5, -0.5))
+    ax.set(ylim=(len(order) - 0.5, -0.5))
+    name_rows(ax, np.arange(len(order)), shown)
+    label_axes(ax, label)
     notes = [f"{name}: the same for all rows" for name in constant]
     if len(order) < len(columns):
         notes.append(f"{len(order)} of {len(columns)} columns")
@@ -174,7 +176,8 @@ def occlusion_map(
     bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)
     bar.solids.set_alpha(1)  # type: ignore[union-attr]  # otherwise the alpha of one pixel
     bar.set_label(with_unit("less when covered", unit))
-    ax.set_title(kind, fontsize=12)
+    fit_labels(bar.ax)
+    ax.set_title(kind)
     return ax
 
 

@@ -10,6 +10,7 @@ import torch
 
 from workbench.errors import require
 from workbench.plots._common import COLOURS, Array, Values, array, finite, new_axes, not_negative, risk_label, with_unit
+from workbench.plots._texts import break_lines
 from workbench.risk import Risk
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def overlay(
     drawn = _draw(ax, values[0], cmap=_shades(kind, dark=False), vmin=0.0, vmax=top, alpha=opacity)
     bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)
     bar.solids.set_alpha(1)  # type: ignore[union-attr]  # otherwise the alpha of one pixel
-    ax.set_title(title, fontsize=12)
+    break_lines(ax.set_title(title), ax.get_window_extent().width)
     return ax
 
 

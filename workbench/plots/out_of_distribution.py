@@ -19,6 +19,7 @@ from workbench.plots._common import (
     usable,
     vector,
 )
+from workbench.plots._texts import label_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ def ood_histogram(
         style: dict[str, Any] = {"bins": edges, "weights": np.full(v.size, 1 / v.size)}
         ax.hist(v, **style, histtype="stepfilled", color=shade, alpha=0.5, label=f"{name} (n = {v.size:,})")
         ax.hist(v, **style, histtype="step", color=shade, linewidth=1.4)
-    ax.set(xlabel=xlabel, ylabel="share of inputs per bin")
+    label_axes(ax, xlabel, "share of inputs per bin")
     legend(ax, notes, headroom=True)
     return ax
 
@@ -123,9 +124,9 @@ def roc(
     if "chance" not in ax.get_legend_handles_labels()[1]:
         diagonal(ax, "chance")
     ax.plot(false, true, color=shade, linewidth=2, label=f"{label or kind}: AUROC {metrics.auc(false, true):.3f}")
-    ax.set(xlabel="false positive rate (known inputs)", ylabel="true positive rate (unknown inputs)")
     ax.set(xlim=(-0.01, 1), ylim=(0, 1.01))
-    legend(ax, [note for _, lines in sets for note in lines])
+    label_axes(ax, "false positive rate (known inputs)", "true positive rate (unknown inputs)")
+    legend(ax, [note for _, lines in sets for note in lines], highest=1)
     return ax
 
 

@@ -35,6 +35,7 @@ from workbench.plots._common import (
     with_unit,
 )
 from workbench.plots._scales import TYPICAL
+from workbench.plots._texts import label_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,9 +87,11 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
     diagonal(ax, "ideal")
     ax.fill_between(levels, levels, observed, color=colour(ax, "total"), alpha=0.2, linewidth=0)
     ax.plot(levels, observed, color=colour(ax, "total"), linewidth=2, label=f"observed (n = {z.size:,})")
-    ax.set(xlabel="expected share within the interval", ylabel="observed share within the interval")
     ax.set(xlim=(0, 1), ylim=(0, 1.005))
-    legend(ax, [f"calibration error {gap:.3f}", *notes])  # a line of its own, since one long line would reach the curve
+    label_axes(ax, "expected share within the interval", "observed share within the interval")
+    legend(
+        ax, [f"calibration error {gap:.3f}", *notes], highest=1
+    )  # a line of its own, since one long line would reach the curve
     return ax
 
 
@@ -152,7 +155,7 @@ def risk_against_error(
     if "log" in (ax.get_xscale(), ax.get_yscale()) and min(risks.min(), errors.min()) > 0:
         set_log_scale(ax, "x", risks)  # if both are, an error proportional to the risk is a straight line
         set_log_scale(ax, "y", errors)
-    ax.set(xlabel=xlabel, ylabel=with_unit("absolute error", unit))
+    label_axes(ax, xlabel, with_unit("absolute error", unit))
     legend(ax, notes, headroom=True, columns=2)
     return ax
 
@@ -251,8 +254,8 @@ def predicted_against_true(
             label=f"{risk_name}, ±{level:g} sd",
         )
         notes += _shorten_bars(ax, centre[chosen], level * sd[chosen], (low - margin, high + margin))
-    ax.set(xlabel=with_unit("true value", unit), ylabel=with_unit("prediction", unit))
     ax.set_xlim(low - margin, high + margin)
+    label_axes(ax, with_unit("true value", unit), with_unit("prediction", unit))
     legend(ax, notes)
     return ax
 

@@ -28,6 +28,7 @@ from workbench.plots._common import (
     vectors,
     with_unit,
 )
+from workbench.plots._texts import label_axes
 from workbench.risk import Risk
 
 if TYPE_CHECKING:
@@ -92,8 +93,13 @@ def risk_coverage(
     ax = new_axes(ax)
     _orders(ax, errors)
     name = f"{label or kind}: AURC {aurc(risks, errors).item():.3g}"
-    ax.plot(curve.coverage, curve.error, color=colour(ax, kind), linewidth=2, label=name)
+    ax.plot(curve.coverage, curve.error, color=colour(ax, kind), linewidth=2, label=name, marker=_marker(risks))
     return _finished(ax, unit, notes)
+
+
+def _marker(rows: np.ndarray) -> str | None:
+    """Return the marker of a curve: a line through the point of a single row shows nothing."""
+    return "o" if rows.size == 1 else None
 
 
 def _orders(ax: Axes, errors: np.ndarray) -> None:
@@ -131,6 +137,7 @@ def of_kinds(risks: Mapping[str, Values], error: Values | Mapping[str, Values], 
         look: dict[str, Any] = {
             "color": colour(ax, name if name in COLOURS else "total"),
             "linewidth": 2.6 if lowest else 1.6,
+            "marker": _marker(value),
         }
         ax.plot(curve.coverage, curve.error, linestyle="-" if name in COLOURS else (0, (3, 1.5)), label=label, **look)
     dropped = int(known.size - known.sum())
@@ -151,14 +158,15 @@ def _of_models(risk: Mapping[str, Values], error: Values | Mapping[str, Values],
     ax = new_axes(ax)
     for (name, (risks, errors, _)), (shade, dashes) in zip(checked.items(), MODELS, strict=False):
         curve, label = risk_coverage_curve(risks, errors), f"{name}: AURC {aurc(risks, errors).item():.3g}"
-        ax.plot(curve.coverage, curve.error, color=shade, linestyle=dashes, linewidth=2, label=label)
+        look: dict[str, Any] = {"color": shade, "linestyle": dashes, "linewidth": 2, "marker": _marker(risks)}
+        ax.plot(curve.coverage, curve.error, label=label, **look)
     return _finished(ax, unit, [f"{name}: {note}" for name, (_, _, notes) in checked.items() for note in notes])
 
 
 def _finished(ax: Axes, unit: str, notes: list[str]) -> Axes:
-    ax.set(xlabel="coverage (share of rows answered)", ylabel=with_unit("mean error of rows answered", unit))
     ax.set_xlim(0, 1.01)
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]), auto=None)  # auto=None keeps autoscaling on for later curves
+    label_axes(ax, "coverage (share of rows answered)", with_unit("mean error of rows answered", unit))
     legend(ax, notes, headroom=True, columns=2)
     return ax
 
@@ -217,9 +225,10 @@ def sparsification(
     ax.plot(removed, first.oracle[rows], color=grey, linestyle=":", linewidth=1.4, label="oracle")
     for name, (curve, area) in curves.items():
         label = f"{name}: AUSE {area.item():.3g}"
-        ax.plot(removed, curve.error[rows], color=colour(ax, name), linewidth=2, label=label)
-    ax.set(xlabel="share removed", ylabel="mean error of the rest, over that of all")
+        look: dict[str, Any] = {"color": colour(ax, name), "linewidth": 2, "marker": _marker(errors)}
+        ax.plot(removed, curve.error[rows], label=label, **look)
     ax.set_xlim(0, 1.01)
+    label_axes(ax, "share removed", "mean error of the rest, over that of all")
     # the mean of the last few rows may be many times that of all
     highest = max(curve.error[curve.removed <= 0.98].max().item() for curve, _ in curves.values())
     ax.set_ylim(0, 1.05 * max(1.0, highest))

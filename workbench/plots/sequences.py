@@ -26,9 +26,12 @@ from workbench.plots._common import (
     whole_numbers,
     with_unit,
 )
+from workbench.plots._texts import fit_labels, label_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+LETTER = (0.605, 1.4)  # width of a letter and height of a line of words, relative to the size of the font
 
 
 def fan(
@@ -87,8 +90,8 @@ def fan(
         ax.plot(np.arange(1 - len(known["past"]), 1), known["past"], color=ink(ax), linewidth=1.4, label="past")
     if "truth" in known:
         ax.plot(steps, known["truth"], color=ink(ax), linestyle=(0, (4, 2)), linewidth=1.2, label="what came")
-    ax.set(xlabel="step", ylabel=with_unit("value", unit))
     whole_numbers(ax)
+    label_axes(ax, "step", with_unit("value", unit))
     legend(ax, columns=2, headroom=True)
     return ax
 
@@ -144,8 +147,8 @@ def coverage_by_step(
         limits: tuple[Array, Array] = (np.clip(level - error, 0, 1), np.clip(level + error, 0, 1))
         ax.fill_between(steps, *limits, color=ink(ax), alpha=0.12, linewidth=0, label=f"chance, n = {rows}")
     ax.plot(steps, shares, marker="o", markersize=4, linewidth=1.6, label=label)
-    ax.set(xlabel="step", ylabel="share of targets inside")
     whole_numbers(ax)
+    label_axes(ax, "step", "share of targets inside")
     legend(ax, headroom=True, highest=1)
     return ax
 
@@ -206,7 +209,8 @@ def coverage_over_time(
         )
     marker = "o" if len(shares) == 1 else None  # a line of one point shows nothing
     ax.plot(times, shares, marker=marker, markersize=4, linewidth=1.6, label=label)
-    ax.set(xlabel="time", ylabel=f"share inside, of the last {window:,}")
+    whole_numbers(ax)
+    label_axes(ax, "time", f"share inside, of the last {window:,}")
     legend(ax, headroom=True, highest=1)
     return ax
 
@@ -229,7 +233,7 @@ def tokens(
         ax: Axes to write on; a new figure if None.
         kind: which risk it is: aleatoric, epistemic, vacuitic or total; for colour and label.
         unit: unit of the risk, for the label.
-        width: characters per line.
+        width: characters per line. Letters become smaller where the Axes are too small for such lines.
         highest: risk of the darkest background, to make texts comparable; the highest risk if None.
 
     Returns:
@@ -261,14 +265,21 @@ def tokens(
     label = risk_label(kind, unit)
     empty = np.where(np.isnan(values), "", "∅")  # a sign, so that the background of an empty token can be seen
     spelled = [_spelled(word, width) or str(sign) for word, sign in zip(words, empty, strict=True)]
-    ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * _draw_words(None, spelled, width) + 0.9))
+    lines = _draw_words(None, spelled, width)
+    ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * lines + 0.9))
+    ax.set(xticks=[], yticks=[])
     shades = _shades_of_text(kind)
     scale = Normalize(0, highest or float(numbers.max()) or 1.0)
-    _draw_words(ax, spelled, width, np.where(np.isnan(values)[:, None], np.nan, shades(scale(values))), size=10)
     bar = ax.figure.colorbar(
         ScalarMappable(scale, shades), ax=ax, location="bottom", fraction=0.08, pad=0.04, aspect=40
     )
     bar.set_label(label)
+    if (engine := ax.figure.figure.get_layout_engine()) is not None:
+        engine.execute(ax.figure.figure)  # the size of the letters depends on that of the Axes
+    fit_labels(bar.ax)
+    place = ax.get_window_extent().transformed(ax.figure.dpi_scale_trans.inverted())
+    size = 72 * min(place.width / width / LETTER[0], place.height / lines / LETTER[1], 10 / 72)
+    _draw_words(ax, spelled, width, np.where(np.isnan(values)[:, None], np.nan, shades(scale(values))), size=size)
     return ax
 
 
@@ -334,7 +345,7 @@ def _draw_words(
             ha="center",
             va="center",
             color=_letters_on(shades[i]) if shaded else ink(ax),
-            in_layout=not word.isascii(),  # the others fit into their places, and to measure thousands takes long
+            in_layout=False,  # texts fit into their places, and to measure thousands takes long
         )
     ax.set(xlim=(0, width), ylim=(lines - 0.4, -0.6), xticks=[], yticks=[])
     ax.grid(False)

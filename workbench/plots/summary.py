@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.errors import require
 from workbench.plots._common import (
     COLOURS,
+    REFERENCE,
     SERIES,
     Values,
     array,
@@ -24,6 +25,7 @@ from workbench.plots._common import (
     whole_numbers,
     width_for,
 )
+from workbench.plots._texts import label_axes, name_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,21 +67,23 @@ def history(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     losses = {name: loss for name, loss in losses.items() if name == "loss" or not np.isnan(loss).all()}
     ax = new_axes(ax)
     for (name, loss), shade in zip(losses.items(), SERIES, strict=False):
-        marker = "o" if np.isfinite(loss).sum() <= 30 else None
+        known = np.pad(np.isfinite(loss), 1)
+        alone = (known[1:-1] & ~known[:-2] & ~known[2:]).any()  # a loss between two gaps, where no line goes
+        marker = "o" if known.sum() <= 30 or alone else None
         ax.plot(epochs, loss, color=shade, linewidth=1.8, marker=marker, markersize=4, label=names[name])
     notes = []
     name, loss = list(losses.items())[-1]
     if np.isfinite(loss).any():
         best = int(np.nanargmin(loss))
         label = f"best: {loss[best]:.4g} in epoch {epochs[best]:g}"
-        ax.axvline(epochs[best], color=ink(ax), linewidth=1, linestyle=(0, (4, 2)), alpha=0.6)
+        ax.axvline(epochs[best], color=ink(ax), linewidth=1, linestyle=(0, (4, 2)), alpha=0.6, zorder=REFERENCE)
         ax.plot(epochs[best], loss[best], "D", color=ink(ax), markersize=6, linestyle="none", label=label, zorder=4)
     for name, loss in losses.items():
         if gaps := int(np.isnan(loss).sum()):
             notes.append(f"{names[name]}: {gaps:,} of {loss.size:,} not finite")
     choose_scale(ax, "y", np.concatenate(list(losses.values())), tail=0)
     whole_numbers(ax)
-    ax.set(xlabel="epoch", ylabel="loss")
+    label_axes(ax, "epoch", "loss")
     legend(ax, notes)
     return ax
 
@@ -119,16 +123,23 @@ def risk_split(
     rows = np.arange(total.size)
     ax = new_axes(ax, (width_for(names.tolist()), float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))))
     step = every_nth(ax, total.size)
+    ax.grid(False, axis="y")
+    ax.set(xlim=(0, 100), ylim=(total.size - 0.5, -0.5))
+    name_rows(ax, rows[::step], names[::step].tolist())
+    label_axes(ax, "share of the predicted variance (%)")
+    # in percent; narrower bars have no room for "12 %"
+    narrowest = max(10.0, 100 * 26 * ax.figure.dpi / 72 / ax.get_window_extent().width)
     left = np.zeros(total.size)
     for name, risk in (("aleatoric", noise), ("epistemic", model)):
         share = 100 * np.divide(risk, total, out=np.zeros_like(risk), where=total > 0) ** 2
-        bars = ax.barh(rows, share, 0.72 if step == 1 else 1, left, color=COLOURS[name], label=name)
         if step == 1:
-            texts = [f"{width:.0f} %" if width >= 10 else "" for width in share]  # narrower bars have no room for text
+            bars = ax.barh(rows, share, 0.72, left, color=COLOURS[name], label=name)
+            texts = [f"{width:.0f} %" if width >= narrowest else "" for width in share]
             ax.bar_label(bars, texts, label_type="center", color="white", fontsize=8.5)
+        else:  # one shape, as drawing many thousands of bars takes minutes
+            ends, edges = left + share, np.arange(total.size + 1) - 0.5
+            look: dict[str, Any] = {"color": COLOURS[name], "label": name, "fill": True, "linewidth": 0}
+            ax.stairs(ends, edges, baseline=left, orientation="horizontal", **look)
         left = left + share
-    ax.set_yticks(rows[::step], names[::step])
-    ax.grid(False, axis="y")
-    ax.set(xlim=(0, 100), ylim=(total.size - 0.5, -0.5), xlabel="share of the predicted variance (%)")
     legend(ax, notes, columns=2, headroom=True)
     return ax
