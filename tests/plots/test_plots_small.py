@@ -188,6 +188,14 @@ def test_a_long_name_loses_only_its_middle() -> None:
     assert sorted(label.get_text() for label in wide.get_yticklabels()) == NAMES[:5]
 
 
+def test_names_are_literal_where_those_of_the_axes_are() -> None:
+    ax = plt.subplots(figsize=(3, 2.4), layout="constrained")[1]
+    ax.xaxis.label.set_parse_math(False)  # as for names of any kind, which may be no formula at all
+    plots.importance({"total": RISK[:2]}, [r"$\foo$", "b"], ax)
+    ax.figure.canvas.draw()
+    assert ax.get_yticklabels()[0].get_text() in (r"$\foo$", "b")
+
+
 def test_letters_follow_the_settings_of_the_user() -> None:
     with plt.rc_context({"font.size": 7, "axes.labelsize": 6, "legend.fontsize": 5}):
         ax = plots.roc(RISK, RISK + 1)

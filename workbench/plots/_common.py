@@ -11,7 +11,7 @@ import torch
 
 from workbench.core.batches.arrays import check_index, numbers_of
 from workbench.errors import require
-from workbench.plots._texts import break_lines, most_room, shortened
+from workbench.plots._texts import break_lines, most_room, no_glyph_warnings, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -208,6 +208,7 @@ def with_unit(label: str, unit: str) -> str:
     return f"{label} ({unit})" if unit else label
 
 
+@no_glyph_warnings()
 def legend(
     ax: Axes,
     notes: Sequence[str] = (),

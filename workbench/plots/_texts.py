@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.text import Text
 
 SHORTEST_LINE = 8  # characters: shorter lines than this would be no words
@@ -17,6 +20,15 @@ LEFT = 4.6  # inches that names of rows leave the Axes in a wide figure
 LOWEST_NAME = 5.0  # font size in points of names of rows that lie close together
 
 
+@contextmanager
+def no_glyph_warnings() -> Iterator[None]:
+    """Suppress warnings about characters missing in matplotlib's font, where texts are measured, or drawn for a page whose fonts have them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+@no_glyph_warnings()
 def break_lines(text: Text, room: float) -> None:
     """Break a text into lines of at most some pixels along its direction; a formula stays whole."""
     given, length = text.get_text(), _length(text)
@@ -43,8 +55,9 @@ def label_axes(ax: Axes, x: str, y: str | None = None) -> None:
     fit_labels(ax)
 
 
+@no_glyph_warnings()
 def fit_labels(ax: Axes) -> None:
-    """Break the labels of both axes, of Axes or a colour bar, into lines that are no longer than these."""
+    """Break the labels of both axes into lines that are no longer than these."""
     given = ax.get_xlabel(), ax.get_ylabel()
     _break_labels(ax)
     engine = ax.figure.figure.get_layout_engine()
@@ -52,6 +65,13 @@ def fit_labels(ax: Axes) -> None:
         engine.execute(ax.figure.figure)
         ax.set(xlabel=given[0], ylabel=given[1])
         _break_labels(ax)
+
+
+def fit_bar(bar: Colorbar, ax: Axes) -> None:
+    """Break the label of a colour bar of Axes into lines that are no longer than it."""
+    for axis in (bar.ax.xaxis, bar.ax.yaxis):
+        axis.label.set_parse_math(ax.xaxis.label.get_parse_math())
+    fit_labels(bar.ax)
 
 
 def _break_labels(ax: Axes) -> None:
@@ -84,6 +104,7 @@ def most_room(ax: Axes) -> float:
     return width if shown is None else width - (shown.width - ax.get_window_extent().width)
 
 
+@no_glyph_warnings()
 def name_rows(ax: Axes, places: Sequence[float] | Any, names: Sequence[str]) -> None:
     """Write names beside the y axis, one for each place.
 
@@ -92,6 +113,8 @@ def name_rows(ax: Axes, places: Sequence[float] | Any, names: Sequence[str]) -> 
     """
     ax.set_yticks(places, names)
     labels = ax.get_yticklabels()
+    for label in labels:
+        label.set_parse_math(ax.xaxis.label.get_parse_math())  # off where names with $ are shown literally
     height = 0.75 * ax.get_window_extent().height / len(names) * 72 / ax.figure.dpi  # a legend takes the rest
     size = float(labels[0].get_fontsize())
     if height < 1.1 * size:
@@ -125,4 +148,14 @@ def shortened(name: str, width: int, lines: int) -> str:
     return "\n".join(parts)
 
 
-__all__ = ["break_lines", "column_width", "fit_labels", "label_axes", "most_room", "name_rows", "shortened"]
+__all__ = [
+    "break_lines",
+    "column_width",
+    "fit_bar",
+    "fit_labels",
+    "label_axes",
+    "most_room",
+    "name_rows",
+    "no_glyph_warnings",
+    "shortened",
+]

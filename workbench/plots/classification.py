@@ -27,7 +27,7 @@ from workbench.plots._common import (
     vector,
 )
 from workbench.plots._scales import extension
-from workbench.plots._texts import fit_labels, label_axes
+from workbench.plots._texts import fit_bar, label_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -218,7 +218,7 @@ def decision_map(
     extend = extension([values.compressed()], norm.vmin, norm.vmax)
     bar = ax.figure.colorbar(mesh, ax=ax, label=title, extend=extend)
     bar.outline.set_visible(False)
-    fit_labels(bar.ax)
+    fit_bar(bar, ax)
     ax.set(xlim=(first.min(), first.max()), ylim=(second.min(), second.max()))
     label_axes(ax, "x₁", "x₂")
     if data is not None:

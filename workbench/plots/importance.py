@@ -23,7 +23,7 @@ from workbench.plots._common import (
     width_for,
     with_unit,
 )
-from workbench.plots._texts import fit_labels, label_axes, name_rows
+from workbench.plots._texts import fit_bar, label_axes, name_rows
 from workbench.plots.maps import picture
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def occlusion_map(
     bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)
     bar.solids.set_alpha(1)  # type: ignore[union-attr]  # otherwise the alpha of one pixel
     bar.set_label(with_unit("less when covered", unit))
-    fit_labels(bar.ax)
+    fit_bar(bar, ax)
     ax.set_title(kind)
     return ax
 

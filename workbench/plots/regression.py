@@ -89,9 +89,8 @@ def coverage(prediction: Values, risk: Values, target: Values, ax: Axes | None =
     ax.plot(levels, observed, color=colour(ax, "total"), linewidth=2, label=f"observed (n = {z.size:,})")
     ax.set(xlim=(0, 1), ylim=(0, 1.005))
     label_axes(ax, "expected share within the interval", "observed share within the interval")
-    legend(
-        ax, [f"calibration error {gap:.3f}", *notes], highest=1
-    )  # a line of its own, since one long line would reach the curve
+    # a line of its own, since one long line would reach the curve
+    legend(ax, [f"calibration error {gap:.3f}", *notes], highest=1)
     return ax
 
 

@@ -26,7 +26,7 @@ from workbench.plots._common import (
     whole_numbers,
     with_unit,
 )
-from workbench.plots._texts import fit_labels, label_axes
+from workbench.plots._texts import fit_bar, label_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -276,7 +276,7 @@ def tokens(
     bar.set_label(label)
     if (engine := ax.figure.figure.get_layout_engine()) is not None:
         engine.execute(ax.figure.figure)  # the size of the letters depends on that of the Axes
-    fit_labels(bar.ax)
+    fit_bar(bar, ax)
     place = ax.get_window_extent().transformed(ax.figure.dpi_scale_trans.inverted())
     size = 72 * min(place.width / width / LETTER[0], place.height / lines / LETTER[1], 10 / 72)
     _draw_words(ax, spelled, width, np.where(np.isnan(values)[:, None], np.nan, shades(scale(values))), size=size)

@@ -11,9 +11,7 @@ import base64
 import html
 import io
 import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ import numpy as np
 from workbench.errors import require
 from workbench.notebook.values import UNTYPESET
 from workbench.plots import COLOURS
+from workbench.plots._texts import no_glyph_warnings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -214,7 +213,7 @@ def svg(figure: Figure, alt: str, spots: Sequence[Spot] = ()) -> str:
 
     finish(figure)
     buffer = io.StringIO()
-    with _no_glyph_warnings():
+    with no_glyph_warnings():
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     width, height = (float(v) for v in figure.get_size_inches())
     colours = ";".join(f"{name}:{theme}" for name, theme in THEMED.values())
@@ -226,14 +225,6 @@ def svg(figure: Figure, alt: str, spots: Sequence[Spot] = ()) -> str:
         'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
         f"{_compact_svg(buffer.getvalue())}{''.join(_spot(spot, width * 72, height * 72) for spot in spots)}</svg></div>"
     )
-
-
-@contextmanager
-def _no_glyph_warnings() -> Iterator[None]:
-    """Suppress warnings about characters missing in matplotlib's font: the page's fonts have them, and a PNG shows boxes."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
 
 
 def _compact_svg(text: str) -> str:
@@ -328,7 +319,7 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()
-    with _no_glyph_warnings():
+    with no_glyph_warnings():
         FigureCanvasAgg(finish(figure)).print_figure(
             buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None}
         )
