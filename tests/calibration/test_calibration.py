@@ -238,7 +238,7 @@ def test_several_outputs_are_refused_with_a_hint() -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return self.fc(x), self.fc(-x)
 
-    with pytest.raises(TypeError, match="gives a tuple; calibration needs exactly one tensor"):
+    with pytest.raises(TypeError, match="gives a tuple; this needs exactly one tensor"):
         calibrate(vote.Wrapper(2)(Two()), (torch.zeros(3, 2), torch.zeros(3, 1)))
 
 

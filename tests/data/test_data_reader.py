@@ -227,3 +227,10 @@ def test_a_comparison_takes_rows_in_every_form(form: str) -> None:
 def test_a_comparison_needs_one_tensor_of_inputs(form: str) -> None:
     with pytest.raises(TypeError, match="one tensor"):
         data_of(FORMS[form]())
+
+
+def test_large_values_get_no_class_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One name for each number up to the largest value would fill the memory."""
+    monkeypatch.setattr("workbench.data.reader.class_names", lambda *_: pytest.fail("values have no class names"))
+    assert data_of((X, 1e12 * Y)).classes is None
+    assert data_of((X, torch.arange(60) * 10**12), task="regression").classes is None

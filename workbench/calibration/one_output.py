@@ -56,10 +56,11 @@ def one_name(output: Any, y: Any) -> str:
     places = _calibrated(["" if meaning is None else form_of(meaning) for meaning in meanings])
     if len(places) == 1:
         return paths[places[0]]
+    example = repr(paths[places[0] if places else 0]) if paths else "'logits'"
     several = ", ".join(repr(paths[i]) for i in places) or "none"
     raise TypeError(
-        f"the model gives a {type(y).__name__}; calibration needs exactly one tensor of predictions [rows, ...], and found: {several}. "
-        f"Name it when wrapping, {REMEDY}"
+        f"the model gives a {type(y).__name__}; this needs exactly one tensor of predictions [rows, ...], and found: {several}. "
+        f"Name it when wrapping, such as output={{{example}: 'values'}} or output={{{example}: Logits()}}, or wrap a function that returns it"
     )
 
 

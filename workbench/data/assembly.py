@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from workbench.core.batches.arrays import check_index
-from workbench.data.columns import Card, Column
+from workbench.data.columns import Card, Column, name_in, names_in
 from workbench.data.conversion import PickedColumns, lazily, targets
 from workbench.data.folders import check_lossless, find_files, is_grey
 from workbench.data.frames import FrameEncoding, rows_by_index
@@ -33,6 +33,10 @@ def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: An
     """Return the arguments of a `Data` from inputs and targets in memory; see `Data.from_arrays`."""
     settings = (options["task"], options["classes"], options["void"])
     all_rows, task, classes = _rows(x, y, *settings, lengths)
+    if options["features"] is None and isinstance(all_rows.x, Tensor) and all_rows.x.is_floating_point():
+        options = options | {"features": names_in(x)}
+    if options["target"] is None:
+        options = options | {"target": name_in(y)}
     if not isinstance(test, tuple):
         (train, test_part), notes = cut(all_rows, test, split)
         return _parts(train, test_part, task, classes, split, options, notes)

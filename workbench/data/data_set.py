@@ -127,8 +127,8 @@ class Data:
             classes: class names in the order of their numbers, the number of classes, or a dict class number -> name.
             void: class number that means "no class"; it becomes -100, which `fit` ignores.
             lengths: number of valid tokens per row [n]; class numbers of the others become -100.
-            features: names of the columns of x (channels of images), or `Column`s with units.
-            target: name of y, or its `Column`.
+            features: names of the columns of x (channels of images), or `Column`s with units; None: those of a DataFrame, or x1, x2, ...
+            target: name of y, or its `Column`; None: that of a Series, or "y", "class" and so on.
             name: name of the data.
             card: description and source.
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from workbench.core.batches.rows import Source, TensorRows, rows_loader, with_class_numbers
 from workbench.core.batches.rows import read as read_rows
-from workbench.data.columns import Card, Column
+from workbench.data.columns import Card, Column, name_in, names_in
 from workbench.data.data_set import UNNAMED, Data
 from workbench.data.loading import load
 from workbench.data.split_drawing import partition
@@ -36,13 +36,15 @@ def read(data: Any, name: str = "data", several: bool = False) -> Source:
     return read_rows(load(data) if isinstance(data, str) else data, name, several=several)
 
 
-def data_of(data: Any, split: int = 0) -> Data:
+def data_of(data: Any, split: int = 0, task: str | None = None) -> Data:
     """Return a Data from a Data, a name, or rows in another form, of which a fifth become test rows.
 
     Args:
         data: Data, name for `load`, or rows (x, y) as for `read`, with x [n, ...] and y as class numbers [n] or values [n] or
-            [n, 1]. Rows of a Dataset or DataLoader are read once and kept in memory.
+            [n, 1]. Rows of a Dataset or DataLoader are read once and kept in memory. Names of the columns of frames are kept.
         split: number of the split, for a name or rows.
+        task: "regression" if whole numbers in y are values, "classification" if 0 and 1 in floating point are class numbers; None: as the
+            dtype says.
 
     Raises:
         TypeError, ValueError: data is of another form, or has too few rows.
@@ -62,9 +64,10 @@ def data_of(data: Any, split: int = 0) -> Data:
         return one_target(data)
     source = read_rows(data)
     rows, boolean = (source, is_boolean(_target_of(data))) if isinstance(source, TensorRows) else _collected(source)
-    x, y = _checked(rows)
+    x, y = _checked(rows, task)
+    given = data if isinstance(data, tuple | list) and len(data) == 2 else (None, None)
     classes = not y.is_floating_point()
-    names = BOOLEAN if boolean else class_names(None, int(y.max()) + 1)
+    names = None if not classes else BOOLEAN if boolean else class_names(None, int(y.max()) + 1)
     try:
         train, test = partition(len(x), TEST_SHARE, split, y if classes else None)
     except ValueError as error:
@@ -74,10 +77,10 @@ def data_of(data: Any, split: int = 0) -> Data:
         "classification" if classes else "regression",
         Split(x[train], y[train]),
         Split(x[test], y[test]),
-        tuple(Column(f"x{i + 1}" if x.shape[1] > 1 else "x") for i in range(x.shape[1])),
-        Column("class" if classes else "y"),
+        tuple(map(Column, names_in(given[0]) or [f"x{i + 1}" if x.shape[1] > 1 else "x" for i in range(x.shape[1])])),
+        Column(name_in(given[1]) or ("class" if classes else "y")),
         Card(f"{len(x):,} rows, given as tensors", "", "", "", (f"test rows: {len(test):,}, drawn at random",)),
-        names if classes else None,
+        names,
         split,
     )
 
@@ -144,7 +147,7 @@ def _collected(source: Any) -> tuple[TensorRows, bool]:
     return cast(TensorRows, read_rows((x, with_class_numbers(y)))), is_boolean(y)
 
 
-def _checked(rows: TensorRows) -> tuple[Tensor, Tensor]:
+def _checked(rows: TensorRows, task: str | None) -> tuple[Tensor, Tensor]:
     """Check rows, and return x float32 [n, ...] and y float32 [n, 1] or int64 [n]."""
     if not isinstance(rows.x, Tensor):
         raise TypeError(f"data: x is a {type(rows.x).__name__} of {len(rows.inputs)} inputs; one tensor is needed")
@@ -155,7 +158,8 @@ def _checked(rows: TensorRows) -> tuple[Tensor, Tensor]:
     y = y.reshape(len(y), -1)
     if y.shape[1] != 1:
         raise ValueError(f"data: y has {y.shape[1]} columns; one target at a time can be compared, such as y[:, :1]")
-    y = finite_float(y, "data: y") if y.is_floating_point() else y[:, 0]
+    values = y.is_floating_point() if task is None else task == "regression"
+    y = finite_float(y, "data: y") if values else y[:, 0].long()
     if not y.is_floating_point() and int(y.min()) < 0:
         raise ValueError(f"data: class numbers start at 0; found {int(y.min())}")
     return x if x.ndim > 1 else x[:, None], y

@@ -114,7 +114,7 @@ def predict_cases(wrapped: Any, data: Data, x: Tensor, seed: int = 0) -> Predict
     if tuple(y.shape) not in expected or (data.classes is None and output != "values"):
         raise ValueError(
             f"the model gives {output} {list(y.shape)} for {len(x)} rows of {data.name}; cases need {list(expected[0])}: one number for each "
-            "row, or one score for each class. Wrap a model that returns only that output"
+            f"row, or one score for each class. {_remedy(data, y, output)}"
         )
     risks = collected.risk.map(lambda risk: risk.cpu())
     risk = {name: row_risk(y, risks, name, output) for name in risks.names()}
@@ -122,6 +122,18 @@ def predict_cases(wrapped: Any, data: Data, x: Tensor, seed: int = 0) -> Predict
         return Predictions(y.reshape(-1), risk)
     probs = log_probabilities(y, output).exp()
     return Predictions(probs.argmax(-1), risk, probs)
+
+
+def _remedy(data: Data, y: Tensor, output: str) -> str:
+    """Return what to do if an output does not fit the targets."""
+    one = y.shape[1:].numel() == 1
+    if data.classes is None and output != "values":
+        return "The targets are values: for class numbers give y.long(), and for values a model wrapped without output"
+    if data.classes is None or not one:
+        return "Wrap a model that returns only that output, and give targets of the same classes"
+    if len(data.classes) == 2:
+        return 'If that number is the score of yes, wrap the model with output="binary"'
+    return "If the targets are values or counts, and no class numbers, give y.float()"
 
 
 def per_row(predictions: Predictions, by: str, target: Tensor) -> Tensor:

@@ -219,15 +219,14 @@ class Editor:
 
         Raises:
             KeyError: if there is no such knob.
-            ValueError: if a value is not finite.
+            ValueError: if a column is constant in the training rows, or a value is not finite.
         """
         named = {}
         for key, value in changes.items():
             number = isinstance(key, int) and not self.pictured
             name = next((knob.name for knob in self.knobs.values() if number and knob.index == key), key)
             if name not in self.knobs:
-                hint = " (it is constant in the training rows)" if name in self._columns and not self.pictured else ""
-                raise KeyError(f"there is no {name!r} to edit{hint}; there are {', '.join(self.knobs)}")
+                self._refuse(key)
             if isinstance(value, str) or not math.isfinite(value):
                 raise ValueError(f"{name}: found {value!r}; give a finite number")
             named[str(name)] = float(value)
@@ -235,6 +234,16 @@ class Editor:
             self._note(name, value, keep=named)
             self.show_slider(name)
             self._place(name)
+
+    def _refuse(self, key: str | int) -> None:
+        """Raise an error for what can't be edited, a name or the number of a column."""
+        name = self._columns[key] if isinstance(key, int) and 0 <= key < len(self._columns) else key
+        known = f"there are {', '.join(self.knobs)}" if self.knobs else "no other feature varies either"
+        if name in self._columns and not self.pictured:
+            raise ValueError(
+                f"{name}: it is constant in the training rows, so that the model has learned nothing about it; edit another feature: {known}"
+            )
+        raise KeyError(f"there is no {key!r} to edit; {known}")
 
     def restore(self, changes: Mapping[str, float]) -> None:
         """Replace all changes by these."""

@@ -14,7 +14,7 @@ from workbench.core.batches.rows import bad_rows
 from workbench.data.reader import data_of
 from workbench.risk import Risk
 from workbench.widgets.common.cases import Case, cases, format_number
-from workbench.widgets.common.labelled import explorable
+from workbench.widgets.common.labelled import explorable, task_of
 from workbench.widgets.common.positions import refuse_one_class
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, rankings, risk_unit
 from workbench.widgets.explorer.abstaining import Abstention, checked_coverage
@@ -41,7 +41,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         space: str | None = None,
         max_rows: int = 2000,
     ) -> None:
-        self.data, self.k = data_of(explorable(wrapped, data)), k
+        self.data, self.k = data_of(explorable(wrapped, data), task=task_of(wrapped, data)), k
         refuse_one_class(self.data)
         test = self.data.test
         if not 2 <= test.x.ndim <= 4:
@@ -218,7 +218,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
 
         Raises:
             KeyError: if there is no such feature.
-            ValueError: if a value or the prediction is not finite; the case is not changed then.
+            ValueError: if a feature is constant in the training rows, or a value or the prediction is not finite; the case is not changed then.
         """
         self._refresh_if_trained()
         wanted: dict[str | int, float] = dict(changes or {})

@@ -40,7 +40,8 @@ class Explorer(Exploration):
         wrapped: trained wrapped model, or calibrated model; or a dict of them by name, such as the `models` of a `Comparison`. A menu then
             chooses the current model (`explorer.model`), and the predictions of all models for the chosen row are shown side by side. Row,
             place, edits, selection and filter stay when the model changes.
-        data: a workbench Data, the name of one, or a pair (x, y), of whose rows a fifth become test rows. Cases are test rows: images
+        data: a workbench Data, the name of one, or a pair (x, y), of whose rows a fifth become test rows; whole numbers in y are values if the
+            model gives one value a row, and class numbers otherwise. Cases are test rows: images
             [n, channels, height, width] or [n, height, width], or table rows [n, features]; with several targets, any single tensor. Or
             dicts with "labels", as for `workbench.fit` (but no DataLoader), if the model depends on its first input only.
         by: ranking of the cases: a risk that the model measures, "confidence" (for classes) or "error". None: epistemic risk if measured,
