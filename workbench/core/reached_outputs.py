@@ -32,7 +32,8 @@ def check_reached(wrapped: Any, branched: Branched, args: tuple, kwargs: dict[st
         ValueError: if risk heads do not reach a part, so that its risk would be made of the prediction.
     """
     record = wrapped._workbench
-    if _SETTLED in record.told or torch.compiler.is_compiling() or values_unavailable():
+    without_values = values_unavailable() or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in branched.leaves)
+    if _SETTLED in record.told or without_values:
         return
     weights = {name for name, slot in record.slots.items() if not slot.buffer}
     settled = True

@@ -74,6 +74,7 @@ class Loading:
     unexpected: list[str]
     errors: list[str]
     keys: set[str] = field(default_factory=set)
+    missed: set[str] = field(default_factory=set)  # missing keys of a state of the plain model
     scales: Scales = field(default_factory=Scales)
     hint: str = "strict=False loads what fits, and leaves the rest unchanged."
 
@@ -112,10 +113,10 @@ class Loading:
             self._extras(notes, {key: self.state.get(self.prefix + key) for key in current}, bool(lacking))
         else:
             self._plain()
-        self.keys = {*self._own(self.state), *self.unexpected}
+        self.keys, self.missed = {*self._own(self.state), *self.unexpected}, {*self.missing}
 
     def finish(self, incompatible: Any) -> None:
-        """Complete the report after all parts have loaded: only keys of the state can be unexpected, and only keys of this object missing.
+        """Complete the report after all parts have loaded: only keys of the state can be unexpected, and none missing that this object lacks.
 
         BatchNorm adds a missing counter to states without version (such as from safetensors), but voters have it under another name. So it is
         with layers that read their tensors themselves, such as observers of `torch.ao.quantization`, and report those that they do not find.
@@ -127,7 +128,9 @@ class Loading:
             for key in incompatible.unexpected_keys
             if not key.startswith(self.prefix) or (key in self.keys and key not in known)
         ]
-        incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if key not in replaced]
+        incompatible.missing_keys[:] = [
+            key for key in incompatible.missing_keys if key in self.missed or key not in replaced
+        ]
         self._tie()
         wrong = self._own([*incompatible.missing_keys, *incompatible.unexpected_keys])
         if self.strict and wrong:
