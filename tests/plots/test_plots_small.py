@@ -13,6 +13,7 @@ import pytest
 from helpers import plotting
 from helpers.plotting import legend_texts
 from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.transforms import Bbox
 
 from workbench import plots
 
@@ -48,6 +49,7 @@ DRAW: dict[str, Callable[[Any], Any]] = {
     "coverage_by_step": lambda ax: plots.coverage_by_step(0 * XX - 1, 0 * XX + 1, XX, ax, label=MODELS[0]),
     "coverage_over_time": lambda ax: plots.coverage_over_time(0 * X - 1, 0 * X + 1, X, 20, ax),
     "decision_map": lambda ax: plots.decision_map(XX, YY, XX * 1e12, ax, label=LONG),
+    "decision_map with points": lambda ax: plots.decision_map(XX, YY, XX, ax, points=(np.stack([X, Y], 1), X > 0)),
     "fan": lambda ax: plots.fan(RNG.normal(size=(50, 6)), ax, past=X[:5], truth=X[:6], unit=UNIT),
     "history": lambda ax: plots.history(LOSSES, ax),
     "history that rises": lambda ax: plots.history(LOSSES.assign(loss=EPOCHS, validation_loss=EPOCHS + 1.0), ax),
@@ -108,7 +110,9 @@ def covered(ax: Any) -> list[str]:
             found.append(line.get_label())
     for part in ax.collections:
         if isinstance(part, PathCollection):
-            found += ["point"] * box.count_contains(part.get_offset_transform().transform(part.get_offsets()))
+            shown = Bbox.intersection(box, part.get_clip_box())  # points beyond a map are hidden
+            points = part.get_offset_transform().transform(part.get_offsets())
+            found += ["point"] * (0 if shown is None else shown.count_contains(points))
         if isinstance(part, LineCollection):
             paths = [part.get_transform().transform_path(path) for path in part.get_paths()]
             found += ["error bar" for path in paths if path.intersects_bbox(box, False)]
@@ -132,6 +136,8 @@ def test_small_axes_have_all_texts_and_room_for_the_data(name: str) -> None:
             )
             assert ticks or not first.overlaps(second), (one, other)
     main = figure.axes[0]
+    names = [label.get_window_extent() for label in main.get_yticklabels() if label.get_text().startswith("annual")]
+    assert all(one.y0 > other.y1 - 2 for one, other in itertools.pairwise(names))
     assert main.get_window_extent().width > 0.3 * page.width
     assert main.get_window_extent().height > 0.3 * page.height
     if main.get_legend() is not None:
@@ -157,9 +163,44 @@ def test_words_stay_on_their_backgrounds(size: Any, many: int) -> None:
     assert len(ax.texts) == len(ax.patches) == len(words)
     for text, background in zip(ax.texts, ax.patches, strict=True):
         letters, place = text.get_window_extent(), background.get_window_extent()
-        assert place.x0 - 1 <= letters.x0
-        assert letters.x1 <= place.x1 + 1
+        slack = 1 + 0.15 * len(text.get_text())  # at this resolution letters are whole pixels wide
+        assert place.x0 - slack <= letters.x0
+        assert letters.x1 <= place.x1 + slack
         assert letters.height < 1.7 * place.height  # with the line spacing around letters
+
+
+def test_classes_and_units_of_maps_are_whole_and_apart() -> None:
+    image, labels = np.ones((2, 24, 32)), np.arange(2 * 24 * 32).reshape(2, 24, 32) % 20
+    figures = [
+        plots.maps(image, labels, labels, classes=[f"{LONG} {k}" for k in range(20)])[0, 0].figure,
+        plots.maps(image, 1e12 * image, 1e12 * labels, {"total": 1e12 * image}, unit=UNIT)[0, 0].figure,
+    ]
+    for figure in figures:
+        figure.canvas.draw()
+        texts = [part for ax in figure.axes for part in (ax.title, ax.xaxis.label) if part.get_text().strip()]
+        boxes = [part.get_window_extent() for part in (*texts, *figure.legends)]
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+        assert min(box.x0 for box in boxes) >= 0
+        assert max(box.x1 for box in boxes) <= figure.bbox.width
+        assert min(box.y0 for box in boxes) >= 0
+        assert figure.axes[0].get_window_extent().height > 50
+
+
+def test_targets_with_long_units_do_not_meet() -> None:
+    both = np.stack([X, Y], 1)
+    figure = plots.targets(both, both + 1, names=[LONG, "b"], units=[UNIT, UNIT])[0].figure
+    figure.canvas.draw()
+    parts = [part for ax in figure.axes for part in (ax.title, ax.xaxis.label, ax.yaxis.label, ax.get_legend())]
+    boxes = [part.get_window_extent() for part in parts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert max(box.x1 for box in boxes) <= figure.bbox.width
+
+
+def test_points_beyond_a_map_stay_hidden() -> None:
+    ax = drawn(DRAW["decision_map with points"]).axes[0]
+    assert ax.get_ylim()[1] > YY.max()  # the legend had no room
+    top = ax.transData.transform((0, YY.max()))[1]
+    assert [points.get_clip_box().y1 for points in ax.collections[1:]] == pytest.approx([top, top])
 
 
 def test_texts_beside_boxes_stay_on_the_image() -> None:

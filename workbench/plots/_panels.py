@@ -12,7 +12,7 @@ from workbench.errors import require
 from workbench.plots._answers import CAUSES, Answer, Subject
 from workbench.plots._common import Array, colour, ink, new_axes, risk_label, thinned, with_unit
 from workbench.plots._scales import TYPICAL, beyond, extension, scale
-from workbench.plots.maps import MAX_CLASSES, _palette, _shades
+from workbench.plots.maps import MAX_CLASSES, _palette, _shades, key_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,7 +167,7 @@ def class_key(figure: Any, subject: Subject, n_classes: int, palette: Any, title
         handles=handles,
         title=title,
         loc="outside lower center",
-        ncols=min(n_classes, 7),
+        ncols=key_columns([class_name(subject, i) for i in range(n_classes)], figure.get_figwidth(), 7),
         fontsize=9,
         title_fontsize=10,
         frameon=False,

@@ -115,7 +115,7 @@ def name_rows(ax: Axes, places: Sequence[float] | Any, names: Sequence[str]) -> 
     labels = ax.get_yticklabels()
     for label in labels:
         label.set_parse_math(ax.xaxis.label.get_parse_math())  # off where names with $ are shown literally
-    height = 0.75 * ax.get_window_extent().height / len(names) * 72 / ax.figure.dpi  # a legend takes the rest
+    height = 0.65 * ax.get_window_extent().height / len(names) * 72 / ax.figure.dpi  # a legend takes the rest
     size = float(labels[0].get_fontsize())
     if height < 1.1 * size:
         size = max(height / 1.1, LOWEST_NAME)

@@ -221,6 +221,9 @@ def decision_map(
     fit_bar(bar, ax)
     ax.set(xlim=(first.min(), first.max()), ylim=(second.min(), second.max()))
     label_axes(ax, "x₁", "x₂")
+    # points beyond the map stay hidden where the legend raises the limit
+    corner, size = (first.min(), second.min()), (np.ptp(first), np.ptp(second))
+    ground = require("matplotlib.patches").Rectangle(corner, *size, transform=ax.transData)
     if data is not None:
         inputs, labels = data
         chosen, note = thinned(len(labels), "data")
@@ -231,7 +234,7 @@ def decision_map(
         if len(names) > len(MARKERS):  # markers would repeat, and a legend of so many have no room
             groups = [(np.full(len(labels), True), f"data of {len(names)} classes")]
         for i, (members, words) in enumerate(groups):
-            ax.scatter(
+            drawn = ax.scatter(
                 inputs[members, 0],
                 inputs[members, 1],
                 s=16,
@@ -241,6 +244,7 @@ def decision_map(
                 linewidth=0.6,
                 label=words,
             )
+            drawn.set_clip_path(ground)
     notes = ([note] if data is not None and "drawn" in note else []) + (
         [f"{missing:,} of {values.size:,} values not finite, blank"] if missing else []
     )

@@ -94,6 +94,7 @@ def importance(
     ax.set(ylim=(len(order) - 0.5, -0.5))
     name_rows(ax, np.arange(len(order)), shown)
     label_axes(ax, label)
+    name_rows(ax, np.arange(len(order)), shown)  # the label may leave the rows less room
     notes = [f"{name}: the same for all rows" for name in constant]
     if len(order) < len(columns):
         notes.append(f"{len(order)} of {len(columns)} columns")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 MAX_CLASSES = 20  # number of colours that can just be told apart
+KEY_LINE = 0.17  # height in inches of a line of the legend of classes
 _VOID = (0.6, 0.6, 0.6, 1.0)
 
 
@@ -89,6 +90,10 @@ def maps(
     if figure is None:
         height, width = predicted.shape[1:]
         size = 2.1 * (len(columns) + len(risks)), 2.1 * min(max(height / width, 0.4), 2.0) * len(predicted) + 0.9
+        if len(unit) > 12:  # labels of two lines
+            size = size[0], size[1] + KEY_LINE
+        if labels and classes:
+            size = size[0], size[1] + KEY_LINE * (-(-len(classes) // key_columns(classes, size[0], 8)) - 1)
         figure = require("matplotlib.pyplot").figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(predicted), len(columns) + len(risks), squeeze=False)
     for j, (name, values) in enumerate({**columns, **risks}.items()):
@@ -98,11 +103,13 @@ def maps(
             _spare_bar(figure, drawn[-1], axes[:, j])
         else:
             bar = figure.colorbar(
-                drawn[-1], ax=axes[:, j].tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9
+                drawn[-1], ax=axes[:, j].tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, format="%g"
             )
             in_nats = "nats" if labels else ""
             bar.set_label(risk_label(name, unit or in_nats) if name in COLOURS else with_unit(name, unit), fontsize=9)
+            break_lines(bar.ax.xaxis.label, 0.95 * figure.bbox.width / axes.shape[1])
             bar.ax.tick_params(labelsize=8)
+            bar.ax.locator_params(nbins=3)
     if labels:
         _class_legend(figure, columns, looks, classes)
     return axes
@@ -330,6 +337,11 @@ def _spare_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any]) -> None:
     bar.outline.set_visible(False)
 
 
+def key_columns(names: Sequence[str], width: float, most: int) -> int:
+    """Return how many columns of a legend of class names fit into a figure, at least 1, by its width in inches."""
+    return int(np.clip(width / (0.075 * max(map(len, names)) + 0.45), 1, min(len(names), most)))
+
+
 def _class_legend(
     figure: Any, columns: Mapping[str, Array], looks: Mapping[str, Any], classes: Sequence[str] | None
 ) -> None:
@@ -345,7 +357,7 @@ def _class_legend(
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(len(handles), 8),
+        ncols=key_columns([str(handle.get_label()) for handle in handles], figure.get_figwidth(), 8),
         fontsize=9,
         frameon=False,
         handlelength=1.2,

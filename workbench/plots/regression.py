@@ -325,6 +325,13 @@ def targets(
     plt = require("matplotlib.pyplot")
     figure, axes = plt.subplots(high, wide, figsize=(3.6 * wide, 3.7 * high), layout="constrained", squeeze=False)
     flat = axes.ravel()
+    for ax, unit in zip(flat, units or (), strict=False):
+        for axis, what in ((ax.xaxis, "true value"), (ax.yaxis, "prediction")):
+            axis.set_label_text(textwrap.fill(with_unit(what, unit), TITLE_WIDTH))
+    if units and max(map(len, units)) > TITLE_WIDTH / 2:
+        figure.get_layout_engine().execute(
+            figure
+        )  # of long labels, so that texts are broken to the widths that Axes will have
     try:
         for i, ax in enumerate(flat[:count]):
             at = {name: values[:, i] for name, values in named.items()}

@@ -31,7 +31,7 @@ from workbench.plots._texts import fit_bar, label_axes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LETTER = (0.605, 1.4)  # width of a letter and height of a line of words, relative to the size of the font
+LETTER = (0.625, 1.4)  # room for a letter in a line, and height of a line, relative to the size of the font
 
 
 def fan(
@@ -271,7 +271,7 @@ def tokens(
     shades = _shades_of_text(kind)
     scale = Normalize(0, highest or float(numbers.max()) or 1.0)
     bar = ax.figure.colorbar(
-        ScalarMappable(scale, shades), ax=ax, location="bottom", fraction=0.08, pad=0.04, aspect=40
+        ScalarMappable(scale, shades), ax=ax, location="bottom", fraction=0.08, pad=0.04, aspect=40, format="%g"
     )
     bar.set_label(label)
     if (engine := ax.figure.figure.get_layout_engine()) is not None:

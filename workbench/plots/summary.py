@@ -127,15 +127,17 @@ def risk_split(
     ax.set(xlim=(0, 100), ylim=(total.size - 0.5, -0.5))
     name_rows(ax, rows[::step], names[::step].tolist())
     label_axes(ax, "share of the predicted variance (%)")
+    name_rows(ax, rows[::step], names[::step].tolist())  # the label may leave the rows less room
+    letters = min(8.5, 0.55 * ax.get_window_extent().height / total.size * 72 / ax.figure.dpi)
     # in percent; narrower bars have no room for "12 %"
-    narrowest = max(10.0, 100 * 26 * ax.figure.dpi / 72 / ax.get_window_extent().width)
+    narrowest = max(10.0, 100 * 3 * letters * ax.figure.dpi / 72 / ax.get_window_extent().width)
     left = np.zeros(total.size)
     for name, risk in (("aleatoric", noise), ("epistemic", model)):
         share = 100 * np.divide(risk, total, out=np.zeros_like(risk), where=total > 0) ** 2
         if step == 1:
             bars = ax.barh(rows, share, 0.72, left, color=COLOURS[name], label=name)
             texts = [f"{width:.0f} %" if width >= narrowest else "" for width in share]
-            ax.bar_label(bars, texts, label_type="center", color="white", fontsize=8.5)
+            ax.bar_label(bars, texts, label_type="center", color="white", fontsize=letters)
         else:  # one shape, as drawing many thousands of bars takes minutes
             ends, edges = left + share, np.arange(total.size + 1) - 0.5
             look: dict[str, Any] = {"color": COLOURS[name], "label": name, "fill": True, "linewidth": 0}
