@@ -329,9 +329,8 @@ def targets(
         for axis, what in ((ax.xaxis, "true value"), (ax.yaxis, "prediction")):
             axis.set_label_text(textwrap.fill(with_unit(what, unit), TITLE_WIDTH))
     if units and max(map(len, units)) > TITLE_WIDTH / 2:
-        figure.get_layout_engine().execute(
-            figure
-        )  # of long labels, so that texts are broken to the widths that Axes will have
+        engine: Any = figure.get_layout_engine()
+        engine.execute(figure)  # of long labels, so that texts are broken to the widths that Axes will have
     try:
         for i, ax in enumerate(flat[:count]):
             at = {name: values[:, i] for name, values in named.items()}
