@@ -207,3 +207,30 @@ def test_choose_data_and_model(notebook, lab):
     nb.lab.end_kernels()
     nb.reload()  # what was chosen after the cell had run is in the saved notebook as well
     saved.wait_for()
+
+
+LONG = """
+from torch import nn
+from workbench import vote
+from workbench.widgets import Comparison
+
+name = "vote, as trained by the group in the spring for the second revision of the paper, with_a_word_that_is_longer_than_its_column"
+Comparison(lambda: nn.Linear(10, 1), "diabetes", {name: vote.Wrapper(2)})
+"""
+
+
+def test_a_long_name_stays_in_its_column(notebook, lab):
+    lab.write("long.ipynb", LONG)
+    nb = notebook("long.ipynb")
+    nb.command("notebook:run-all-cells")
+    label, column = nb.page.locator(".wb-check").nth(1), nb.page.locator(".wb-checks")
+    label.wait_for()
+    edges = """e => {
+        const range = document.createRange();
+        range.selectNodeContents(e);
+        return range.getBoundingClientRect().right;
+    }"""
+    assert label.evaluate(edges) <= column.evaluate("e => e.getBoundingClientRect().right") + 1
+    below = nb.page.locator(".wb-compose").bounding_box()["y"]
+    assert label.evaluate(edges.replace("right", "bottom")) <= below + 1
+    nb.photograph("comparison-long-name", ".wb-comparison")

@@ -13,10 +13,14 @@ from helpers import executed_reports
 from helpers.widget_cases import pictures as pictures_of_stripes
 from helpers.widget_cases import voters
 
+from workbench import vote
 from workbench.notebook.report import render
-from workbench.widgets import Explorer
+from workbench.widgets import Comparison, Explorer
 from workbench.widgets.common import pictures
+from workbench.widgets.comparison.saved import saved_page
 from workbench.widgets.explorer.linked import still
+from workbench.widgets.explorer.models_page import side_by_side
+from workbench.widgets.explorer.scene import STYLE
 
 folder = executed_reports.folder  # the fixture
 
@@ -44,6 +48,21 @@ def test_a_static_picture_is_shown_once(browser: Any, tmp_path: Path, monkeypatc
     assert page.get_by_text("all that it shows").is_visible()
     assert page.locator("img.wb-pixels").count() == 1
     assert not page.locator("img.wb-pixels").is_visible()
+    page.close()
+
+
+def test_a_long_name_leaves_room_for_the_numbers_of_its_model(browser: Any) -> None:
+    name = "voters as in the second revision of the paper, with_five_of_them_and_half_the_learning_rate"
+    models = {name: voters(), "b": voters()}
+    comparison = Comparison(voters().unwrap(), pictures_of_stripes(), {name: vote.Wrapper(2)}, epochs=1)
+    explorer = Explorer(models, pictures_of_stripes())
+    page = browser.new_page(viewport={"width": 480, "height": 800})
+    for html in (saved_page(comparison.start(block=True)._findings), f"<style>{STYLE}</style>{side_by_side(explorer)}"):
+        page.set_content(f"<!doctype html>{html}")
+        row = page.locator("tr", has_text=name).first
+        first, second = (row.locator("th, td").nth(i).bounding_box() for i in range(2))
+        assert second["x"] + second["width"] <= 480
+        assert first["width"] >= 90  # not a letter per line
     page.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,18 @@ def test_what_is_empty_or_nowhere_above_zero_is_said(browser: Any, tmp_path: Pat
     assert page.locator(".wb-tokens-scale").inner_text().startswith("0")
     assert ramp.is_visible()
     assert riskiest.is_enabled()
+    page.close()
+
+
+def test_a_token_longer_than_the_box_of_its_alternatives_is_broken(browser: Any, tmp_path: Path) -> None:
+    written = replace(hostile(), words=lambda some: ["without_a_space_" * 12 for _ in some])
+    cell = nbformat.v4.new_code_cell("pass")
+    cell.outputs = [nbformat.v4.new_output("display_data", data={"text/html": written.html()})]
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "texts.ipynb")
+    page = browser.new_page(viewport={"width": 480, "height": 800})
+    page.goto(render(tmp_path / "texts.ipynb").as_uri())
+    token(page, 3).focus()
+    check(page, TIP, "a long token")
     page.close()
 
 

@@ -190,7 +190,7 @@ def test_columns_have_a_line_for_each_model_and_labels_one_scale() -> None:
     explorer = made("columns")
     v = view(explorer)
     page = v.places.still.value
-    assert page.count("<td>voters</td>") == page.count("<td>heads</td>") == 3
+    assert page.count(">voters</td>") == page.count(">heads</td>") == 3
     wanted = []
     risks = {model: explorer.each_model()[model].risk for model in explorer.models}
     for i in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import warnings
 from dataclasses import replace
@@ -16,11 +17,13 @@ from workbench import vote
 from workbench.data import Card, Column, Data, Split
 from workbench.widgets import Comparison, Explorer
 from workbench.widgets.common import pictures
-from workbench.widgets.common.cases import exact, format_number
+from workbench.widgets.common.cases import cases, exact, figures, format_number, grid
 from workbench.widgets.common.predictions import Predictions
 from workbench.widgets.comparison.panels import draw, view_of
 from workbench.widgets.comparison.saved import saved_page
 from workbench.widgets.comparison.scores import COLUMNS, scores
+from workbench.widgets.explorer import neighbours
+from workbench.widgets.explorer.confusion import confusion_table
 from workbench.widgets.explorer.editing import Editor
 
 w = pytest.importorskip("ipywidgets")
@@ -106,6 +109,38 @@ def test_long_labels_and_tips_keep_their_beginning_and_end() -> None:
     [(left, wide)] = re.findall(r'<rect rx="2" x="(\d+)" y="\d+" width="(\d+)"', page)
     assert int(left) + int(wide) <= 3 * 72
     assert "…" in page
+
+
+def test_long_names_in_heads_of_tables_are_shortened_with_the_whole_as_tooltip() -> None:
+    data = named(("short", "y" * 90))
+    explorer = Explorer(vote.Wrapper(2, output="logits")(nn.Linear(len(NAMES), 2)), data)
+    for page in (confusion_table(explorer), grid(explorer.wrapped, data, k=2), near(explorer)):
+        heads = re.findall(r"<th[^>]*>([^<]*)</th>", page)
+        assert all(len(html.unescape(head)) <= 48 for head in heads)
+        assert heads
+    assert confusion_table(explorer).count(f'title="{"y" * 90}"') == 2
+    assert f'title="{"x" * 90}"' in grid(explorer.wrapped, data, k=2)
+    assert f"<th>{html.escape(NAMES[1])}</th>" in near(explorer)  # neither cut nor with a tooltip
+
+
+def near(explorer: Explorer) -> str:
+    """The nearest cases with their features."""
+    return neighbours.page(explorer.neighbours, explorer.data, explorer.space, explorer.x)
+
+
+def test_classes_that_are_written_from_right_to_left_leave_numbers_where_they_belong() -> None:
+    names = ("خروف", "שועל", "goat")
+    data = named(names)
+    x = data.test.x[:8]
+    answers = Predictions(torch.arange(8) % 3, {}, torch.eye(3)[torch.arange(8) % 3])
+    shown = cases(data, x, answers, [f"row {i}" for i in range(8)], output="probs")
+    assert [case.prediction for case in shown[:3]] == [
+        "\u2068خروف\u2069, 100 %",
+        "\u2068שועל\u2069, 100 %",
+        "goat, 100 %",
+    ]
+    assert "\u2068خروف\u2069, 100 %" in figures(shown[0])
+    assert "goat, 100 %" in figures(shown[2])  # of a class "7" it would else be "7 100 %"
 
 
 def test_the_calibration_error_of_the_picture_is_that_of_the_table() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import math
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from workbench.calibration.base import output_of
 from workbench.data import Data, Split
 from workbench.errors import require
 from workbench.plots import COLOURS
-from workbench.widgets.common.pictures import image
+from workbench.widgets.common.pictures import brief, image
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, risk_unit
 
 MAX_COLUMNS = 8  # features shown in a row of a table
@@ -123,7 +124,7 @@ def cases(
             likely = tuple(
                 (data.classes[j], p) for p, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             )
-            prediction = f"{likely[0][0]}, {100 * likely[0][1]:.0f} %"
+            prediction = class_and_share(*likely[0])
             if y is not None:
                 truth = data.classes[int(y[i])]
                 wrong = truth != likely[0][0]
@@ -191,6 +192,29 @@ def _feature(value: Tensor) -> str:
     """Format a feature as in the data, rounded if it has more than six digits."""
     text = exact(value)
     return text if len(text.strip("-0.").replace(".", "")) <= 6 else format_number(value.item())
+
+
+def isolated(name: str) -> str:
+    """Return a name for use beside numbers, which one written from right to left would otherwise move to its other side."""
+    leftward = any(unicodedata.bidirectional(letter) in ("R", "AL") for letter in name)
+    return f"\u2068{name}\u2069" if leftward else name
+
+
+def class_and_share(name: str, share: float) -> str:
+    """Format a class with its probability, or share of votes.
+
+    Example:
+        >>> class_and_share("top", 0.428)
+        'top, 43 %'
+    """
+    return f"{isolated(name)}, {100 * share:.0f} %"
+
+
+def table_head(name: str, attributes: str = "", most: int = 48) -> str:
+    """Return the head of a column or row of a table as HTML; a long name is shortened, and in full in its tooltip."""
+    short = brief(name, most)
+    title = "" if short == name else f' title="{html.escape(name)}"'
+    return f"<th{attributes}{title}>{html.escape(short)}</th>"
 
 
 def format_number(value: float, unit: str = "", digits: int = 4) -> str:
@@ -279,7 +303,7 @@ def figures(case: Case, separator: str = "<br>") -> str:
         share = f" ({100 * case.shares[name]:.0f} %)" if name in case.shares and len(case.shares) > 1 else ""
         colour = "currentColor" if name == "total" else COLOURS[name]
         lines.append(f'<span style="color:{colour}">■</span> {name} {html.escape(value)}{share}')
-    likely = [f"{html.escape(name)} {100 * p:.0f} %" for name, p in case.likely]
+    likely = [html.escape(class_and_share(name, p)) for name, p in case.likely]
     return separator.join([*lines, *likely])
 
 
@@ -327,7 +351,7 @@ def listing(described: Sequence[Case], caption: str = "", output: str = "values"
         rows.append(f"<tr tabindex=0>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return (
         f'<div class="wb-wide"><table class="wb-listing"><caption>{html.escape(caption)}</caption>'
-        f"<thead><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in heads)}</tr></thead>"
+        f"<thead><tr>{''.join(map(table_head, heads))}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -388,4 +412,17 @@ def grid(
     return f"<style>{STYLE}</style>{page}"
 
 
-__all__ = ["STYLE", "Case", "card", "cases", "gallery", "grid", "listing", "render_cases", "split_bar"]
+__all__ = [
+    "STYLE",
+    "Case",
+    "card",
+    "cases",
+    "class_and_share",
+    "gallery",
+    "grid",
+    "isolated",
+    "listing",
+    "render_cases",
+    "split_bar",
+    "table_head",
+]

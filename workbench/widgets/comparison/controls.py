@@ -23,7 +23,8 @@ CSS = """
 .wb-controls{display:grid!important;grid-template-columns:repeat(auto-fit,minmax(250px,1fr));gap:6px 22px;align-items:flex-start}
 .wb-controls>*{min-width:0;overflow:visible}
 .wb-section{font-weight:600;margin:0;font-size:var(--jp-ui-font-size1,13px)}
-.wb-check{width:auto!important;margin:0 14px 0 2px}
+.wb-check{width:auto!important;min-width:0;height:auto!important;min-height:24px;align-items:center;margin:0 14px 0 2px}
+.wb-check .widget-label-basic{display:flex;align-items:baseline;white-space:normal;overflow-wrap:anywhere;overflow:visible;line-height:1.35}
 .wb-checks,.wb-compose,.wb-buttons{flex-flow:row wrap!important;align-items:center;overflow:visible}
 .wb-metrics,.wb-metrics .widget-html-content,.wb-panel .widget-html-content,.wb-matrix-picture .widget-html-content{min-width:0;max-width:100%}
 .wb-comparison p{white-space:normal}
@@ -46,6 +47,7 @@ white-space:nowrap;font-variant-numeric:tabular-nums}
 .wb-comparison .wb-table thead th{border-bottom:1px solid var(--jp-border-color1,#999);
 white-space:normal;vertical-align:bottom;font-weight:600}
 .wb-comparison .wb-table th[scope=row],.wb-comparison .wb-table thead th:first-child{text-align:left}
+.wb-comparison .wb-table th[scope=row]{white-space:normal;overflow-wrap:anywhere;min-width:7em}
 .wb-table small{font-weight:normal;color:var(--jp-ui-font-color2,currentColor)}
 .wb-table td.wb-best{background:color-mix(in srgb,#0072B2 18%,transparent)}
 .wb-table tr.wb-outdated th,.wb-table tr.wb-outdated td{color:var(--jp-ui-font-color2,GrayText);font-style:italic;font-weight:normal}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,10 +9,12 @@ from typing import Any
 
 from workbench.errors import require
 from workbench.plots._common import SERIES
+from workbench.widgets.common.cases import table_head
 from workbench.widgets.explorer.exploration import Exploration
 
 MODULE = Path(__file__).parents[1] / "static" / "confusion.js"
 LONGEST_HEADS = 80  # characters of all classes' names together, beyond which they are written downwards
+LONGEST_NAME = 32  # characters of a class's name; longer ones are shortened
 MAX_CLASSES = 30  # with more classes there is no matrix, only the two lists of classes
 
 
@@ -47,7 +48,7 @@ def confusion_matrix(e: Exploration, act: Callable[[Callable[[Any], Any], Any], 
 
 def confusion_table(e: Exploration) -> str:
     """Return the matrix as HTML without scripts, for saved notebooks and reports; "" where there is no matrix."""
-    names = [html.escape(name) for name in e.class_names]
+    names = e.class_names
     if not 2 <= len(names) <= MAX_CLASSES:
         return ""
     counts = e.confusion
@@ -56,15 +57,19 @@ def confusion_table(e: Exploration) -> str:
     lines = []
     for i, row in enumerate(counts.tolist()):
         cells = "".join(_cell(count, i == j, highest[i == j]) for j, count in enumerate(row))
-        lines.append(f'<tr><th scope="row">{names[i]}</th>{cells}</tr>')
-    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
+        lines.append(f"<tr>{_head(names[i], 'row')}{cells}</tr>")
+    heads = "".join(_head(name, "col") for name in names)
     right = int(counts.diag().sum())
     caption = f"Rows by true class (down) and predicted class (across): {right:,} of {int(counts.sum()):,} are right"
-    upright = " wb-upright" if sum(map(len, e.class_names)) > LONGEST_HEADS else ""
+    upright = " wb-upright" if sum(min(len(name), LONGEST_NAME) for name in names) > LONGEST_HEADS else ""
     return (
         f'<div class="wb-wide"><table class="wb-listing wb-confused{upright}"><caption>{caption}</caption>'
         f"<thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
+
+
+def _head(name: str, scope: str) -> str:
+    return table_head(name, f' scope="{scope}"', LONGEST_NAME)
 
 
 def _cell(count: int, right: bool, highest: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from workbench.plots import COLOURS
 from workbench.plots._common import SERIES
 from workbench.plots.importance import RAISED
-from workbench.widgets.common.cases import FULL_VACUITIC, format_number, with_spread
+from workbench.widgets.common.cases import FULL_VACUITIC, class_and_share, format_number, with_spread
 from workbench.widgets.common.predictions import Predictions, risk_unit
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.ranking import OF
@@ -80,7 +80,8 @@ def table(
             length = bar(name, size if signed else max(size, 0.0), tops.get((line.about, scale_of(name)), 0.0))
             cells.append(f"{html.escape(format_number(size, unit(line, name), 3))}{note}{length}")
         here = ' class="wb-current" aria-current="true"' if line.model == current and len(lines) > 1 else ""
-        body.append(f"<tr{here}><td>{html.escape(line.model)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        model = f'<td class="wb-model">{html.escape(line.model)}</td>'
+        body.append(f"<tr{here}>{model}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     shown = ("model", *heads, *(f"1 - {name}" if name.startswith("confidence") else name for name in names))
     return (
         f'<div class="wb-wide"><table class="wb-listing wb-models"><caption>{caption}</caption>'
@@ -121,7 +122,7 @@ def _prediction(e: Exploration, answers: Predictions) -> str:
         total = answers.risk["total"].item() if "total" in answers.risk else None
         return f"<b>{html.escape(with_spread(answers.y.item(), total, e.data.target.unit))}</b>"
     best = int(answers.y)
-    cells = html.escape(f"{e.data.classes[best]}, {100 * answers.probs[0, best].item():.0f} %")
+    cells = html.escape(class_and_share(e.data.classes[best], answers.probs[0, best].item()))
     return f'<b class="wb-wrong">{cells}</b>' if best != int(e.target) else f"<b>{cells}</b>"
 
 

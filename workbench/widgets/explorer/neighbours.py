@@ -14,7 +14,7 @@ from workbench.core.wrapped import Wrapped, is_wrapped, unwrap
 from workbench.data import Data
 from workbench.engine.clone import eager
 from workbench.errors import require
-from workbench.widgets.common.cases import MAX_COLUMNS, format_number, thumbnail
+from workbench.widgets.common.cases import MAX_COLUMNS, format_number, table_head, thumbnail
 
 MAX_ROWS = 5000  # training rows that are searched
 
@@ -157,7 +157,7 @@ def page(nearest: Nearest, data: Data, space: str, x: Tensor | None = None) -> s
     columns = list(map(str, data.features))[: MAX_COLUMNS if x is not None else 0]
     if x is not None and len(data.features) > MAX_COLUMNS:
         caption += f" ({MAX_COLUMNS} of {len(data.features)} features shown)"
-    heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("distance", str(data.target), *columns))
+    heads = "".join(map(table_head, ("distance", str(data.target), *columns)))
     lines = list(zip(distances, targets, near, strict=True))
     if x is not None:
         lines.insert(0, ("this case", "", x))

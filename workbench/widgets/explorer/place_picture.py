@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import require
-from workbench.widgets.common.cases import format_number, with_spread
+from workbench.widgets.common.cases import class_and_share, format_number, with_spread
 from workbench.widgets.common.predictions import risk_unit
 from workbench.widgets.explorer.exploration import Exploration
 from workbench.widgets.explorer.models_page import Line, bar, table
@@ -154,7 +154,7 @@ def _page_of_target(e: SeveralExploration) -> tuple[str, str]:
         )
         if classes is not None:
             best = int(answers["prediction"].argmax())
-            prediction = f"{classes[best]}, {100 * answers['prediction'][best].item():.0f} %"
+            prediction = class_and_share(classes[best], answers["prediction"][best].item())
             wrong = bool(known) and best != int(target)
         notes = dict.fromkeys(whole, "(whole row)")
         cell = f"<b{' class=wb-wrong' if wrong else ''}>{html.escape(prediction)}</b>"

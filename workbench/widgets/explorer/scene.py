@@ -9,7 +9,7 @@ import torch
 
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import STYLE as CASES
-from workbench.widgets.common.cases import card, render_cases
+from workbench.widgets.common.cases import card, isolated, render_cases
 from workbench.widgets.common.pictures import Spot
 from workbench.widgets.common.predictions import per_row, predict_cases
 from workbench.widgets.explorer import neighbours
@@ -59,6 +59,7 @@ border:2.5px solid var(--jp-ui-font-color1,currentColor);box-shadow:0 0 0 1.5px 
 .wb-models .wb-length{{height:7px;min-width:84px;margin-top:2px;border-radius:1px;overflow:hidden;
 background:var(--jp-layout-color3,color-mix(in srgb,currentColor 15%,transparent))}}
 .wb-models .wb-length div{{height:100%}}
+.wb-models .wb-model{{white-space:normal;overflow-wrap:anywhere;min-width:7em}}
 .wb-models .wb-current td:first-child{{font-weight:600;box-shadow:inset 3px 0 var(--jp-brand-color1,#1976d2)}}
 .wb-confused :is(th,td){{text-align:center;padding:3px 6px}}
 .wb-confused th{{min-width:0;max-width:none;white-space:nowrap}}
@@ -72,7 +73,7 @@ background:var(--jp-layout-color3,color-mix(in srgb,currentColor 15%,transparent
 def pair(e: Exploration, still: bool = False) -> str:
     """Return the case beside its edited version as HTML; without edits, beside a hint unless the page is static (`still`)."""
     if e.edits:
-        edits = ", ".join(f"{name} {e._editor.text(name)}" for name in e.edits)
+        edits = ", ".join(f"{isolated(name)} {e._editor.text(name)}" for name in e.edits)
         edited = f'{card(e.case(edited=True), e.output, hover=False)}<div class="wb-caption">edited: {html.escape(edits)}</div>'
     elif still:
         edited = ""

@@ -35,7 +35,7 @@ border:1px solid var(--wb-line);border-radius:3px;padding:2px 6px;height:26px}
 background:var(--wb-ground);color:inherit;border:1px solid var(--wb-line);box-shadow:0 1px 6px rgba(0,0,0,.4);pointer-events:none;overflow:visible}
 .wb-tokens-tip.wb-pinned{pointer-events:auto}
 .wb-tokens-tip b{font-weight:600}
-.wb-tokens-tip p{margin:0}
+.wb-tokens-tip p{margin:0;overflow-wrap:anywhere}
 .wb-tokens-tip table{border-collapse:collapse;margin:4px 0 0;width:100%;font-size:12px}
 .wb-tokens-tip :is(th,td){padding:1px 8px 1px 0;border:0;background:none;text-align:right;font-weight:400;white-space:nowrap}
 .wb-tokens-tip :is(th,td):last-child{padding-right:0}
