@@ -207,6 +207,8 @@ def test_choose_data_and_model(notebook, lab):
     nb.lab.end_kernels()
     nb.reload()  # what was chosen after the cell had run is in the saved notebook as well
     saved.wait_for()
+    page.get_by_text("Error displaying widget").wait_for(state="attached")
+    assert not page.get_by_text("Error displaying widget").is_visible()
 
 
 LONG = """

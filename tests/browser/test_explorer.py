@@ -250,4 +250,6 @@ def test_click_and_brush_in_the_linked_plot(notebook, lab):
     saved = page.locator(".wb-static svg.wb-picture")
     saved.first.wait_for()
     assert page.locator(".wb-static .wb-caption", has_text="rows: wrong").count() == 1  # as it was last
+    page.get_by_text("Error displaying widget").wait_for(state="attached")
+    assert not page.get_by_text("Error displaying widget").is_visible()
     assert nb.file.stat().st_size < 500_000

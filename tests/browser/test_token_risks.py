@@ -243,3 +243,10 @@ def test_alive_in_a_notebook(notebook: Any, lab: Any, shots: Path) -> None:
             faults.append(str(error))
         page.screenshot(path=shots / f"tokens-live-{theme}-{width}.png")
     assert not faults, "\n".join(faults)
+    nb.save()
+    lab.end_kernels()
+    nb.reload()  # without a kernel the text stands where the widget was, and nothing else
+    page.locator(".workbench-text:visible").wait_for()
+    nb.until(".workbench-text", "aleatoric risk of each token")
+    page.get_by_text("Error displaying widget").wait_for(state="attached")
+    assert not page.get_by_text("Error displaying widget").is_visible()

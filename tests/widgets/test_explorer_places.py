@@ -285,7 +285,9 @@ def test_the_saved_output_is_of_the_row_that_was_last_and_hidden_by_the_widget(m
     monkeypatch.setattr(IPython.display, "display", lambda data, **options: sent.append((data, options)))
     explorer = made_of_models("maps")
     explorer._ipython_display_()
-    first, options = sent[-1]
+    (widget, _), (first, options) = sent
+    assert widget["application/vnd.jupyter.widget-view+json"]["model_id"] == explorer.widget.model_id
+    assert widget["text/plain"] == repr(explorer)  # for viewers without widgets
     assert f"<b>row {explorer.row}</b>" in first["text/html"]
     assert "data:image/png" in first["text/html"]
     explorer.step()

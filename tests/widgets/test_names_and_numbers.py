@@ -7,15 +7,17 @@ import re
 import warnings
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
 import torch
+from helpers.token_cases import hostile
 from torch import nn
 
 from workbench import vote
 from workbench.data import Card, Column, Data, Split
-from workbench.widgets import Comparison, Explorer
+from workbench.widgets import Comparison, Explorer, TokenRisks
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import cases, exact, figures, format_number, grid
 from workbench.widgets.common.predictions import Predictions
@@ -87,6 +89,34 @@ def test_no_name_is_read_as_markup_or_a_formula(classes: tuple[str, ...] | None)
         assert "<span>&#36;</span>" in shown
         assert "<img" not in shown
         assert widget.description_allow_html
+
+
+def test_what_was_closed_is_shown_again() -> None:
+    pytest.importorskip("anywidget")
+    data = named()
+    comparison = Comparison(model(1), data, {"vote": vote.Wrapper(2)}, epochs=1)
+    explorer, shown = Explorer(vote.Wrapper(2)(nn.Linear(len(NAMES), 1)), data), TokenRisks(hostile())
+    comparison.controls.epochs.value = 7
+    roots = [comparison.controls.root, explorer.widget, shown.widget]
+    everything = [widget for root in roots for widget in within(root)]
+    assert len(everything) > 100
+    for widget in everything:  # as by `ipywidgets.Widget.close_all()`
+        widget.close()
+    with patch("IPython.display.display") as display:
+        explorer._ipython_display_()
+        shown._ipython_display_()
+    sent = [comparison._repr_mimebundle_(), *(call.args[0] for call in display.call_args_list)]
+    view = "application/vnd.jupyter.widget-view+json"
+    assert [bundle[view]["model_id"] for bundle in sent] == [root.model_id for root in roots]
+    assert all(widget.comm is not None for widget in everything)
+    assert comparison._entered().training.epochs == 7
+
+
+def within(widget: Any) -> list[Any]:
+    """A widget and all its children, with their layouts and styles."""
+    parts = [getattr(widget, name, None) for name in ("layout", "style")]
+    children = [found for child in getattr(widget, "children", ()) for found in within(child)]
+    return [widget, *(part for part in parts if isinstance(part, w.Widget)), *children]
 
 
 def test_pictures_of_letters_that_matplotlib_lacks_warn_of_nothing() -> None:

@@ -70,17 +70,28 @@ def test_a_saved_page_holds_what_the_widget_shows(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("workbench.widgets.common.saved._in_ipython", lambda: True)
     shown._ipython_display_()
     (widget, _), (saved, _) = sent
-    assert widget is shown.widget
+    assert widget["application/vnd.jupyter.widget-view+json"]["model_id"] == shown.widget.model_id
+    assert widget["text/plain"] == repr(shown)  # for viewers without widgets
     page = saved["text/html"]
     (held,) = re.findall(r" data-wb-tokens='([^']*)'", page)
     assert json.loads(html.unescape(held)) == {"content": shown.widget.content, "kind": "epistemic"}
-    (name,) = re.findall(r"wb-saved-\w+", page)
+    (name,) = set(re.findall(r"wb-saved-\w+", page))
     assert shown.widget.hides == f".{name}{{display:none!important}}"
     assert "<img" not in page
     assert "<script" not in page
     shown.kind = "total"
     assert "total risk of each token" in sent[2][0]["text/html"]
     assert shown._mime_() == ("text/html", shown._written.html("total"))
+
+
+def test_what_drawing_prints_does_not_come_between_widget_and_saved_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **options: order.append(min(data)))
+    monkeypatch.setattr("workbench.widgets.common.saved._in_ipython", lambda: True)
+    shown = TokenRisks(hostile())
+    monkeypatch.setattr(shown._saved, "page", lambda: order.append("drawn") or "page")  # type: ignore[func-returns-value]
+    shown._ipython_display_()
+    assert order == ["drawn", "application/vnd.jupyter.widget-view+json", "text/html"]
 
 
 def test_grounds_go_up_to_the_highest_finite_number() -> None:

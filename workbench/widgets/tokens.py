@@ -82,8 +82,7 @@ class TokenRisks:
             raise ValueError(f"kind: expected one of {', '.join(known)}, found {kind!r}")
 
     def _ipython_display_(self) -> None:
-        require("IPython.display").display(self.widget)
-        self._saved.display()
+        self._saved.display(self.widget, repr(self))
 
     def _mime_(self) -> tuple[str, str]:
         """Return the texts as HTML for marimo, which shows no ipywidgets."""

@@ -22,6 +22,11 @@ class SavedOutput:
     def __init__(self, page: Callable[[], str], now: Callable[[], Any], words: str) -> None:
         self.page, self._now, self._words = page, now, words
         self._id, self._shown = f"wb-saved-{uuid.uuid4().hex[:12]}", False
+        child, message = ".jp-OutputArea-child", "> .jp-OutputArea-output:not(:has(*))"
+        # of JupyterLab without a kernel, above this output or below: "Error displaying widget: model not found"
+        self._hides_message = (
+            f"{child}:has(+ {child} .{self._id}) {message},{child}:has(.{self._id}) + {child} {message}{{display:none}}"
+        )
         self._content: Any = None
 
     @property
@@ -29,11 +34,17 @@ class SavedOutput:
         """CSS that hides the output wherever the widget is shown."""
         return f".{self._id}{{display:none!important}}"
 
-    def display(self) -> None:
-        """Add the output to the running cell; does nothing outside IPython."""
-        if _in_ipython():
-            self._shown, self._content = True, None
-            self._send(self.page(), update=False)
+    def display(self, widget: Any = None, words: str = "") -> None:
+        """Display the widget if given, with plain text for viewers without widgets, and in IPython this output below it."""
+        inside = _in_ipython()
+        page = self.page() if inside else ""  # drawing may warn, which must not come between the two
+        if widget is not None:
+            bundle = opened(widget)._repr_mimebundle_()
+            data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+            require("IPython.display").display({**data, "text/plain": words}, metadata=metadata, raw=True)
+        if inside:
+            self._shown = True
+            self._send(page, update=False)
 
     def update(self) -> None:
         """Update the output if its content has changed."""
@@ -47,12 +58,27 @@ class SavedOutput:
 
     def _send(self, page: str, update: bool) -> None:
         self._content = self._now()
-        data = {"text/html": f'<div class="{self._id} {UNTYPESET}">{page}</div>', "text/plain": self._words}
+        style = f"<style>{self._hides_message}</style>" if page else ""
+        data = {"text/html": f'<div class="{self._id} {UNTYPESET}">{style}{page}</div>', "text/plain": self._words}
         require("IPython.display").display(data, raw=True, display_id=self._id, update=update)
+
+
+def opened(widget: Any) -> Any:
+    """Return a widget after opening it and all within it again, where it was closed, as by `ipywidgets.Widget.close_all()`."""
+    kind = require("ipywidgets").Widget
+    for name in widget.keys:
+        values = getattr(widget, name)
+        for value in values if isinstance(values, list | tuple) else [values]:
+            if isinstance(value, kind):
+                opened(value)
+    if widget.comm is None:
+        widget.open()
+        del widget._repr_mimebundle_  # closing sets it to None
+    return widget
 
 
 def _in_ipython() -> bool:
     return require("IPython").get_ipython() is not None
 
 
-__all__ = ["SavedOutput"]
+__all__ = ["SavedOutput", "opened"]

@@ -19,6 +19,7 @@ from workbench.data import Data
 from ..common.inputs import Model
 from ..common.jobs import Jobs
 from ..common.positions import comparable_data
+from ..common.saved import opened
 from . import export as _export
 from .board import Board
 from .buttons import Buttons
@@ -378,7 +379,7 @@ class Comparison(Outcome):
                 for name in list(self.controls.rows):
                     self._board.show_panel(name)
         self._saved.display()
-        bundle = root._repr_mimebundle_(**kwargs)
+        bundle = opened(root)._repr_mimebundle_(**kwargs)
         if isinstance(bundle, dict):  # for viewers without widgets
             bundle["text/plain"] = self._in_words()
         return bundle

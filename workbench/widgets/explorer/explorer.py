@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.errors import require
-
 from ..common.labelled import explorable
 from ..common.positions import takes_several
 from ..common.saved import SavedOutput
@@ -121,9 +119,9 @@ class Explorer(Exploration):
 
     def _ipython_display_(self) -> None:
         self._refresh_if_trained()
-        require("IPython.display").display(self.widget)
-        if self._saved is not None:
-            self._saved.display()
+        widget = self.widget
+        assert self._saved is not None
+        self._saved.display(widget, repr(self))
 
 
 class SeveralExplorer(SeveralExploration, Explorer):
