@@ -120,6 +120,14 @@ def test_processes_are_timed_beside_import_torch(wrapping: ModuleType, monkeypat
         wrapping.run("start", "cpu")
 
 
+def test_each_report_has_a_folder_of_its_own(wrapping: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that is there already would not be run again."""
+    write = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'page.html').touch(exist_ok=False)"
+    reports = dict.fromkeys(("other", wrapping.REPORT), ("-c", write, wrapping.FOLDER))
+    monkeypatch.setattr(wrapping, "REPORTS", reports)
+    assert [row["what"] for row in wrapping.run("report", "cpu")] == ["other", wrapping.REPORT]
+
+
 @pytest.mark.slow
 def test_the_page_tells_what_was_missed(wrapping: ModuleType, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
@@ -128,18 +136,21 @@ def test_the_page_tells_what_was_missed(wrapping: ModuleType, rows: list[dict[st
     start = {"task": "start", "hardware": "a CPU", "what": "import torch", "cpu_s": 1.0, "wall_s": 2.0}
     start |= {f"{kind}_{end}": 1.0 for kind in ("cpu", "wall") for end in ("low", "high", "ratio")}
     names = {**start, "what": wrapping.NAMES, "cpu_ratio": 1.15}
-    starts = [start, names, {**start, "what": wrapping.ANSWER, "wall_s": 0.2}]
+    report = {**start, "task": "report", "what": wrapping.REPORT, "wall_s": 29.0}
+    starts = [start, names, {**start, "what": wrapping.ANSWER, "wall_s": 0.2}, report]
     text = wrapping.summary(pandas.DataFrame([*starts, good, rows[1]]), tmp_path)
     assert "Both are met in 1 of 1 cases.\n" in text
     assert "Missed" not in text
     assert "`--help` in less than 0.3 s. Both are met." in " ".join(text.split())
     assert "| `import torch` | 1.000 (1.000 to 1.000) | 2.000 (1.000 to 1.000) | 1.000 | 1.000 |" in text
+    assert "Target: less than 30 s. It is met." in text
     assert "| vote finetune, all layers |" in text
     assert "| 500 % |" in text
-    starts[1] = {**names, "wall_ratio": 1.2}
+    starts[1], starts[3] = {**names, "wall_ratio": 1.2}, {**report, "wall_s": 31.5}
     text = wrapping.summary(pandas.DataFrame([*starts, good, late, large]), tmp_path)
     assert "Both are met in 1 of 3 cases. Missed:\n\n- neo: 0.70 s (MLP)\n- sample: 3.12 % (MLP)\n\n" in text
     assert "Measured: 1.200 and 0.200 s." in " ".join(text.split())
+    assert "Target: less than 30 s. Measured: 31.5 s." in text
     assert "nan" not in text
 
 
