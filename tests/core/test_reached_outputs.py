@@ -126,6 +126,17 @@ def test_parts_that_are_equal_for_other_reasons_are_not_told(end: str) -> None:
             wrapped(X, return_risk=True)
 
 
+def test_hidden_features_of_shared_layers_are_not_told_also_if_a_unit_is_unused() -> None:
+    class Features(Head):
+        def forward(self, x: Tensor) -> Any:
+            h = self.trunk(x).tanh() * torch.tensor([0.0, *[1.0] * 7])
+            return self.head(h), h
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vote.Wrapper(3, share=1)(Features(None)).eval()(X, return_risk=True)
+
+
 class Towers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

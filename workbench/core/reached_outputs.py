@@ -67,12 +67,15 @@ def _equal_places(branched: Branched, dim: int, main: Sequence[str]) -> list[Pla
             continue
         leaf = leaf.detach().movedim(dim, 0)
         equal = (leaf == leaf[:1]).flatten(0, depth - 1).all(0)
-        looked, differs = True, differs or not bool(equal.all())
+        whole = bool(equal.all())
+        looked, differs = True, differs or not whole
+        if whole and names[i] not in main:
+            continue
         value = leaf.flatten(0, depth - 1)[0]
         for d in range(1, equal.dim()) if bool(equal.any()) else ():
             columns, numbers = equal.movedim(d, 0).flatten(1), value.movedim(d, 0).flatten(1)
             found = (columns.all(1) & (numbers != numbers[:, :1]).any(1)).nonzero().flatten()
-            if 0 < len(found) < len(columns) + (names[i] in main):
+            if len(found):
                 places.append((i, d, found))
     return places if differs or not looked else None
 
