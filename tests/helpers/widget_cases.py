@@ -15,6 +15,19 @@ from workbench.data import Card, Column, Data, Split
 CARD = Card("made up", "computed", "none", "none")
 
 
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rows(n: int = 80, features: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    x = draw(n, features)
+    return x, x.sum(1, keepdim=True) + 0.1 * draw(n, 1, seed=1)
+
+
+def small(features: int = 3, outputs: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
 def beams(n: int = 40, test: int = 30) -> Data:
     """Return rows x = [mu, raw] of `known`, with the target mu + 1."""
     mu = torch.randn(n + test, 1, generator=rng(1))

@@ -8,27 +8,14 @@ import time
 import numpy as np
 import pytest
 import torch
+from helpers.widget_cases import draw, rows, small
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from workbench import compose, data, is_wrapped, neo, sample, sculpt, vote
-from workbench.data.reader import data_of
+from workbench import data, is_wrapped, neo, vote
 from workbench.widgets import Comparison
 from workbench.widgets.comparison.panels import kind_of
 from workbench.widgets.comparison.scores import passes
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rows(n=80, features=3):
-    x = draw(n, features)
-    return x, x.sum(1, keepdim=True) + 0.1 * draw(n, 1, seed=1)
-
-
-def small(features=3, outputs=1):
-    return nn.Sequential(nn.Linear(features, 8), nn.Tanh(), nn.Linear(8, outputs))
 
 
 def made(wrappers=("sculpt", "vote"), model=small, given=None, **options):
@@ -402,60 +389,3 @@ def walk(widget):
     yield widget
     for child in getattr(widget, "children", ()):
         yield from walk(child)
-
-
-# ---- what is refused
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((3, rows()), TypeError, "model: found int"),
-        ((..., rows()), TypeError, r"model: found \.\.\."),
-        ((vote.Wrapper()(small()), rows()), TypeError, "wrapped already"),
-        ((lambda: 3, rows()), TypeError, "returned int"),
-        ((small(4), rows()), ValueError, r"fails on rows \[n, 3\]"),
-        ((small(3, 2), rows()), ValueError, r"gives \[2, 2\] .* must return \[2, 1\]"),
-        ((small, "concret"), ValueError, "did you mean 'concrete'"),
-        ((small, 3), TypeError, "data: found int"),
-        ((small, (draw(30, 3), draw(29, 1))), ValueError, "the same number of rows"),
-        ((small, (draw(10, 3), draw(10, 1))), ValueError, "found 10 rows"),
-        ((small, (draw(30, 3), draw(30, 2))), ValueError, r"must return \[2, 2\]"),
-        ((small, rows(), ["nothing"]), ValueError, "no wrapper 'nothing'"),
-    ],
-)
-def test_wrong_arguments_are_refused_at_once(arguments, error, message):
-    with pytest.raises(error, match=message):
-        Comparison(*arguments)
-
-
-@pytest.mark.parametrize(
-    "options", [{"epochs": 0}, {"lr": 0.0}, {"weight_decay": -1.0}, {"seed": -1}, {"output": "odds"}]
-)
-def test_wrong_settings_are_refused_at_once(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        Comparison(small, rows(), **options)
-
-
-def test_pairs_become_data():
-    found = data_of((np.arange(50.0), np.arange(50) % 3))
-    assert (found.task, found.input_shape, found.n_outputs) == ("classification", (1,), 3)
-    assert len(found.train) == 40
-    x = torch.cat([found.train.x, found.test.x]).flatten()
-    assert sorted(x.tolist()) == list(range(50))
-    assert (data_of((draw(40, 2), draw(40))).train.y.shape) == (32, 1)
-
-
-@pytest.mark.slow
-def test_wrappers_given_by_name_keep_their_names_and_settings():
-    wrappers = {"five": vote.Wrapper(5), "both": compose(sculpt.Wrapper(), sample.Wrapper(3))}
-    comparison = Comparison(small, rows(), wrappers, epochs=1).start(block=True)
-    assert list(comparison.models) == ["plain", "five", "both"]
-    assert len(comparison.models["five"].voters()) == 5
-    assert comparison.models["both"].methods == ("sample", "sculpt")
-
-
-@pytest.mark.slow
-def test_wrappers_are_given_as_texts_with_arguments():
-    texts = ["vote(n_voters=5)", "vote(n_voters=2) + sculpt(StudentT(df=4))"]
-    comparison = Comparison(small, rows(), texts, epochs=1).start(block=True)
-    assert list(comparison.models) == ["plain", *texts]
-    assert [len(comparison.models[text].voters()) for text in texts] == [5, 2]
