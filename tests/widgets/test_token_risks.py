@@ -89,7 +89,12 @@ def test_what_drawing_prints_does_not_come_between_widget_and_saved_page(monkeyp
     monkeypatch.setattr("IPython.display.display", lambda data, **options: order.append(min(data)))
     monkeypatch.setattr("workbench.widgets.common.saved._in_ipython", lambda: True)
     shown = TokenRisks(hostile())
-    monkeypatch.setattr(shown._saved, "page", lambda: order.append("drawn") or "page")  # type: ignore[func-returns-value]
+
+    def draw() -> str:
+        order.append("drawn")
+        return "page"
+
+    monkeypatch.setattr(shown._saved, "page", draw)
     shown._ipython_display_()
     assert order == ["drawn", "application/vnd.jupyter.widget-view+json", "text/html"]
 

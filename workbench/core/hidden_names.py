@@ -13,16 +13,16 @@ import torch
 from .batches.call_arguments import takes
 
 
-def telling(ours: Any, name: str, own: FunctionType) -> Callable[..., Any]:
+def telling(ours: Any, name: str, of_model: FunctionType) -> Callable[..., Any]:
     """Return a method of the user's class, whose errors name the method of `Wrapped` that it hides if the call would suit that one."""
     hidden = getattr(ours, name)
 
-    @functools.wraps(own)
+    @functools.wraps(of_model)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "_workbench" not in self.__dict__ or torch.compiler.is_compiling() or not callable(hidden):
-            return own(self, *args, **kwargs)
+            return of_model(self, *args, **kwargs)
         try:
-            return own(self, *args, **kwargs)
+            return of_model(self, *args, **kwargs)
         except Exception as error:
             if takes(hidden, self, *args, **kwargs):
                 error.add_note(_words(type(self), name))
@@ -41,12 +41,13 @@ def note_hidden(wrapped: Any, error: BaseException) -> None:
 
 
 def _words(cls: Any, name: str) -> str:
-    own = inspect.getattr_static(cls._plain_class, name, None)
-    kind = f"method {name}{inspect.signature(own)}" if isinstance(own, FunctionType) else f"attribute {name}"
-    given = [str(p).partition(":")[0] for p in inspect.signature(getattr(super(cls, cls), name)).parameters.values()]
+    of_model = inspect.getattr_static(cls._plain_class, name, None)
+    kind = f"method {name}{inspect.signature(of_model)}" if isinstance(of_model, FunctionType) else f"attribute {name}"
+    parameters = inspect.signature(getattr(super(cls, cls), name)).parameters.values()
+    arguments = ["wrapped", *(str(parameter).partition(":")[0] for parameter in [*parameters][1:])]
     return (
         f"{name} of this wrapped {cls.__name__} is its own {kind}; that of workbench is called by "
-        f"workbench.Wrapped.{name}({', '.join(['wrapped', *given[1:]])})"
+        f"workbench.Wrapped.{name}({', '.join(arguments)})"
     )
 
 

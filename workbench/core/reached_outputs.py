@@ -74,9 +74,9 @@ def _equal_places(branched: Branched, dim: int, main: Sequence[str]) -> list[Pla
         value = leaf.flatten(0, depth - 1)[0]
         for d in range(1, equal.dim()) if bool(equal.any()) else ():
             columns, numbers = equal.movedim(d, 0).flatten(1), value.movedim(d, 0).flatten(1)
-            found = (columns.all(1) & (numbers != numbers[:, :1]).any(1)).nonzero().flatten()
-            if len(found):
-                places.append((i, d, found))
+            indices = (columns.all(1) & (numbers != numbers[:, :1]).any(1)).nonzero().flatten()
+            if len(indices):
+                places.append((i, d, indices))
     return places if differs or not looked else None
 
 

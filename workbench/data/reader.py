@@ -65,7 +65,7 @@ def data_of(data: Any, split: int = 0, task: str | None = None) -> Data:
     source = read_rows(data)
     rows, boolean = (source, is_boolean(_target_of(data))) if isinstance(source, TensorRows) else _collected(source)
     x, y = _checked(rows, task)
-    given = data if isinstance(data, tuple | list) and len(data) == 2 else (None, None)
+    inputs, targets = data if isinstance(data, tuple | list) and len(data) == 2 else (None, None)
     classes = not y.is_floating_point()
     names = None if not classes else BOOLEAN if boolean else class_names(None, int(y.max()) + 1)
     try:
@@ -77,8 +77,8 @@ def data_of(data: Any, split: int = 0, task: str | None = None) -> Data:
         "classification" if classes else "regression",
         Split(x[train], y[train]),
         Split(x[test], y[test]),
-        tuple(map(Column, names_in(given[0]) or [f"x{i + 1}" if x.shape[1] > 1 else "x" for i in range(x.shape[1])])),
-        Column(name_in(given[1]) or ("class" if classes else "y")),
+        tuple(map(Column, names_in(inputs) or [f"x{i + 1}" if x.shape[1] > 1 else "x" for i in range(x.shape[1])])),
+        Column(name_in(targets) or ("class" if classes else "y")),
         Card(f"{len(x):,} rows, given as tensors", "", "", "", (f"test rows: {len(test):,}, drawn at random",)),
         names,
         split,

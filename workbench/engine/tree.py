@@ -70,10 +70,10 @@ def like(node: Any, values: list[Any]) -> Any:
             return type(node)(**dict(zip(node, values, strict=True)))
         items = dict(zip(node.keys(), values, strict=True))  # iterating over a TensorDict gives its rows
         kept = node.kept if type(node) is _Items else node
-        new = copy.copy(kept)
+        new: Any = copy.copy(kept)
         try:
             for key, value in items.items():
-                new[key] = value  # type: ignore[index]
+                new[key] = value
         except Exception:
             return _Items(items, kept)
         return new

@@ -15,6 +15,7 @@ from workbench.plots._texts import break_lines, most_room, no_glyph_warnings, sh
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.legend import Legend
     from numpy.typing import ArrayLike
 
 Values: TypeAlias = Union[torch.Tensor, "ArrayLike"]
@@ -35,6 +36,8 @@ DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), "-.")  # none of those of referen
 #: style differ in lightness, for readers and printers without colours.
 MODELS = tuple((SHADES[i % 6], DASHES[(i + i // 6) % 3]) for i in range(18))
 SMALL = 0.78  # letters of a legend that has little room, relative to the usual ones
+# shares of the height of the Axes: up to the first a legend is low enough to stay as large as it is, and it takes at most the second
+LOW, HIGHEST = 0.45, 0.7
 LINE = 0.15  # height in inches of a line of names beside an axis
 REFERENCE = 1.5  # zorder of lines of reference, which a legend may cover: below that of data
 MAX_POINTS = 5000  # more points only overlap, and make vector files too large to open
@@ -260,46 +263,59 @@ def legend(
         engine.execute(ax.figure.figure)  # the layout may make the Axes wide enough
     place = ax.get_window_extent()
     room, high = min(place.width, most), place.height
-    fits, unfit = (0.0, 0.45 * high), dict[tuple[int, float], tuple[float, float]]()
-    for look in dict.fromkeys((n, size) for size in (usual, SMALL * usual) for n in (columns, 1)):
-        extent = put(*look).get_window_extent()
-        unfit[look] = (max(extent.width - room, 0.0), max(extent.height, 0.45 * high))
-        if unfit[look] == fits:
+    low_enough = LOW * high
+    # by columns and font size: width beyond the Axes, and height
+    excess: dict[tuple[int, float], tuple[float, float]] = {}
+    for columns_and_size in dict.fromkeys((n, size) for size in (usual, SMALL * usual) for n in (columns, 1)):
+        extent = put(*columns_and_size).get_window_extent()
+        excess[columns_and_size] = (max(extent.width - room, 0.0), max(extent.height, low_enough))
+        if excess[columns_and_size] == (0.0, low_enough):
             break
-    box = put(*min(unfit, key=unfit.__getitem__))
-    texts = box.get_texts()
-    beside = box.get_window_extent().width - max(text.get_window_extent().width for text in texts)
-    whole = [text.get_text() for text in texts]
-    for text in texts:
-        break_lines(text, room - beside)
-    if box.get_window_extent().height > 0.7 * high:  # lines of many names take too much room
-        for text, words in zip(texts, whole, strict=True):
-            text.set_text(words)
-            if (width := text.get_window_extent().width) > room - beside:
-                text.set_text(shortened(words, int(len(words) * (room - beside) / width), 1))
+    box = put(*min(excess, key=excess.__getitem__))
+    _fit_texts(box, room, high)
     for handle in box.legend_handles:
         if isinstance(handle, PathCollection):
             handle.set_sizes([22])
         if isinstance(handle, PathCollection | LineCollection):
             handle.set_alpha(0.9)  # a single faint point would be invisible
-    if headroom or _covers_data(ax):
+    if headroom or _covers_data(ax, box):
         box.set_loc("upper left")
-        share = min(box.get_window_extent().height / high * 1.15 + 0.02, 0.7)
-        transform = ax.yaxis.get_transform()
-        low, top = transform.transform(np.array(ax.get_ylim()))
-        above = transform.inverted().transform(np.array([low + (top - low) / (1 - share)]))[0]
-        ax.set_ylim(top=above, auto=None)  # auto=None keeps autoscaling on for later artists
-        if highest is not None:
-            ax.yaxis.set_major_locator(require("matplotlib.ticker").AutoLocator())
-            low, top = ax.get_ylim()
-            ax.set_yticks([tick for tick in ax.get_yticks() if low <= tick <= min(top, highest + 1e-9)])
+        _raise_limit(ax, box.get_window_extent().height / high, highest)
 
 
-def _covers_data(ax: Axes) -> bool:
-    """Return whether the legend lies on a line, a point, an error bar, a bar or a text; lines of reference don't count."""
+def _fit_texts(legend: Legend, width: float, height: float) -> None:
+    """Break the texts of a legend into lines that fit a width in pixels, or shorten them if lines would take most of the height of the Axes."""
+    texts = legend.get_texts()
+    margins = legend.get_window_extent().width - max(text.get_window_extent().width for text in texts)
+    room, whole_texts = width - margins, [text.get_text() for text in texts]
+    for text in texts:
+        break_lines(text, room)
+    if legend.get_window_extent().height <= HIGHEST * height:
+        return
+    for text, words in zip(texts, whole_texts, strict=True):
+        text.set_text(words)
+        if (length := text.get_window_extent().width) > room:
+            text.set_text(shortened(words, int(len(words) * room / length), 1))
+
+
+def _raise_limit(ax: Axes, share: float, highest: float | None) -> None:
+    """Raise the upper limit of the y axis so that a share of the height is free of data; there are no ticks above `highest`."""
+    share = min(1.15 * share + 0.02, HIGHEST)
+    transform = ax.yaxis.get_transform()
+    low, top = transform.transform(np.array(ax.get_ylim()))
+    above = transform.inverted().transform(np.array([low + (top - low) / (1 - share)]))[0]
+    ax.set_ylim(top=above, auto=None)  # auto=None keeps autoscaling on for later artists
+    if highest is not None:
+        ax.yaxis.set_major_locator(require("matplotlib.ticker").AutoLocator())
+        low, top = ax.get_ylim()
+        ax.set_yticks([tick for tick in ax.get_yticks() if low <= tick <= min(top, highest + 1e-9)])
+
+
+def _covers_data(ax: Axes, legend: Legend) -> bool:
+    """Return whether a legend lies on a line, a point, an error bar, a bar or a text; lines of reference don't count."""
     from matplotlib.collections import LineCollection, PathCollection
 
-    box = ax.get_legend().get_window_extent().padded(4)  # type: ignore[union-attr]
+    box = legend.get_window_extent().padded(4)
     paths = [line.get_transform().transform_path(line.get_path()) for line in ax.lines if line.get_zorder() >= 2]
     dots = [np.asarray(path.vertices) for path in paths]
     for part in ax.collections:

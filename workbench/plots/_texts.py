@@ -31,10 +31,10 @@ def no_glyph_warnings() -> Iterator[None]:
 @no_glyph_warnings()
 def break_lines(text: Text, room: float) -> None:
     """Break a text into lines of at most some pixels along its direction; a formula stays whole."""
-    given, length = text.get_text(), _length(text)
-    if not given or length <= room or (text.get_parse_math() and given.count("$") > 1):
+    words, length = text.get_text(), _length(text)
+    if not words or length <= room or (text.get_parse_math() and words.count("$") > 1):
         return
-    lines = given.split("\n")
+    lines = words.split("\n")
     widest = int(max(map(len, lines)) * room / length) + 2  # of words with narrow letters, more go into a line
     for width in range(max(widest, SHORTEST_LINE), SHORTEST_LINE - 1, -1):
         text.set_text("\n".join(part for line in lines for part in textwrap.wrap(line, width) or [""]))
@@ -58,12 +58,12 @@ def label_axes(ax: Axes, x: str, y: str | None = None) -> None:
 @no_glyph_warnings()
 def fit_labels(ax: Axes) -> None:
     """Break the labels of both axes into lines that are no longer than these."""
-    given = ax.get_xlabel(), ax.get_ylabel()
+    xlabel, ylabel = ax.get_xlabel(), ax.get_ylabel()
     _break_labels(ax)
-    engine = ax.figure.figure.get_layout_engine()
-    if engine is not None and given != (ax.get_xlabel(), ax.get_ylabel()):  # several lines leave the Axes less room
+    engine, broken = ax.figure.figure.get_layout_engine(), (xlabel, ylabel) != (ax.get_xlabel(), ax.get_ylabel())
+    if engine is not None and broken:  # several lines leave the Axes less room
         engine.execute(ax.figure.figure)
-        ax.set(xlabel=given[0], ylabel=given[1])
+        ax.set(xlabel=xlabel, ylabel=ylabel)
         _break_labels(ax)
 
 
@@ -83,9 +83,9 @@ def _break_labels(ax: Axes) -> None:
     break_lines(ax.xaxis.label, room)
     break_lines(ax.yaxis.label, box.height)
     factor = ax.xaxis.get_offset_text()  # of the ticks, such as 1e12, at the right end of the axis
-    beside = factor.get_window_extent() if factor.get_text() else None
-    if beside is not None and ax.xaxis.label.get_window_extent().width > room - 2 * beside.width:
-        ax.xaxis.labelpad = rcParams["axes.labelpad"] + 1.2 * beside.height * 72 / ax.figure.dpi
+    extent = factor.get_window_extent() if factor.get_text() else None
+    if extent is not None and ax.xaxis.label.get_window_extent().width > room - 2 * extent.width:
+        ax.xaxis.labelpad = rcParams["axes.labelpad"] + 1.2 * extent.height * 72 / ax.figure.dpi
 
 
 def column_width(ax: Axes) -> float:
