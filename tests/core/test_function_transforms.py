@@ -37,6 +37,7 @@ def same(a: Any, b: Any) -> None:
 
 
 @every_wrapper
+@pytest.mark.filterwarnings("ignore:the weights of the model have changed")
 def test_a_functional_call_may_be_the_first_call(name: str) -> None:
     wrapped = wrap(name, Net())
     twin = copy.deepcopy(wrapped)

@@ -85,11 +85,11 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("kind", WRAPPERS)
 def test_a_wrapped_model_comes_back_to_the_last_bit(kind: str, tmp_path: Path) -> None:
     wrapped = WRAPPERS[kind]()(bert()).eval()
-    if wrapped.needs_fit:
-        wrapped.fit([IDS, IDS + 1])
     with torch.no_grad():
         for parameter in wrapped.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+    if wrapped.needs_fit:
+        wrapped.fit([IDS, IDS + 1])
     before = torch.get_rng_state()
     wrapped.save_pretrained(tmp_path)
     again = workbench.from_pretrained(tmp_path)

@@ -36,6 +36,7 @@ def test_double_changes_every_tensor_and_the_numbers_stay(name: str) -> None:
 
 @every_wrapper
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
+@pytest.mark.filterwarnings("ignore:the weights of the model have changed")
 def test_copies_are_equal_and_independent(name: str, how: str) -> None:
     wrapped = wrap(name, Net())
     x = torch.randn(5, 3)
@@ -165,6 +166,7 @@ def test_keys_of_shared_parameters_are_the_models(name: str) -> None:
 
 
 @every_wrapper
+@pytest.mark.filterwarnings("ignore:the weights of the model have changed")
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(name: str) -> None:
     def steps(wrapped: Any, opt: torch.optim.Optimizer, seeds: range) -> None:
         wrapped.train()

@@ -155,7 +155,7 @@ class SelectivePredictor(SavesPretrained, FitsWeights):
     threshold: Tensor
     # facts about the rows that the threshold was chosen on, if known
     fitted_on: Facts | None = None
-    refit = "its threshold was chosen", "Choose it again"
+    refit = "its threshold was chosen", "its answers", "Choose it again"
 
     def __init__(self, wrapped: nn.Module, by: str, threshold: float | Tensor, per: Per = "row") -> None:
         super().__init__()

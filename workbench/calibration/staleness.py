@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import nn
 
 from workbench.core.fitted_weights import FittedWeights
 from workbench.engine.effects.random import values_unavailable
-from workbench.errors import WorkbenchWarning
-from workbench.introspect.source_lines import user_stacklevel
 
 
 class FitsWeights(nn.Module):
@@ -22,7 +19,8 @@ class FitsWeights(nn.Module):
 
     wrapped: nn.Module
     weights: FittedWeights | None = None
-    refit = "it was calibrated", "Calibrate again"  # what was fitted to the weights, and what to do if they change
+    # what was fitted to the weights, what belongs to them, and what to do if they change
+    refit = "it was calibrated", "its answers", "Calibrate again"
 
     def warn_if_trained(self) -> None:
         """Warn if the weights have changed."""
@@ -30,15 +28,7 @@ class FitsWeights(nn.Module):
             return
         if self.weights is None:
             self.weights = FittedWeights(self.wrapped)
-        if self.weights.warned or not (name := self.weights.changed(self.wrapped)):
-            return
-        self.weights.warned = True
-        what, remedy = self.refit
-        warnings.warn(
-            f"the weights of the model have changed, such as {name}, since {what}, so that its answers are those for other weights. {remedy}",
-            WorkbenchWarning,
-            stacklevel=user_stacklevel(),
-        )
+        self.weights.warn_if_changed(self.wrapped, *self.refit)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.weights = None

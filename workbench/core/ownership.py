@@ -28,6 +28,7 @@ from .peft_layers import refuse_injected
 if TYPE_CHECKING:
     from ..engine.execution import Execution
     from ..engine.run import Engine
+    from .fitted_weights import FittedWeights
 
 
 def table_of(wrapped: Any) -> Table:
@@ -85,6 +86,7 @@ class Record:
     rows: int | None = None  # number of training rows, needed by regularization terms
     trainings: tuple[dict[str, Any], ...] = ()  # facts about the rows of each training, see `saving.training_data`
     data: str | None = None  # the user's description of these rows
+    fitted_weights: FittedWeights | None = None  # those at the last fit in closed form; None if unknown
     # whether rows are independent, so that they can be dealt; None before the first dealt call
     dealable: bool | None = None
     dealt: bool = False  # whether a call with dealt rows has succeeded

@@ -83,6 +83,7 @@ def load(path: Any) -> Any:
 
 @pytest.mark.parametrize("kind", WRAPPERS)
 @pytest.mark.parametrize("make", KINDS)
+@pytest.mark.filterwarnings("ignore:the weights of the model have changed")
 def test_a_whole_model_comes_back_to_the_last_bit(make: Callable[[], Any], kind: str, tmp_path: Path) -> None:
     wrapped = trained(make, kind)
     drawn = random.getstate(), torch.get_rng_state()

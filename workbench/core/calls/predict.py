@@ -25,6 +25,7 @@ from ..batches.dealt_graphs import DealtGraphs
 from ..batches.dict_rows import as_inputs
 from ..batches.row_weights import weighed
 from ..crossfit import committee_of
+from ..fitted_weights import FittedWeights, warn_if_trained
 from ..joint_loss import joined
 from ..layer_order import check_tails
 from ..method import Call, split_heads
@@ -124,8 +125,10 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if scaling is not None:
         args, kwargs = scaling.inputs(args, kwargs)
     measuring = [method for method in record.methods if method.own_pass] if return_risk else []
-    for method in record.methods if return_risk else ():
-        method.check_ready(wrapped)
+    if return_risk:
+        for method in record.methods:
+            method.check_ready(wrapped)
+        warn_if_trained(wrapped)
     if measuring and len(record.methods) == 1 and not may_change(engine_of(wrapped).effects, args, kwargs):
         y, risk = measuring[0].measure(wrapped, args, kwargs)
         y = of_one_branch(y, record.state or ())
@@ -430,3 +433,4 @@ def fit(wrapped: Any, inputs: Any) -> None:
     inputs = as_inputs(inputs)
     for method in methods:
         method.fit(wrapped, inputs)
+    wrapped._workbench.fitted_weights = FittedWeights(wrapped)

@@ -135,6 +135,7 @@ class Loading:
         wrong = self._own([*incompatible.missing_keys, *incompatible.unexpected_keys])
         if self.strict and wrong:
             self.errors.append(self.hint)
+        self.table.record.fitted_weights = None
         if not self.errors:
             self.scales.write()
 
