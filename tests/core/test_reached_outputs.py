@@ -62,7 +62,10 @@ def test_concatenated_parts_of_a_shared_layer_are_told_once() -> None:
 
 def test_an_example_shows_them_when_the_model_is_wrapped() -> None:
     with pytest.warns(WorkbenchWarning, match=TOLD):
-        vote.Wrapper(3, share=1, example=X)(Detector())
+        wrapped = vote.Wrapper(3, share=1, example=X)(Detector()).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped(X, return_risk=True)  # and says so once
 
 
 @pytest.mark.parametrize("share", [2, 3, None])

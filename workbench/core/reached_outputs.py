@@ -38,17 +38,22 @@ def check_reached(wrapped: Any, branched: Branched, args: tuple, kwargs: dict[st
     weights = {name for name, slot in record.slots.items() if not slot.buffer}
     settled = True
     for dim, axis in enumerate(branched.axes):
-        own = {name for name in weights & record.rules.keys() if axis in record.rules[name].axes()}
-        if not own or own == weights:
+        separate = {name for name in weights & record.rules.keys() if axis in record.rules[name].axes()}
+        if not separate or separate == weights:
             continue
         places = _equal_places(branched, dim, record.execution.names if record.execution else ())
         if places is None:  # voters that start at the same weights
             settled = False
-        elif left_out := _not_reached(wrapped, places, own, weights - own, args, kwargs):
+        elif left_out := _not_reached(wrapped, places, separate, weights - separate, args, kwargs):
             record.told.add(_SETTLED)
             _report(wrapped, next(m for m in record.methods if m.name == axis), _described(branched, left_out))
     if settled:
         record.told.add(_SETTLED)
+
+
+def keep_settled(trial: Any, wrapped: Any) -> None:
+    """Do not check, and report, again what calls of a copy have settled."""
+    wrapped._workbench.told |= trial._workbench.told & {_SETTLED}
 
 
 def _equal_places(branched: Branched, dim: int, main: Sequence[str]) -> list[Place] | None:
@@ -150,4 +155,4 @@ def _report(wrapped: Any, method: Any, where: str) -> None:
     )
 
 
-__all__ = ["check_reached"]
+__all__ = ["check_reached", "keep_settled"]

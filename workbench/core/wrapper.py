@@ -29,6 +29,7 @@ from .outputs.state_paths import state_paths
 from .ownership import table_of
 from .peft_layers import merge_for_voters
 from .quantized import own_scales
+from .reached_outputs import keep_settled
 from .refusals import check_model, part_at
 from .settings import Settings, setting, settings_of
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
@@ -194,7 +195,9 @@ class Wrapper(Settings):
             surroundings.restore(error)
             raise
         if self._has_inputs():
-            self._call_example(copied(model), method, at)
+            trial = copied(model)
+            self._call_example(trial, method, at)
+            keep_settled(part_at(trial, at), part)
         if self.verbose:
             print(Wrapped.explain(part))
         return model
