@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from workbench import vote
-from workbench.calibration import calibrate, selective
+from workbench.calibration import calibrate, selective, top_uncertain
 from workbench.calibration.abstention import upper_bound
 from workbench.calibration.conformal import conformal_quantile
 from workbench.calibration.cross import cv_plus
@@ -97,3 +97,23 @@ def test_whole_numbers_for_a_model_of_values_are_told_what_to_be(function: Any) 
     wrapped = vote.Wrapper(2)(torch.nn.Linear(2, 1)).eval()
     with pytest.raises(ValueError, match=r"for values, such as counts, give y\.float\(\)"):
         function(wrapped, (torch.zeros(20, 2), torch.arange(20)[:, None]))
+
+
+class OneNumber(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean()
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda model, x: top_uncertain(model, x, 2), lambda model, x: calibrate(model, (x, x))]
+)
+def test_a_single_number_for_a_batch_is_refused(ask: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="a single number for a batch of rows"):
+        ask(vote.Wrapper(2)(OneNumber(2, 1)), torch.zeros(9, 2))
+
+
+def test_confidence_of_rows_without_classes_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"'confidence' takes class scores \[rows, classes\], but the model gives \[1\]"
+    ):
+        selective(vote.Wrapper(2)(torch.nn.Linear(1, 1)), (torch.ones(1), torch.ones(1).long()), "confidence")

@@ -201,8 +201,8 @@ def meant(draw: Any, name: str) -> tuple[Any, ...]:
 
 @st.composite
 def metric_calls(draw: Any) -> Call:
-    # metrics of series also take a past, levels or a window; test_metrics_forecasts.py covers their bad input
-    others = {"metric", "mase", "pinball", "coverage_over_time"}
+    # metrics of series also take a past, levels or a window, and that of disentanglement takes curves; their own tests cover bad input
+    others = {"metric", "mase", "pinball", "coverage_over_time", "disentanglement_error"}
     name = draw(st.sampled_from(sorted({name for name in metrics.__all__ if name.islower()} - others)))
     function = getattr(metrics, name)
     if draw(st.booleans()) and not function.__module__.endswith(".boxes"):

@@ -111,7 +111,11 @@ def _bound(total: float, n: int, delta: float, max_error: float, binary: bool) -
 
 def position_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
     """Return the risk as the model gives it, [rows] or [rows, ...]; for by="confidence" 1 - the highest class probability (y: classes last)."""
-    return 1 - log_probabilities(y, output).amax(-1).exp() if by == "confidence" else risk_named(risk, by)
+    if by != "confidence":
+        return risk_named(risk, by)
+    if y.dim() < 2:
+        raise ValueError(f"by='confidence' takes class scores [rows, classes], but the model gives {list(y.shape)}")
+    return 1 - log_probabilities(y, output).amax(-1).exp()
 
 
 def row_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
