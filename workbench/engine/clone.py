@@ -136,11 +136,26 @@ def left_out(module: nn.Module) -> set[str]:
 def _copy_value(value: Any, memo: dict[int, Any]) -> Any:
     if type(value) is OrderedDict and not value:  # fast path: most modules hold a dozen empty ones for hooks
         return OrderedDict()
-    if is_atom(value) or is_generator(value):
-        return value
+    return value if is_atom(value) or is_generator(value) else deep_copy(value, memo, {})
+
+
+def deep_copy(value: Any, memo: dict[int, Any], replacements: Mapping[int, Any]) -> Any:
+    """Return a deep copy of a value, or the value itself if it holds locks, handles and the like, which cannot be copied.
+
+    What a failed attempt has left in the memo is removed, since other values would get objects from it that are half made.
+
+    Args:
+        value: any object.
+        memo: as for `copy.deepcopy`, for all values that are copied together.
+        replacements: id of an object -> its copy, added to the memo.
+    """
+    before = len(memo)
+    memo.update(replacements)
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # locks, handles and the like cannot be copied, so both trees share them
+    except Exception:
+        for key in list(memo)[before:]:
+            del memo[key]
         return value
 
 
@@ -162,7 +177,7 @@ def share(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
         and (function := _closure_content(value.__func__, memo)) is not value.__func__
     ):
         share(value.__self__, memo, seen)
-        memo[id(value)] = types.MethodType(function, copy.deepcopy(value.__self__, memo))
+        memo[id(value)] = types.MethodType(function, _copy_value(value.__self__, memo))
     elif isinstance(value, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
         pairs = list(value.items())
         share(pairs, memo, seen)

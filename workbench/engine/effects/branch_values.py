@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import types
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...introspect.objects import HOOKS, MUTABLE, is_atom, is_bare, is_generator, parts, tensors_and_generators
+from ..clone import deep_copy
 from .attributes import Attribute, Tree, Values, attributes
 
 _PLACE = "_workbench_place"  # attribute of a tensor: where a branch registers it
@@ -30,16 +30,12 @@ def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
     if is_atom(value) or is_generator(value):
         return value
     memo = {} if memo is None else memo
-    extended = dict(memo)
-    for item in tensors_and_generators(value):
-        if id(item) not in extended:
-            extended[id(item)] = item.clone() if isinstance(item, Tensor) else item
-    try:
-        copied = copy.deepcopy(value, extended)
-    except Exception:  # not copyable
-        return value
-    memo.update(extended)
-    return copied
+    replacements = {
+        id(item): item.clone() if isinstance(item, Tensor) else item
+        for item in tensors_and_generators(value)
+        if id(item) not in memo
+    }
+    return deep_copy(value, memo, replacements)
 
 
 def get_values(names: frozenset[Attribute], tree: Tree) -> Values:
