@@ -44,3 +44,12 @@ def test_buffers_that_are_only_read_stay_as_they_are(parts, strategy):
         assert torch.equal(kept, value.expand_as(kept)), name
         assert torch.equal(getattr(model, name), value), name
     assert strategy == "vmap" or wrapped.norm.running_mean.any()  # what is written is merged as ever
+
+
+def test_one_that_no_file_holds_can_be_assigned():
+    model = nn.Linear(2, 1)
+    model.register_buffer("steps", torch.ones(2), persistent=False)
+    wrapped = vote.Wrapper(2)(model)
+    wrapped.steps = torch.zeros(3)
+    assert torch.equal(wrapped.steps, torch.zeros(3))
+    assert "steps" not in wrapped.state_dict()

@@ -107,7 +107,7 @@ class Record:
 
     @classmethod
     def of(cls, root: nn.Module, method: str = "forward") -> Record:
-        """Create the record of a plain module; its slots are the tensors that the method uses."""
+        """Create the record of a plain module; its slots are the tensors that the method uses, other than sparse buffers, which are constant."""
         slots: dict[int, Slot] = {}
         order: dict[str, tuple[list[str], list[str]]] = {}
         for path, module in root.named_modules(remove_duplicate=False):
@@ -116,7 +116,7 @@ class Record:
                 continue
             for buffer, registry in ((False, module._parameters), (True, module._buffers)):
                 for attribute, tensor in registry.items():
-                    if tensor is None:
+                    if tensor is None or (buffer and tensor.layout is not torch.strided):
                         continue
                     slots.setdefault(id(tensor), Slot(_name(path, attribute), [], buffer)).owners.append(
                         (path, attribute)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import warnings
@@ -11,6 +10,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchWarning
 from workbench.introspect.source_lines import user_stacklevel
+from workbench.training.copied_state import copied_state
 from workbench.training.cross_fitting import CrossFit
 from workbench.training.fold_decisions import exceeds_error
 from workbench.training.history import History
@@ -44,7 +44,7 @@ def train_lengths(wrapped: Any, lengths: Sequence[int], make: Callable[[int], Cr
     Returns:
         The course of the training that was kept.
     """
-    start = copy.deepcopy(wrapped.state_dict()) if len(lengths) > 1 else {}
+    start = copied_state(wrapped) if len(lengths) > 1 else {}
     best = make(lengths[0])
     best.run()
     ended_early = best.interrupted or best.stopped

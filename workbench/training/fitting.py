@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import operator
@@ -37,6 +36,7 @@ from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import LR, check_modes, check_numbers, check_objects, sole_likelihood
 from workbench.training.class_weights import Weights
+from workbench.training.copied_state import copied_state
 from workbench.training.ddp import check_agreement, join
 from workbench.training.default_losses import Criterion
 from workbench.training.defaults import (
@@ -286,7 +286,7 @@ def fit(
         if parallel is not None:
             check_agreement(train, valid, settings, callback is not None)
 
-        initial_state = copy.deepcopy(wrapped.state_dict())
+        initial_state = copied_state(wrapped)
         _reset(wrapped, scaling, train, target, dtype)
         note_training(wrapped, data_facts, "workbench.fit")
         if first.trainable and not keeps_scaling and standardize is not False:

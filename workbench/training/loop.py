@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import re
@@ -34,6 +33,7 @@ from workbench.training.augmentation import Augmentation, augmented
 from workbench.training.batches import Batches, Pairs
 from workbench.training.checkpoint import Checkpoint
 from workbench.training.checks import FROZEN
+from workbench.training.copied_state import copied_state
 from workbench.training.flat_steps import refuse_flat
 from workbench.training.history import History
 from workbench.training.lost_voters import VoterWatch
@@ -179,7 +179,7 @@ class Loop:
                 for method in self._collectors():
                     method.collect(self.wrapped, epoch, self.epochs)
                 if self.valid is None or self._collectors() or validation < self.best_loss:
-                    self.best = copy.deepcopy(self.wrapped.state_dict())
+                    self.best = copied_state(self.wrapped)
                     self.best_epoch, self.best_loss = epoch, validation
                     if self.watch is not None:
                         self.watch.mark_best()

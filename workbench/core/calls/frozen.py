@@ -224,9 +224,10 @@ class Freezable(nn.Module):
         refuse_change(self, f"del {name}")
         super().__delattr__(name)
 
-    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+    def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
         refuse_change(self, "register_buffer()")
-        super().register_buffer(*args, **kwargs)
+        # torch looks for `persistent` in the signature, which that of the user's class need not have
+        super().register_buffer(name, tensor, *(() if persistent else (False,)))
 
     def register_parameter(self, *args: Any, **kwargs: Any) -> None:
         refuse_change(self, "register_parameter()")

@@ -46,6 +46,12 @@ def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str], dict[str, An
                 f"{name} is quantized ({type(tensor).__name__}), of several parts, and safetensors files hold plain tensors: keep it by "
                 "torch.save(wrapped.state_dict(), path), and load_state_dict(torch.load(path)) of a model that is quantized and wrapped alike"
             )
+        if tensor.layout is not torch.strided:
+            raise TypeError(
+                f"{name} is sparse ({tensor.layout}), and safetensors files hold dense tensors: keep it by "
+                "torch.save(wrapped.state_dict(), path), and load_state_dict(torch.load(path)) of a model that is wrapped alike; or register it "
+                "with persistent=False if __init__ makes it"
+            )
         if id(tensor) in seen:
             continue  # tied tensors are stored once; loading restores their other names
         seen.add(id(tensor))

@@ -1,4 +1,4 @@
-"""Detection of parameters that forward writes into: a shared parameter would be written once per branch, and a branch's own is a view."""
+"""Detection of tensors that forward writes into: a shared one would be written once per branch, and a branch's own parameter is a view."""
 
 from __future__ import annotations
 
@@ -45,6 +45,13 @@ class ParameterWrites:
             for key, (_, parameter, _) in self._shared.items()
             if nn.Parameter in type(parameter).__mro__[1:]
         }
+        # all branches share them, since they could be neither stacked nor merged
+        self._sparse = [
+            (module, name, f"{path}.{name}".lstrip("."), buffer, version(buffer), buffer.detach().clone())
+            for path, module in tree.items()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.layout is not torch.strided
+        ]
         self._norms: dict[str, Tensor] = {}
         self._backup: _Backup | None = None
 
@@ -65,9 +72,10 @@ class ParameterWrites:
             more: whether other branches follow.
 
         Raises:
-            RuntimeError: if it wrote into a shared parameter, or reassigned the `.data` of one of its own.
+            RuntimeError: if it wrote into a shared parameter or a sparse buffer, or reassigned the `.data` of a parameter of its own.
         """
         self._check_subclassed()
+        self._check_sparse()
         present = {id(parameter) for module in tree.values() for parameter in module._parameters.values()}
         for key, (name, parameter, count) in self._shared.items():
             if key in present and version(parameter) != count:
@@ -109,6 +117,18 @@ class ParameterWrites:
                 f"forward of {self._root._get_name()} removes or repacks what its parameter {name!r}, a {type(parameter).__name__}, holds. The "
                 "branches and the given model share it, so that the next branch would find it changed: call the model once with real inputs "
                 "before wrapping it, in the mode, and with or without gradients, in which you will call the wrapped one"
+            )
+
+    def _check_sparse(self) -> None:
+        for module, attribute, name, buffer, count, value in self._sparse:
+            if module._buffers.get(attribute) is buffer and version(buffer) == count:
+                continue
+            module._buffers[attribute] = buffer
+            with torch.no_grad():
+                buffer.copy_(value)
+            raise RuntimeError(
+                f"forward of {self._root._get_name()} changes its sparse buffer {name!r}, which all branches share: keep what forward changes "
+                "in a dense buffer"
             )
 
     def _parameter_norms(self) -> dict[str, Tensor]:
