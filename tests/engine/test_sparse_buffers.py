@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench import compose, fit, laplace, load, neo, sample, save, sculpt, swag, vote
+from workbench import compose, diagnose, fit, laplace, load, neo, sample, save, sculpt, swag, vote
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 
@@ -82,10 +82,11 @@ def test_fit_trains_as_with_a_dense_buffer(kind: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_copies_states_and_voters_have_their_own(persistent: bool) -> None:
-    x, plain = torch.randn(4, 3), Graph(ADJACENCY.to_sparse(), persistent)
+@pytest.mark.parametrize("layout", SPARSE)
+def test_copies_states_and_voters_have_their_own(layout: str, persistent: bool) -> None:
+    x, plain = torch.randn(4, 3), Graph(SPARSE[layout](), persistent)
     wrapped = vote.Wrapper(3)(plain).eval()
-    other = vote.Wrapper(3)(Graph(2 * ADJACENCY.to_sparse(), persistent)).eval()
+    other = vote.Wrapper(3)(Graph(2 * SPARSE[layout](), persistent)).eval()
     other.load_state_dict(wrapped.state_dict())
     assert torch.equal(wrapped(x), other(x)) is persistent
     for model in (copy.deepcopy(wrapped), *wrapped.voters()):
@@ -93,7 +94,7 @@ def test_copies_states_and_voters_have_their_own(persistent: bool) -> None:
         assert torch.equal(model.adjacency.to_dense(), ADJACENCY)
     torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))
     before = wrapped(x)
-    wrapped.adjacency = torch.zeros(4, 4).to_sparse()
+    wrapped.adjacency = 0 * SPARSE[layout]()
     assert not torch.allclose(wrapped(x), before)
     assert torch.equal(plain.adjacency.to_dense(), ADJACENCY)
     assert wrapped.double()(x.double()).dtype == torch.float64
@@ -107,6 +108,12 @@ def test_files_hold_dense_tensors_only(tmp_path: Path) -> None:
     save(wrapped, tmp_path / "model.pt")
     loaded = load(tmp_path / "model.pt", Graph(ADJACENCY.to_sparse(), persistent=False)).eval()
     assert torch.equal(loaded(x), wrapped(x))
+
+
+@pytest.mark.parametrize("layout", SPARSE)
+def test_diagnose_runs_every_wrapper(layout: str) -> None:
+    diagnosis = diagnose(Graph(SPARSE[layout]()), torch.randn(4, 3))
+    assert not {"refused", "not run"} & {*diagnosis.verdicts.values()}, diagnosis
 
 
 class Replacing(Graph):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.clone import attributes, places
+from ..engine.clone import attributes, copy_tensor, places
 from .additions import MARK
 from .applied_functions import apply_to_voters
 from .calls.frozen import Freezable, refuse_change
@@ -119,10 +119,8 @@ class Persistent(Freezable):
         memo[id(self)] = new = portable(self)
         stand_ins = {id(tensor) for tensor in new.__dict__["_portable"].values()}
         for container, key, _ in places(new):
-            tensor = container[key]
-            # torch cannot deep-copy tensors that an earlier call left attached to its autograd graph
-            if id(tensor) not in stand_ins:
-                container[key] = _deep_copy(tensor, key, memo) if tensor.is_leaf else tensor.detach().clone()
+            if id(container[key]) not in stand_ins:
+                container[key] = _deep_copy(container[key], key, memo)
         return restore(new, table_of(self).given)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -160,7 +158,7 @@ class Persistent(Freezable):
 
 def _deep_copy(tensor: Tensor, name: Any, memo: dict[int, Any]) -> Tensor:
     try:
-        return copy.deepcopy(tensor, memo)
+        return copy_tensor(tensor, memo)
     except RuntimeError as error:
         if not is_quantized(tensor):
             raise

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..core.function import Function
-from ..engine.clone import places, structural_copy
+from ..engine.clone import copy_tensor, places, structural_copy
 from ..engine.tree import version
 from ..introspect.bytecode import globals_assigned
 from ..introspect.locations import user_methods
@@ -45,13 +45,8 @@ def copy_with_tensors(model: nn.Module) -> nn.Module:
         return model
     new = structural_copy(model)
     memo: dict[int, Any] = {}
-    copies: dict[int, Tensor] = {}
     for container, key, _ in places(new):
-        tensor = container[key]
-        if id(tensor) not in copies:
-            # a tensor left behind by an earlier call may belong to its graph, which can't be copied
-            copies[id(tensor)] = copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
-        container[key] = copies[id(tensor)]
+        container[key] = copy_tensor(container[key], memo)
     return new
 
 

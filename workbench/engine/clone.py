@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..introspect.objects import (
@@ -109,6 +110,19 @@ def structural_copy(
 
 # `__getstate__` of an object and, in newer versions of torch, of a module: the latter only drops what Module.compile() has made
 _ALL_ATTRIBUTES = (None, getattr(object, "__getstate__", None), getattr(nn.Module, "__getstate__", None))
+
+
+def copy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Return a copy of a tensor, which stays tied to those with the same memo.
+
+    `copy.deepcopy` supports neither tensors that an earlier call left attached to its autograd graph nor compressed sparse ones.
+    """
+    if tensor.is_leaf and tensor.layout is torch.strided:
+        return copy.deepcopy(tensor, memo)
+    if id(tensor) not in memo:
+        memo[id(tensor)] = tensor.detach().clone()
+    copied: Tensor = memo[id(tensor)]
+    return copied
 
 
 def left_out(module: nn.Module) -> set[str]:

@@ -174,7 +174,8 @@ class Reference:
             args, kwargs = intervention.inputs(args, kwargs, place)
         with torch.no_grad():
             for name, tensor in registered.items():
-                tensor.copy_(values[name].reshape(tensor.shape))
+                value = values[name]
+                tensor.copy_(value if value.shape == tensor.shape else value.reshape(tensor.shape))
         for name, parameter in parameters(model).items():
             if is_float(parameter):
                 parameter.requires_grad_(values[name].requires_grad)
