@@ -181,3 +181,30 @@ def test_hooks_that_change_the_inputs_reach_the_loss(kind: str) -> None:
     same(wrapped(x, return_risk=True), at)
     if kind == "composed":
         torch.testing.assert_close(wrapped.predictive(x).mean, at[0])
+
+
+class Derivative(nn.Module):
+    """A derivative in the direction of ones, of a function with a parameter; vmap does not take the hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.last = nn.Parameter(torch.randn(3)), nn.Linear(3, 2)
+        self.last.register_forward_hook(lambda module, args, y: 2 * y)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.func.jvp(lambda z: (z * self.p).tanh(), (x,), (torch.ones_like(x),))[1])
+
+
+@pytest.mark.parametrize("strategy", ["auto", "loop"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_forward_derivatives_of_voters_are_their_own(strategy: Any, enabled: bool) -> None:
+    wrapped, x = vote.Wrapper(3, strategy=strategy)(Derivative()), torch.randn(4, 3)
+    outputs = torch.stack([voter(x) for voter in wrapped.voters()])
+    with torch.set_grad_enabled(enabled):
+        torch.testing.assert_close(wrapped.eval()(x, return_risk=True), (outputs.mean(0), outputs.std(0, correction=0)))
+
+
+def test_forward_derivatives_are_not_replayed() -> None:
+    wrapped = vote.Wrapper(3, strategy="replay")(Derivative())
+    with pytest.raises(RuntimeError, match="differentiates in its forward pass"):
+        wrapped.eval()(torch.randn(4, 3))

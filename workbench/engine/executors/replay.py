@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from ...introspect.objects import tensors_and_generators
@@ -58,6 +59,8 @@ class _TrunkMode(TorchFunctionMode):
             raise NotReplayableError("the model differentiates in its forward pass")
         if not self.trunk:
             return function(*args, **kwargs)
+        if forward_ad._current_level >= 0:  # tangents, as of `torch.func.jvp`, end with the pass
+            raise NotReplayableError("the model differentiates in its forward pass")
         if name in _METADATA and not isinstance(value := function(*args, **kwargs), Tensor):
             return value
         return self.on_trunk(function, args, kwargs)
