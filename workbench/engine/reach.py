@@ -102,7 +102,8 @@ class Reach:
         if owned and not depends and self._by_graph not in self._depended:
             raise UnreachedParametersError(
                 f"no output depends on {', '.join(sorted(rules)[:4])}{' ...' if len(rules) > 4 else ''}, which should differ between the "
-                "branches: these layers did not run, or their result is detached. Choose more layers"
+                "branches: these layers did not run, or their result is detached. Wrap with example=x, inputs of the model, which shows the "
+                "layers that run last, or choose more layers"
             )
         self._depended.add(self._by_graph)
 
