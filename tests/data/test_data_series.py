@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
+from workbench import fit, vote
 from workbench.data import Data, windows
 from workbench.errors import WorkbenchWarning
 
@@ -129,3 +131,49 @@ def test_a_few_steps_have_names_so_that_each_score_says_which_it_is() -> None:
     assert Data.from_series(series, window=8, horizon=1).target.name == "y"
     assert Data.from_series(series, window=8, horizon=24).target.name == "y"  # scored together
     assert Data.from_series(torch.stack([series, series], 1), window=8, horizon=3).target.name == "y"
+
+
+@pytest.mark.parametrize("horizon", [1, 3])
+def test_validation_windows_come_after_those_trained_on(horizon: int) -> None:
+    data = Data.from_series(torch.arange(100.0), window=8, horizon=horizon)
+    train, held_out = data.validation(0.2)
+    assert len(held_out) == round(0.2 * len(data.train))
+    assert train.y.max() + 1 == held_out.y.min()  # no target is in both, and none is lost between them
+    assert held_out.y.max() == data.train.y.max()
+    with pytest.raises(ValueError, match="windows of a series are too few"):
+        data.validation(0.999)
+
+
+def test_held_out_errors_of_a_smooth_series_are_like_those_of_test_rows() -> None:
+    # of windows drawn at random, neighbours would be trained on: then the mean is .15, and the least .07
+    shares = torch.tensor([_share_within_held_out_errors(seed) for seed in range(8)])
+    assert shares.mean() > 0.85
+    assert shares.min() > 0.7
+
+
+def _share_within_held_out_errors(seed: int) -> float:
+    """Share of test targets within the 90 % quantile of the held-out errors of the nearest window that was trained on."""
+    state, level, values = 0.0, 0.0, []
+    for shock in torch.randn(400, generator=torch.Generator().manual_seed(seed)).tolist():
+        level = 0.9 * level + shock
+        state = 0.9 * state + level
+        values.append(state)
+    data = Data.from_series(torch.tensor(values), window=24, horizon=12)
+    train, held_out = data.validation(0.2)
+    errors, test_errors = (
+        (part.y - train.y[torch.cdist(part.x, train.x).argmin(1)]).abs() for part in (held_out, data.test)
+    )
+    return float((test_errors <= errors.quantile(0.9, 0)).double().mean())
+
+
+def test_training_holds_out_the_latest_windows() -> None:
+    data = Data.from_series(torch.arange(100.0).sin(), window=8, horizon=3)
+    train, held_out = data.validation(0.1)
+    models = [vote.Wrapper(2)(nn.Linear(8, 3)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    fit(models[0], data, epochs=3, batch_size=16)
+    fit(models[1], train, validation=held_out, epochs=3, batch_size=16)
+    assert all(map(torch.equal, models[0].state_dict().values(), models[1].state_dict().values()))
+    history = fit(vote.Wrapper(2)(nn.Linear(8, 3)), data, folds=2, epochs=1)
+    assert history.out_of_fold is not None
+    assert history.out_of_fold.fold.tolist() == sorted(history.out_of_fold.fold.tolist())

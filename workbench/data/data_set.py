@@ -16,7 +16,7 @@ from workbench.data.columns import Card, Column
 from workbench.data.conversion import check_targets
 from workbench.data.digests import arrays_of, digest, row_bytes
 from workbench.data.series import as_series, column_numbers, windows
-from workbench.data.split_drawing import partition
+from workbench.data.split_drawing import latest, partition
 from workbench.data.splits import LazySplit, Split
 from workbench.data.summary import as_html, as_text
 from workbench.data.targets import TASKS, kind
@@ -44,6 +44,7 @@ class Data:
         split: number of the fixed split, or seed of a random one.
         parts: further published rows by name, such as "validation".
         encoding: callable that converts raw rows to inputs, such as a `FrameEncoding` for DataFrames; None if x is raw.
+        horizon: number of steps of a target if the training rows are overlapping windows of one series in time order; None for other rows.
 
     Raises:
         ValueError: task, classes and the targets disagree, or train and test rows differ in shape.
@@ -66,6 +67,7 @@ class Data:
     split: int = 0
     parts: Mapping[str, Any] = field(default_factory=dict)
     encoding: Any = None
+    horizon: int | None = None
 
     def __post_init__(self) -> None:
         tasks = self.task if isinstance(self.task, Mapping) else {"": self.task}
@@ -344,7 +346,7 @@ class Data:
         # each of a few steps has a score of its own
         steps = ", ".join(f"step {i + 1}" for i in range(horizon)) if y.dim() == 2 and 1 < horizon <= 8 else None
         options = _options("regression", None, None, None, steps, name, card)
-        return cls(**assembly.of_arrays(x, y, (test_x, test_y), 0, options))
+        return cls(**assembly.of_arrays(x, y, (test_x, test_y), 0, options), horizon=horizon)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -385,15 +387,18 @@ class Data:
     def validation(self, fraction: float = 0.1, seed: int = 0) -> tuple[Split, Split]:
         """Split the training rows into a part to train on and a validation part.
 
+        Windows of a series are split in time, since neighbours share most of their values: the latest are held out, and those whose targets
+        overlap with theirs are in neither part.
+
         Args:
             fraction: share of the training rows to hold out, above 0 and below 1.
-            seed: seed of the draw, which is stratified by class.
+            seed: seed of the draw, which is stratified by class; not used for windows of a series.
 
         Returns:
             (train, validation), two disjoint splits. The global random state is not changed.
 
         Raises:
-            ValueError: fraction is out of range, or there are too few rows for the classes.
+            ValueError: fraction is out of range, or there are too few rows for it.
 
         Example:
             >>> from workbench import data
@@ -403,7 +408,10 @@ class Data:
         """
         if not 0 < fraction < 1:
             raise ValueError(f"fraction must lie above 0 and below 1; found {fraction!r}")
-        train, validation = partition(len(self.train), fraction, seed, self.train.labels)
+        if self.horizon is None:
+            train, validation = partition(len(self.train), fraction, seed, self.train.labels)
+        else:
+            train, validation = latest(len(self.train), fraction, gap=self.horizon - 1)
         rows, held_out = self.train.take(train), self.train.take(validation)
         object.__setattr__(held_out, "origin", self._origin(", validation rows"))
         return rows, held_out
@@ -442,13 +450,5 @@ class Data:
         return as_html(self)
 
 
-def _options(task: Any, classes: Any, void: Any, features: Any, target: Any, name: str, card: Any) -> dict[str, Any]:
-    return {
-        "task": task,
-        "classes": classes,
-        "void": void,
-        "features": features,
-        "target": target,
-        "name": name,
-        "card": card,
-    }
+def _options(*values: Any) -> dict[str, Any]:
+    return dict(zip(("task", "classes", "void", "features", "target", "name", "card"), values, strict=True))

@@ -40,6 +40,17 @@ def partition(n: int, size: float, seed: int, labels: Tensor | None = None) -> t
     return first, second
 
 
+def latest(n: int, fraction: float, gap: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split the row numbers 0 to n - 1, which are in time order, into earlier and latest ones, without `gap` rows between them."""
+    held_out = max(1, round(fraction * n))
+    if (earlier := n - held_out - gap) < 1:
+        raise ValueError(
+            f"{n} windows of a series are too few: the latest {held_out} are held out, and {gap} before them have targets that overlap with "
+            "theirs, so that none is left to train on; hold out fewer (none in fit: validation=0), or give a longer series"
+        )
+    return np.arange(earlier), np.arange(n - held_out, n)
+
+
 def whole_number(name: str, value: object) -> int:
     """Convert an integer of any type to int; raise TypeError for anything else."""
     try:

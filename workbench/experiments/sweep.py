@@ -187,7 +187,8 @@ def run(
     loaded = measurable(_load(data, seed))
     if rows is not None and rows < len(loaded.train):
         order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(seed))
-        loaded = replace(loaded, train=loaded.train.take(order[:rows]))
+        drawn = order[:rows]  # windows of a series stay in time order
+        loaded = replace(loaded, train=loaded.train.take(drawn if loaded.horizon is None else drawn.sort().values))
     train, validation = (loaded.train, None) if "folds" in options else loaded.validation(VALIDATION_SHARE, seed)
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     memory = PeakMemory()

@@ -25,6 +25,7 @@ from workbench.core.saving.savepoint import Savepoint
 from workbench.core.saving.training_data import note_training
 from workbench.core.standardize import fits
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
+from workbench.data import Data
 from workbench.data.loading import load
 from workbench.data.provenance import facts
 from workbench.engine.effects.private_random import own_random
@@ -117,17 +118,18 @@ def fit(
             `Quantiles`).
         optimizer: optimizer(parameters) -> torch Optimizer, instead of Adam and its schedule. The loss is the mean of those of the voters, so
             that n voters need n times the learning rate of a single model with SGD; Adam does not depend on the scale of gradients.
-        validation: rows that select the best epoch and are never trained on: a share of the training rows (stratified for class numbers), rows
-            in any form that `data` takes, or 0 for none (the last epoch is then the best). None: 0.1, or none with folds. If the model has three
-            or more voters that share no trained parameter, each voter is monitored as well: those that diverge are reported, and get the weights
-            of their own best epoch.
-        folds: cross-fitting, the recommended way to train voters: the number of folds, or the fold of each row [n], a tensor, array or
-            Series of whole numbers or names (for example, to keep groups together). Each voter trains without one fold, and its predictions
-            on that fold decide, without further held-out rows, the epoch from which predictions and noise are taken (ten averages of the
-            weights are kept), the scale of the noise (a factor) and its tails (Student's t if the distribution is Normal), and, where lr or
-            weight_decay name several settings, how much the voters of each setting count. The number of voters must be a multiple of folds
-            x settings; with two voters per fold and setting, the spread of an ensemble can be estimated. `History.out_of_fold` keeps the
-            predictions, from which `workbench.calibrate(wrapped, history)` makes CV+ intervals. Standardization uses all rows.
+        validation: rows that select the best epoch and are never trained on: a share of the training rows (stratified for class numbers; the
+            latest of a Data of windows), rows in any form that `data` takes, or 0 for none (the last epoch is then the best). None: 0.1, or
+            none with folds. If the model has three or more voters that share no trained parameter, each voter is monitored as well: those that
+            diverge are reported, and get the weights of their own best epoch.
+        folds: cross-fitting, the recommended way to train voters: the number of folds (drawn at random; periods for a Data of windows), or the
+            fold of each row [n], a tensor, array or Series of whole numbers or names (for example, to keep groups together). Each voter trains
+            without one fold, and its predictions on that fold decide, without further held-out rows, the epoch from which predictions and
+            noise are taken (ten averages of the weights are kept), the scale of the noise (a factor) and its tails (Student's t if the
+            distribution is Normal), and, where lr or weight_decay name several settings, how much the voters of each setting count. The number
+            of voters must be a multiple of folds x settings; with two voters per fold and setting, the spread of an ensemble can be estimated.
+            `History.out_of_fold` keeps the predictions, from which `workbench.calibrate(wrapped, history)` makes CV+ intervals.
+            Standardization uses all rows.
         patience: number of epochs without a smaller validation loss after which training stops; None never stops early.
         standardize: whether the model works on inputs and targets of mean 0 and standard deviation 1 over the training rows;
             predictions and risks are in original units in any case. Tables get one mean and scale per column, images one
@@ -219,7 +221,8 @@ def fit(
     rows = paired(wrapped, data, mask="train_mask")
     validation_rows = 0.1 if validation is None else paired(wrapped, validation, mask="val_mask")
     train, valid = read_and_hold_out(rows, validation_rows, batch_size, seed)
-    fold_layout = None if folds is None else lay_out(wrapped, train, folds, len(rates), seed)
+    in_time = isinstance(data, Data) and data.horizon is not None
+    fold_layout = None if folds is None else lay_out(wrapped, train, folds, len(rates), seed, in_time)
     if patience is not None and valid is None:
         raise ValueError("patience: there are no validation rows to decide when to stop; give validation=0.1")
     data_facts = facts(data, train, valid)

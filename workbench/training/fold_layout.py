@@ -120,8 +120,12 @@ def pair_settings(lr: Any, weight_decay: Any, folds: Any) -> tuple[list[float], 
     return rates, decays
 
 
-def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -> tuple[Tensor, Layout]:
+def lay_out(
+    wrapped: Any, train: Source, folds: Any, settings: int, seed: int, in_time: bool = False
+) -> tuple[Tensor, Layout]:
     """Return the fold of each row, and the layout of the voters.
+
+    A number of folds is drawn at random; `in_time`, for windows of a series in time order, each is a period.
 
     Raises:
         TypeError: the rows are not in memory, so that they can't be split.
@@ -174,7 +178,7 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int) -
             )
         count = int(folds)
         labels = train.y if not train.y.is_floating_point() and train.y.dim() == 1 else None
-        fold = assign_folds(n, max(count, 1), labels, seed)
+        fold = torch.arange(n) * count // n if in_time else assign_folds(n, max(count, 1), labels, seed)
     if not 2 <= count <= n // 2:
         raise ValueError(f"folds: {count} for {n} rows; there must be at least 2, and 2 rows in each")
     return fold, check_voters(wrapped, count, settings)

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from workbench.core.batches.rows import Source, TensorRows
+from workbench.data import Data
 from workbench.data.reader import read
 
 
@@ -18,7 +19,12 @@ class DrawnRows(Subset):
 
 
 def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: int) -> tuple[Source, Source | None]:
-    """Return training and validation rows from the arguments of `fit`; the latter are None if validation is 0."""
+    """Return training and validation rows from the arguments of `fit`; the latter are None if validation is 0.
+
+    Of windows of a series, the latest are held out: neighbours of those drawn at random would be trained on, and share most of their values.
+    """
+    if isinstance(data, Data) and data.horizon is not None and isinstance(validation, float) and 0 < validation < 1:
+        data, validation = data.validation(validation)
     train = read(data, several=True)
     if isinstance(train, DataLoader):
         if batch_size is not None:
