@@ -77,10 +77,10 @@ def page(frame: Any, recipes: Mapping[str, Any], splits: Mapping[str, int], most
     if "recommended" in methods:
         parts += [
             "### Coverage of 90 % intervals on test rows\n\nCoverage of the intervals of the predictive distribution itself, and after "
-            "calibration by CV+ (no rows held out; at least 80 % is guaranteed) or by split conformal prediction with a tenth of the training "
-            "rows. CV+ intervals are wide, because out-of-fold predictions come from a fifth of the voters and have larger errors than those of "
-            "all voters. The target was a coverage within 1 % of 90 %; on the small sets, a tenth of the rows is too few for split conformal "
-            "prediction, and the coverage on a split's few test rows varies by more than 1 %.",
+            "calibration by CV+ (no rows held out; at least 80 % is guaranteed, less sqrt(2 / rows)) or by split conformal prediction with a "
+            "tenth of the training rows. CV+ intervals are wide, because out-of-fold predictions come from a fifth of the voters and have "
+            "larger errors than those of all voters. The target was a coverage within 1 % of 90 %; on the small sets, a tenth of the rows is "
+            "too few for split conformal prediction, and the coverage on a split's few test rows varies by more than 1 %.",
             table(pd.DataFrame(coverage)),
         ]
     if opened:

@@ -255,3 +255,20 @@ def test_a_start_that_cannot_be_is_refused() -> None:
         online.interval(torch.zeros(3))
     with pytest.raises(RuntimeError, match="before the first interval"):
         online.start(y, y)
+
+
+@pytest.mark.parametrize("method", ["aci", "dtaci"])
+def test_coverage_against_targets_that_are_placed_just_outside(method: Any) -> None:
+    """Only "aci" has a bound for any series (Gibbs & Candes 2021, proposition 4.1), as its docstring says."""
+    rate, times, alpha = 0.05, 1500, 0.1
+    online, misses = OnlineConformal(1 - alpha, method, rate if method == "aci" else None, window=200), 0
+    usual = draw(times).abs()
+    for time in range(times):
+        bound = float(online.interval(torch.zeros(1, dtype=torch.float64))[1])
+        score = float(usual[time]) if time < 50 or math.isinf(bound) else min(max(bound, 0) + 1e-9, 9)
+        misses += score > bound
+        online.observe(torch.tensor(score, dtype=torch.float64))
+    if method == "aci":
+        assert abs(misses / times - alpha) <= (max(alpha, 1 - alpha) + rate) / (rate * times)
+    else:
+        assert misses / times > 0.15

@@ -26,10 +26,11 @@ MAX_NUMBERS = 20_000_000  # numbers held in memory at once
 
 
 def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
-    """Return intervals that contain at least 2 coverage - 1 of new targets for any distribution, and in practice about `coverage` of them.
+    """Return intervals that contain at least 2 coverage - 1 - sqrt(2 / n) of new targets for any distribution, in practice about `coverage`.
 
     The ends are quantiles over the training rows i of loc_k(i)(x) -+ score_i scale_k(i)(x), where k(i) are the voters that have not seen row i
-    (Barber et al. 2021, CV+; with one row per fold the jackknife+; scores divided by a risk as in Papadopoulos et al. 2002).
+    (Barber et al. 2021, CV+, for folds of equal size; with one row per fold the jackknife+, without sqrt(2 / n); scores divided by a risk as in
+    Papadopoulos et al. 2002).
 
     Args:
         loc: [folds, m, ...], predictions of new rows by the voters that have not seen a fold.
@@ -98,8 +99,9 @@ def _check(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor) -> None:
 class CrossConformal(Calibrated):
     """CV+ intervals for a cross-fitted model, from the out-of-fold predictions of its voters, so that no rows are held out.
 
-    They contain at least 2 coverage - 1 of new targets if rows are exchangeable, for any distribution, and in practice about `coverage` of
-    them (Barber et al. 2021). The model's standardization uses all rows, which the proof does not cover.
+    They contain at least 2 coverage - 1 - sqrt(2 / n) of new targets if the n rows are exchangeable, for any distribution, and in practice
+    about `coverage` of them (Barber et al. 2021). The proof does not cover what `fit` takes from all rows: the standardization, and the epoch
+    and the weights of several settings, which are chosen by the same out-of-fold predictions.
 
     Args:
         wrapped: a model trained by `fit(..., folds=)`.

@@ -186,6 +186,9 @@ class QuantileRecalibration(Calibrated):
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return the central interval of the recalibrated distribution.
 
+        Its coverage is approximate, and lower with few held-out rows: in a simulation 85 % of 90 % with 10 rows and 89 % with 30; use
+        method="conformal" for a guarantee.
+
         Args:
             x: the input, or a tuple of positional inputs.
             coverage: probability inside, strictly between 0 and 1.

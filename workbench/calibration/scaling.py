@@ -269,6 +269,9 @@ class VarianceScaling(Calibrated):
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return the central interval of the calibrated distribution.
 
+        Its coverage is approximate, and lower with few held-out rows: in a simulation 86 % of 90 % with 10 rows and 88 % with 30; use
+        method="conformal" for a guarantee.
+
         Args:
             x: the input, or a tuple of positional inputs.
             coverage: probability inside, strictly between 0 and 1.

@@ -18,7 +18,7 @@ from workbench.errors import WorkbenchWarning
 from workbench.metrics._inputs import numbers, tensor_of
 
 MAX_RATIO = 1e6  # largest weight of a row, relative to the mean of the held-out rows
-FALSE_ALARM_RATE = 1e-4  # probability of a false warning per call
+FALSE_ALARM_RATE = 1e-4  # highest probability of a false warning by each of the two tests of `warn_unlike`
 MODELS = ("linear", "squares", "quadratic")
 MAX_COLUMNS = 3000  # of a logistic regression, whose Newton steps solve for all columns at once
 FOLDS = 5  # for the cross-fitting of a user's classifier
@@ -90,8 +90,9 @@ def warn_unlike(held_out: Tensor, new: Tensor, measured: str) -> bool:
     """Warn if new rows are stranger than the held-out ones by more than chance allows: too many above their 99 % quantile, or overall.
 
     For exchangeable rows, the number above the k-th smallest of n held-out ones is beta-binomial (m; n + 1 - k, k); and the largest difference D
-    by which the share of new rows up to some value falls short of that of held-out ones exceeds d with a probability of about
-    exp(-2 d^2 n m / (n + m)) (Smirnov 1939). Such tests of model outputs detect shifts of the inputs (Rabanser et al. 2019).
+    by which the share of new rows up to some value falls short of that of held-out ones exceeds d with a probability of about exp(-2 d^2 n m /
+    (n + m)) (Smirnov 1939). Each warns of rows that are alike with a probability of at most `FALSE_ALARM_RATE`. Such tests of model outputs
+    detect shifts of the inputs (Rabanser et al. 2019).
 
     Args:
         held_out: strangeness of the held-out rows, [n], in rising order.

@@ -65,7 +65,7 @@ class Backtest:
 
         Returns:
             rmse, mae and mase; with risks also crps, coverage, worst_step (the lowest coverage of a step), width and interval_score; with
-            paths also energy_score, and path_coverage if there are enough paths for the level.
+            paths also energy_score, which is lower on average with more paths, and path_coverage if there are enough paths for the level.
 
         Raises:
             ValueError: a forecast is not finite, level or season is out of range, or the series is constant before the first origin.

@@ -113,7 +113,7 @@ def _difference(comparison: Comparison, model: str, metric: str) -> Difference:
             return _unjudged(f"{name} has no {comparison.label(metric)} on {where}")
     means = {name: statistics.fmean(comparison.values(model, name)) for name in comparison.scores[model]}
     if not may_be_best(metric, means):
-        return _unjudged(f"the intervals of {model} do not cover")
+        return _unjudged(f"the intervals of {model} hold too few targets here")
     count, mean = len(pairs), statistics.fmean(pairs)
     if count < 2:
         return _unjudged("one split", mean)

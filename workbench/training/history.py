@@ -43,7 +43,11 @@ class OutOfFold:
 
     @property
     def nll(self) -> float:
-        """Mean negative log density (for classes: log probability) of the targets, in nats; class numbers of -100 do not count."""
+        """Mean negative log density (for classes: log probability) of the targets, in nats; class numbers of -100 do not count.
+
+        Slightly less than for new rows, since these rows chose epoch, noise and settings: in a simulation by .2 nats with 12 rows, .06 with
+        100 and .01 with 1,000.
+        """
         log_prob, target = self.decisions.log_prob, self.target
         if not target.is_floating_point() and target.numel() == log_prob.numel():
             log_prob = log_prob[(target != IGNORED).reshape(log_prob.shape)]
