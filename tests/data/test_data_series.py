@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from torch import nn
 from workbench import fit, vote
 from workbench.data import Data, windows
 from workbench.errors import WorkbenchWarning
+from workbench.experiments import sweep
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -177,3 +179,26 @@ def test_training_holds_out_the_latest_windows() -> None:
     history = fit(vote.Wrapper(2)(nn.Linear(8, 3)), data, folds=2, epochs=1)
     assert history.out_of_fold is not None
     assert history.out_of_fold.fold.tolist() == sorted(history.out_of_fold.fold.tolist())
+
+
+@pytest.mark.parametrize(("rows", "options"), [(None, {}), (40, {}), (None, {"folds": 2}), (40, {"folds": 2})])
+def test_windows_of_a_series_are_held_out_in_time(
+    monkeypatch: pytest.MonkeyPatch, rows: int | None, options: dict[str, Any]
+) -> None:
+    series = Data.from_series(torch.arange(100.0), window=8, horizon=3)
+    given: list[tuple[Any, Any]] = []
+
+    def spied(wrapped: Any, train: Any, *, validation: Any = None, **settings: Any) -> Any:
+        history = fit(wrapped, train, validation=validation, **settings)
+        given.append((train, history.out_of_fold if validation is None else validation))
+        return history
+
+    monkeypatch.setattr(sweep, "_load", lambda name, seed: series)
+    monkeypatch.setattr("workbench.training.fit", spied)
+    sweep.run("linear", "vote(n_voters=2) + sculpt", "series", 0, 1, rows, **options)
+    train, held_out = given[-1]
+    if options:
+        assert held_out.fold.tolist() == sorted(held_out.fold.tolist())
+        assert torch.equal(held_out.target[:, 0], held_out.target[:, 0].sort().values)
+    else:
+        assert train.y.max() < held_out.y.min()

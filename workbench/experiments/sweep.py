@@ -189,7 +189,8 @@ def run(
         order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(seed))
         drawn = order[:rows]  # windows of a series stay in time order
         loaded = replace(loaded, train=loaded.train.take(drawn if loaded.horizon is None else drawn.sort().values))
-    train, validation = (loaded.train, None) if "folds" in options else loaded.validation(VALIDATION_SHARE, seed)
+    # folds of a Data of windows are periods, those of its rows alone are drawn
+    train, validation = (loaded, None) if "folds" in options else loaded.validation(VALIDATION_SHARE, seed)
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     memory = PeakMemory()
     with torch.random.fork_rng(cuda):
