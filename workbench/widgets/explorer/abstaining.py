@@ -105,7 +105,11 @@ class Abstention(Explored):
             of_best = aurc(risks[best[0]][rows], error[rows]).item()
             for name, gaps in differences.items():
                 gaps.append(aurc(risks[name][rows], error[rows]).item() - of_best)
-        chance = {name for name, gaps in differences.items() if areas[name] - lowest_area < 2 * statistics.stdev(gaps)}
+        # the best was found on these rows, so that every pair could have been the one with the largest difference (Bonferroni, 5 % together)
+        reach = statistics.NormalDist().inv_cdf(1 - 0.05 / (len(areas) * (len(areas) - 1)))
+        chance = {
+            name for name, gaps in differences.items() if areas[name] - lowest_area < reach * statistics.stdev(gaps)
+        }
         rest = ", ".join(f"{name} {areas[name]:.3g}{' (may be chance)' * (name in chance)}" for name in others)
         verb = "is" if len(best) == 1 else "are"
         return (
