@@ -240,7 +240,7 @@ class Selective:
             coverage: share of the held-out rows to answer, above 0 and at most 1; of new ones it is slightly less on average.
             risk: acceptable mean error of the answered rows, in units of the error. Give either this or coverage.
             confidence: probability that the error holds for new rows, such as 0.95.
-            max_error: largest possible error; required with confidence if errors are not 0 or 1.
+            max_error: largest possible error; required with confidence, except that it is taken to be 1 if all held-out errors are 0 or 1.
 
         Returns:
             The threshold, in units of the risk that decides.

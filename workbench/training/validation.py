@@ -23,8 +23,9 @@ def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: 
 
     Of windows of a series, the latest are held out: neighbours of those drawn at random would be trained on, and share most of their values.
     """
-    if isinstance(data, Data) and data.horizon is not None and isinstance(validation, float) and 0 < validation < 1:
-        data, validation = data.validation(validation)
+    is_share = isinstance(validation, float | np.floating) and 0 < validation < 1
+    if is_share and isinstance(data, Data) and data.horizon is not None:
+        data, validation = data.validation(float(validation))
     train = read(data, several=True)
     if isinstance(train, DataLoader):
         if batch_size is not None:
