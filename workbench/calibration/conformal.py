@@ -74,9 +74,9 @@ class SplitConformal(Calibrated):
     """Intervals or sets of classes with guaranteed coverage, from scores of held-out rows (Papadopoulos et al. 2002; Lei et al. 2018).
 
     The guarantee is P(y in set) >= coverage, on average over held-out and new rows, for any model, as long as the rows are exchangeable: drawn
-    from one source, and not used to train the model. Several rows of one patient (or machine, or day) are not exchangeable with those of a
-    new one: hold out one row of each patient. It does not hold for each input or group separately. The coverage is chosen when
-    predicting. Predictions and risks are those of the wrapped model.
+    from one source, and used neither to train the model nor to calibrate it before. Several rows of one patient (or machine, or day) are not
+    exchangeable with those of a new one: hold out one row of each patient. The guarantee does not hold for each input or group separately. The
+    coverage is chosen when predicting. Predictions and risks are those of the wrapped model.
 
     Scores of values, with quantile Q of the held-out scores:
 
