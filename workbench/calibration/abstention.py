@@ -230,11 +230,11 @@ class Selective:
     ) -> float:
         """Return the highest risk to answer, for a desired share of answered rows or an acceptable error.
 
-        Without `confidence`, the error holds only on the held-out rows; on new ones it is higher, the fewer were held out: in a simulation .126
-        on average instead of .1 with 20 rows, .104 with 200. With it, the expected error of the answered rows is at most `risk`, with that
-        probability over the draw of the held-out rows. For this, simultaneous upper bounds (Bonferroni) are computed at 25 fixed coverages, and
-        the highest coverage whose bound is low enough is taken (after Geifman & El-Yaniv 2017, who search for it). The bound is exact for errors
-        of 0 or 1 (Clopper & Pearson), Hoeffding's for others. New rows must be drawn like the held-out ones, and risks must differ between rows.
+        Without `confidence`, the error holds only on the held-out rows; on new ones it is higher, the fewer were held out. With it, the
+        expected error of the answered rows is at most `risk`, with that probability over the draw of the held-out rows. For this,
+        simultaneous upper bounds (Bonferroni) are computed at 25 fixed coverages, and the highest coverage whose bound is low enough is taken
+        (after Geifman & El-Yaniv 2017, who search for it). The bound is exact for errors of 0 or 1 (Clopper & Pearson), Hoeffding's for
+        others. New rows must be drawn like the held-out ones, and risks must differ between rows.
 
         Args:
             coverage: share of the held-out rows to answer, above 0 and at most 1; of new ones it is slightly less on average.

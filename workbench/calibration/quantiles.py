@@ -186,8 +186,7 @@ class QuantileRecalibration(Calibrated):
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return the central interval of the recalibrated distribution.
 
-        Its coverage is approximate, and lower with few held-out rows: in a simulation 85 % of 90 % with 10 rows and 89 % with 30; use
-        method="conformal" for a guarantee.
+        Its coverage is approximate, and lower with few held-out rows; use method="conformal" for a guarantee.
 
         Args:
             x: the input, or a tuple of positional inputs.

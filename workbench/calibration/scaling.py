@@ -269,8 +269,7 @@ class VarianceScaling(Calibrated):
     def interval(self, x: Any, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Return the central interval of the calibrated distribution.
 
-        Its coverage is approximate, and lower with few held-out rows: in a simulation 86 % of 90 % with 10 rows and 88 % with 30; use
-        method="conformal" for a guarantee.
+        Its coverage is approximate, and lower with few held-out rows; use method="conformal" for a guarantee.
 
         Args:
             x: the input, or a tuple of positional inputs.

@@ -199,8 +199,8 @@ def ece(
 ) -> Tensor:
     """Expected calibration error: mean over rows of |accuracy - confidence| of their bin; lower is better.
 
-    Bins of equal width (Guo et al. 2017). With few rows the accuracy of a bin is off by chance, so that even true probabilities have an error:
-    about .19 with 20 rows, .09 with 100 and .03 with 1,000 (confidences spread evenly from .5 to 1). Compare only with equal numbers of rows.
+    Bins of equal width (Guo et al. 2017). The accuracy of a bin is off by chance, so that even true probabilities have an error, the more the
+    fewer rows there are: compare only with equal numbers of rows.
 
     Args:
         probabilities: [n, classes] or with more dimensions, summing to one over the classes.
