@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from helpers.calibration_models import rng
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 from workbench import calibrate, compose
 from workbench.calibration import DensityRatio
 from workbench.errors import WorkbenchWarning
+from workbench.experiments.worker import load_file
+
+peak = load_file(ROOT / "benchmarks" / "speed_clock.py").peak
 
 
 def test_the_density_ratio_is_that_of_logistic_regression() -> None:
@@ -73,6 +77,25 @@ def test_the_ratio_is_logistic_regression_on_squares_and_products(model: str) ->
     p = reference.predict_proba((columns - columns.mean(0)) / columns.std(0))[:, 1]
     ratio = DensityRatio(held_out, new, ridge=2.0, model=model)(torch.as_tensor(x))
     torch.testing.assert_close(ratio, torch.tensor(p / (1 - p)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["linear", "squares", "quadratic"])
+def test_rows_in_pieces_have_the_ratio_of_all_rows_at_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = rng(5)
+    held_out, new = torch.randn(3000, 4, generator=g), 0.8 * torch.randn(1000, 4, generator=g) + 0.3
+    held_out[:, 3] = new[:, 3] = 0.1  # whose mean rounds, unless it is computed with care
+    whole = DensityRatio(held_out, new, model=model)
+    monkeypatch.setattr("workbench.calibration.shift.PIECE_SIZE", 999)
+    pieces = DensityRatio(held_out, new, model=model)
+    torch.testing.assert_close(pieces(held_out), whole(held_out), rtol=1e-6, atol=0)
+    changed = torch.cat([held_out[:, :3], torch.ones(3000, 1)], 1)
+    assert float((pieces(changed) / pieces(held_out)).log().abs().max()) < 1e-6  # a constant column decides nothing
+
+
+def test_products_of_features_of_many_rows_are_not_all_in_memory() -> None:
+    """40,000 rows of 20 features have 230 columns, which take up 70 MiB for all rows."""
+    rows = torch.randn(20_000, 20, generator=rng(6))
+    assert peak(lambda: DensityRatio(rows, rows + 0.1, model="quadratic", ridge=100.0)(rows), "cpu") < 120
 
 
 def test_a_classifier_is_asked_of_rows_that_it_was_not_trained_on() -> None:

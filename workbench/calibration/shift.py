@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ MAX_RATIO = 1e6  # largest weight of a row, relative to the mean of the held-out
 FALSE_ALARM_RATE = 1e-4  # highest probability of a false warning by each of the two tests of `warn_unlike`
 MODELS = ("linear", "squares", "quadratic")
 MAX_COLUMNS = 3000  # of a logistic regression, whose Newton steps solve for all columns at once
+PIECE_SIZE = 2**21  # numbers per piece of the rows, 16 MiB: all products of all rows may not fit in memory
 FOLDS = 5  # for the cross-fitting of a user's classifier
 
 
@@ -237,19 +238,22 @@ class _Logistic:
 
     def __init__(self, x: Tensor, is_new: Tensor, ridge: float, model: str) -> None:
         self.products: tuple[Tensor, Tensor] | None = None
+        count = columns = x.shape[1]
         if model != "linear":
-            count = x.shape[1]
             columns = 2 * count if model == "squares" else count * (count + 3) // 2
             if columns > MAX_COLUMNS:
                 raise ValueError(
                     f'model="{model}": {count} features make {columns} columns, more than {MAX_COLUMNS}; select fewer by features=, or pass a '
                     "classifier as model="
                 )
-            self.centre = _mean_and_scale(x)
+            self.centre = _mean_and_scale([x])
             each = torch.arange(count)
             self.products = (each, each) if model == "squares" else tuple(torch.triu_indices(count, count))
-        self.scaling = _mean_and_scale(self._columns(x))
-        self.coefficients = _logistic(self._standardized(x), is_new, ridge)
+        self.rows = max(1, PIECE_SIZE // max(1, columns))  # per piece
+        self.scaling = _mean_and_scale(map(self._columns, x.split(self.rows)))
+        self.coefficients = _logistic(
+            lambda: zip(map(self._standardized, x.split(self.rows)), is_new.split(self.rows), strict=True), ridge
+        )
 
     def _columns(self, x: Tensor) -> Tensor:
         if self.products is None:
@@ -261,7 +265,8 @@ class _Logistic:
         return (self._columns(x) - self.scaling[0]) / self.scaling[1]
 
     def __call__(self, inputs: Any, x: Tensor) -> Tensor:
-        return self._standardized(x) @ self.coefficients[1:] + self.coefficients[0]
+        pieces = [self._standardized(piece) @ self.coefficients[1:] for piece in x.split(self.rows)]
+        return torch.cat(pieces) + self.coefficients[0]
 
 
 class _CrossFitted:
@@ -302,10 +307,17 @@ class _CrossFitted:
         return odds.mean(0).where(fold < 0, odds.gather(0, fold.clamp_min(0)[None])[0])
 
 
-def _mean_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each column, 1 for a constant column."""
-    spread = x.std(0, correction=0)
-    return x.mean(0), spread.where(spread > 0, 1.0)
+def _mean_and_scale(pieces: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each column of pieces [rows, k], 1 for a constant column (Chan et al. 1983)."""
+    count, mean, squares = 0, torch.zeros(()), torch.zeros(())
+    for piece in pieces:
+        variance, mean_of_piece = torch.var_mean(piece, 0, correction=0)
+        share, difference = len(piece) / (count + len(piece)), mean_of_piece - mean
+        mean = mean + share * difference
+        squares = squares + len(piece) * variance + count * share * difference.square()
+        count += len(piece)
+    spread = (squares / count).sqrt()
+    return mean, spread.where(spread > 0, 1.0)
 
 
 def _names(x: Any, features: Tensor) -> list[bytes]:
@@ -314,22 +326,35 @@ def _names(x: Any, features: Tensor) -> list[bytes]:
     return [hashlib.blake2b(torch.as_tensor(row).double().numpy().tobytes(), digest_size=16).digest() for row in rows]
 
 
-def _logistic(x: Tensor, y: Tensor, ridge: float) -> Tensor:
-    """Return intercept and coefficients of a ridge-penalized logistic regression, by Newton's method; the intercept is not penalized."""
-    x = torch.cat([torch.ones_like(x[:, :1]), x], 1)
-    penalty = torch.full_like(x[0], ridge)
+def _logistic(pieces: Callable[[], Iterator[tuple[Tensor, Tensor]]], ridge: float) -> Tensor:
+    """Return intercept and coefficients of a ridge-penalized logistic regression, by Newton's method; the intercept is not penalized.
+
+    Args:
+        pieces: Returns columns [rows, k] and targets [rows] of all rows, piece by piece.
+        ridge: Strength of the penalty.
+    """
+
+    def with_ones() -> Iterator[tuple[Tensor, Tensor]]:
+        return ((torch.cat([torch.ones_like(x[:, :1]), x], 1), y) for x, y in pieces())
+
+    penalty = torch.full_like(next(with_ones())[0][0], ridge)
     penalty[0] = 1e-9
-    w = torch.zeros_like(x[0])
+    w = torch.zeros_like(penalty)
 
     def loss(w: Tensor) -> Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(x @ w, y, reduction="sum") + 0.5 * (penalty * w * w).sum()
+        cross_entropy = nn.functional.binary_cross_entropy_with_logits
+        terms = (cross_entropy(x @ w, y, reduction="sum") for x, y in with_ones())
+        return sum(terms, start=0.5 * (penalty * w * w).sum())
 
     for _ in range(100):
-        p = (x @ w).sigmoid()
-        gradient = x.mT @ (p - y) + penalty * w
-        hessian = (x * (p * (1 - p))[:, None]).mT @ x + torch.diag(penalty)
+        gradient, hessian = penalty * w, torch.diag(penalty)
+        for x, y in with_ones():
+            p = (x @ w).sigmoid()
+            gradient = gradient + x.mT @ (p - y)
+            hessian += (x * (p * (1 - p))[:, None]).mT @ x
         step, size = torch.linalg.solve(hessian, gradient), 1.0
-        while size > 1e-6 and loss(w - size * step) > loss(w):
+        at_start = loss(w)
+        while size > 1e-6 and loss(w - size * step) > at_start:
             size /= 2
         w = w - size * step
         if float((size * step).abs().max()) < 1e-9:
