@@ -13,6 +13,8 @@ from conftest import ROOT
 from torch import Tensor, nn
 
 from workbench import compose, distributions, neo, sample, sculpt, unwrap, vote
+from workbench.core.ownership import table_of
+from workbench.core.plain_copies import plain_module
 from workbench.core.wrapper import Wrapper
 from workbench.experiments.worker import load_file
 
@@ -217,3 +219,25 @@ def test_work_grows_in_proportion_to_the_number_of_modules(wrapper: Wrapper) -> 
         work.setdefault("unwrap", []).append(calls(functools.partial(unwrap, wrapped)))
         work.setdefault("voters", []).append(calls(wrapped.voters))
     assert {kind: few for kind, (few, many) in work.items() if many > 5 * few} == {}
+
+
+def test_work_grows_in_proportion_to_the_number_of_parameters_of_a_module() -> None:
+    """A ParameterList may hold thousands."""
+    instructions: list[int] = []
+    for n in (50, 200):
+        model = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in range(n))
+        table = table_of(vote.Wrapper(2)(model))
+        instructions.append(0)
+
+        def note(frame: Any, event: str, arg: Any) -> Any:
+            frame.f_trace_opcodes = True
+            instructions[-1] += event == "opcode"
+            return note
+
+        sys.settrace(note)
+        try:
+            copied = plain_module(table, "")
+        finally:
+            sys.settrace(None)
+        assert list(dict(copied.named_parameters())) == list(dict(model.named_parameters()))
+    assert instructions[1] < 5 * instructions[0]

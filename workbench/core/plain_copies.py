@@ -50,6 +50,7 @@ def plain(
             del part._forward_pre_hooks[key]
         for key in [key for key, value in part.__dict__.items() if isinstance(value, Merging)]:
             del part.__dict__[key]
+    registries: dict[tuple[str, bool], dict[str, Any]] = {}
     for slot in (record.slots[name] for name in record.released):
         for owner, attribute in slot.owners:
             if owner != path and path and not owner.startswith(f"{path}."):
@@ -57,11 +58,14 @@ def plain(
             relative_path = owner[len(path) :].lstrip(".") if path else owner
             part = new.get_submodule(relative_path) if relative_path else new
             part.__dict__.pop(attribute, None)
-            names = record.order[owner][1 if slot.buffer else 0]
             registry: dict[str, Any] = part._buffers if slot.buffer else part._parameters
             registry[attribute] = views[slot.name]
-            ordered = {name: registry[name] for name in names if name in registry}
-            ordered.update(registry)
-            registry.clear()
-            registry.update(ordered)
+            registries[owner, slot.buffer] = registry
+    # once for each module rather than for each slot: a ParameterList may have thousands
+    for (owner, is_buffer), registry in registries.items():
+        names = record.order[owner][1 if is_buffer else 0]
+        ordered = {name: registry[name] for name in names if name in registry}
+        ordered.update(registry)
+        registry.clear()
+        registry.update(ordered)
     return new
