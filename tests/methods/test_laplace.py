@@ -333,6 +333,18 @@ def test_a_fitted_model_survives_copies_files_and_pickles(output: str, tmp_path:
         assert torch.equal(same if output == "values" else same.total, risk if output == "values" else risk.total)
 
 
+def test_a_vocabulary_is_refused_before_its_square_is_in_memory() -> None:
+    model = nn.Linear(2, 50_000)
+    with pytest.raises(
+        ValueError,
+        match="on a CPU of at most 32,766 classes, but 'the model itself' has 50,000, whose matrix takes up 19 GiB",
+    ):
+        laplace.Wrapper(output="logits")(model)
+    assert type(model) is nn.Linear
+    assert not dict(model.named_buffers())
+    assert laplace.Wrapper(output="values")(model).needs_fit  # values have no such matrix
+
+
 def test_predictions_do_not_depend_on_the_random_state_nor_move_it() -> None:
     wrapped = laplace.Wrapper(output="logits")(net(3)).eval().fit([(X, None)])
     state = torch.get_rng_state()

@@ -27,6 +27,8 @@ from .vote import LAPLACE
 if TYPE_CHECKING:
     from ..core.ownership import Table
 
+# above, the workspace of LAPACK's syevd, 2 n^2 + 6 n + 1 numbers, is larger than a 32-bit integer
+MAX_CLASSES = 32_766
 # candidate multiples of the prior precision, chosen among by held-out pairs
 FACTORS = 10.0 ** torch.arange(-1, 4.5, 0.5)
 
@@ -166,6 +168,12 @@ class Laplace(Method):
         voters = _voters(table)
         bases = outputs if values and head_axes(table) else 1
         mixed = 1 if values else outputs
+        if mixed > MAX_CLASSES and layer.weight.device.type == "cpu":
+            raise ValueError(
+                f"laplace computes the eigenvectors of a matrix [classes, classes], on a CPU of at most {MAX_CLASSES:,} classes, but "
+                f"{self._path or 'the model itself'!r} has {outputs:,}, whose matrix takes up {8 * outputs**2 / 2**30:.0f} GiB. Use vote, "
+                "of the last layer alone with share=1, or sample; or move the model to a GPU with the memory of several such matrices first"
+            )
         for part, shape in (
             ("basis", (bases, inputs, inputs)),
             ("variance", (inputs, outputs)),
