@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from workbench.data import Data
+from workbench.data.frames import FrameEncoding
 
 N = 40
 FRAME = pd.DataFrame(
@@ -135,3 +137,28 @@ def test_nullable_and_pandas_string_columns_are_read() -> None:
         "n": 3, "n is missing": 1, "s = x": 0, "s = y": 1, "s is missing": 0,
         "b": 1, "b is missing": 1, "t": 2, "t is missing": 1,
     }  # fmt: skip
+
+
+def test_many_categories_take_up_the_memory_of_their_columns_once() -> None:
+    """2,000 rows with 500 categories: 4 MB in float32."""
+    frame = pd.DataFrame({"c": pd.Categorical([str(i % 500) for i in range(2000)])})
+    encoding = FrameEncoding.of(frame)
+    tracemalloc.start()
+    try:
+        x = encoding(frame)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert x.sum(1).tolist() == [1.0] * 2000
+    assert [encoding.columns[i].name for i in x[:3].argmax(1)] == ["c = 0", "c = 1", "c = 2"]
+    assert most < 8e6
+
+
+def test_more_columns_than_the_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = pd.DataFrame({"shop": pd.Categorical([str(i) for i in range(200)]), "size": np.arange(200.0), "t": 1.0})
+    monkeypatch.setattr("workbench.data.frames._memory", lambda: 1e5)
+    with pytest.raises(
+        ValueError, match=r"160 rows with 161 columns .* 'shop' alone makes 160 columns, one for each category"
+    ):
+        Data.from_dataframe(frame, target="t", task="regression")
+    assert Data.from_dataframe(frame.drop(columns="shop"), target="t", task="regression").train.x.shape == (160, 1)

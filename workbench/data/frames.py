@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,9 +53,9 @@ class FrameColumn:
         """Raise ValueError if a category differs from one of the training rows only by its type, such as the text "1" from the number 1."""
         if self.kind != "category":
             return
-        texts = {str(category): category for category in self.categories}
+        known, texts = set(self.categories), {str(category): category for category in self.categories}
         for value in series.dropna().unique().tolist():
-            if value not in self.categories and str(value) in texts:
+            if value not in known and str(value) in texts:
                 category = texts[str(value)]
                 raise ValueError(
                     f"frame: {self.name!r} holds {value!r} ({type(value).__name__}) here, and {category!r} ({type(category).__name__}) in the "
@@ -62,13 +63,17 @@ class FrameColumn:
                 )
 
     def encode(self, series: Any) -> np.ndarray:
-        """Encode values [n] as float64 [n, columns]."""
+        """Encode values [n] as [n, columns]: categories as float32, which holds 0 and 1, others as float64."""
         missing = series.isna().to_numpy()
-        missing_column = [missing.astype(np.float64)] if self.missing else []
         if self.kind == "category":
-            return np.stack(
-                [*((series == c).fillna(False).to_numpy(np.float64) for c in self.categories), *missing_column], 1
-            )
+            # a column at a time, as all of them may need most of the memory
+            values = np.empty((len(series), len(self.columns)), np.float32, order="F")
+            for i, category in enumerate(self.categories):
+                values[:, i] = (series == category).fillna(False).to_numpy(bool)
+            if self.missing:
+                values[:, -1] = missing
+            return values
+        missing_column = [missing.astype(np.float64)] if self.missing else []
         return np.stack([np.where(missing, self.fill, _numbers(series, self.origin)), *missing_column], 1)
 
 
@@ -125,10 +130,21 @@ class FrameEncoding:
             if not series.isna().all() and (kind := _kind(part.name, series)) != part.kind:
                 raise ValueError(f"frame: {part.name!r} is a {kind} here, and a {part.kind} in the training rows")
             part.check_types(series)
-        values = torch.from_numpy(np.concatenate([part.encode(by_name[part.name]) for part in self.parts], 1))
-        for column, column_values in zip(self.columns, values.T, strict=True):
-            check_finite(column_values, f"frame: {column.name!r}")
-        return finite_float(values.float(), "frame")
+        size, memory = 4 * len(frame) * len(self.columns), _memory()
+        if size > memory:
+            widest = max(self.parts, key=lambda part: len(part.columns))
+            raise ValueError(
+                f"frame: {len(frame):,} rows with {len(self.columns):,} columns take up {size / 2**30:,.0f} GiB, and this machine has "
+                f"{memory / 2**30:,.0f}; {widest.name!r} alone makes {len(widest.columns):,} columns"
+                f"{', one for each category: put rare ones together, or give their codes to an nn.Embedding' if widest.categories else ''}"
+            )
+        values = []
+        for part in self.parts:
+            encoded = torch.from_numpy(part.encode(by_name[part.name]))
+            for column, column_values in zip(part.columns, encoded.T, strict=True):
+                check_finite(column_values, f"frame: {column.name!r}")
+            values.append(encoded.float())
+        return finite_float(torch.cat(values, 1), "frame")
 
     def notes(self, train: Any, test: Any) -> list[str]:
         """Describe the conversion of each column in words."""
@@ -163,6 +179,14 @@ class FrameEncoding:
                 if part.kind == "category" and not part.missing:
                     descriptions[-1] = f"{part.name}: missing in {gaps[1]} test rows and in no training row: 0 in all"
         return descriptions
+
+
+def _memory() -> float:
+    """Return the bytes of memory of this machine, infinite if unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return math.inf
 
 
 def rows_by_index(test: Any, index: Any) -> Any:
