@@ -311,6 +311,7 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
             call()
 
 
+@pytest.mark.slow
 def test_cross_fitting_trains_the_prediction_as_well() -> None:
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     y = x.sum(1, keepdim=True) + 0.1 * torch.randn(200, 1, generator=torch.Generator().manual_seed(1))

@@ -69,6 +69,7 @@ def test_numbers_are_those_of_a_dense_buffer(kind: str, layout: str) -> None:
     torch.testing.assert_close(*both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vote", "vote_sculpt", "neo", "laplace", "swag"])
 @pytest.mark.parametrize("layout", SPARSE)
 def test_fit_trains_as_with_a_dense_buffer(kind: str, layout: str) -> None:

@@ -107,6 +107,7 @@ def test_a_cell_and_its_summary(
     assert (tmp_path / "ood-corruptions.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_rows_that_choose_the_temperature_are_not_trained_on(models: ModuleType) -> None:
     if "fashion-mnist" not in data.names(available=True):
         pytest.skip("the images are not on this machine")

@@ -112,6 +112,7 @@ def test_without_it_the_loop_is_stopped_and_the_remedy_told(monkeypatch):
     assert sample.Wrapper(2, where="weights")(model).eval()(x, return_risk=True)[1].min() > 0
 
 
+@pytest.mark.slow
 def test_a_solver_of_numpy_is_stopped_as_well(monkeypatch):
     """The values of scipy's solvers leave torch as arrays (torchdiffeq's scipy_solver)."""
     torchdiffeq = pytest.importorskip("torchdiffeq")

@@ -89,6 +89,7 @@ def test_risks_that_differ_by_chance_are_said_to() -> None:
     assert said.count("(may be chance)") == said.count(", ") + 1
 
 
+@pytest.mark.slow
 def test_the_best_of_five_equal_risks_is_seldom_called_better() -> None:
     """The one with the lowest area is chosen on these rows: with twice the standard error, every fourth time some other was said to be worse."""
     draw, called = torch.Generator().manual_seed(0), 0
