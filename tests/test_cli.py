@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from conftest import write_notebook
 
 import workbench
 from workbench.cli import main
+from workbench.experiments.bench import FUNCTIONS
 from workbench.notebook import read_run
 
 
@@ -159,6 +161,25 @@ def test_data_sets_are_listed_and_shown(
     assert capsys.readouterr().out == ""
     assert main(["data", "show", "conrete"]) == 2
     assert "did you mean 'concrete'" in capsys.readouterr().err
+
+
+def test_a_terminal_that_lacks_a_character_shows_a_question_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = "".join(f"def {name}(): ...\n" for name in FUNCTIONS)
+    (tmp_path / "toy.py").write_text(f'"""Mean ± error."""\n{functions}', encoding="utf-8")
+    monkeypatch.setattr("workbench.experiments.bench.benchmarks_folder", lambda: tmp_path)
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["bench"]) == 0
+    assert written.getvalue().endswith(b"Mean ? error.\n")
+
+
+@pytest.mark.parametrize("arguments", [["data", "list"], ["data", "show", "conrete"]])
+def test_a_program_without_a_console_runs_commands(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)  # as of pythonw, or of a shell's >&-
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(arguments) == (2 if "show" in arguments else 0)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ LAYERS = (
     ("errors", "atomic", "deprecation", "version", "trackers"),
     ("introspect",),
     ("engine",),
-    ("risk", "distributions"),
+    ("risk", "distributions", "console"),
     ("core",),
     ("methods", "outputs"),
     ("data", "metrics", "models", "plots", "text", "training", "calibration", "attributions"),

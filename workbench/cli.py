@@ -30,9 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = _parser().parse_known_args(argv)
     if unknown:  # argparse would show how to call workbench instead of the subcommand
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    for stream in (sys.stdout, sys.stderr):  # None if it is closed
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character, such as ±, must not end a run
     try:
         code: int = arguments.command(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough; at exit Python would flush what is left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

@@ -15,6 +15,7 @@ from workbench.attributions.one_input import one_input
 from workbench.calibration.abstention import row_risk
 from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import ask, check_model, output_of
+from workbench.console import progress_bar
 from workbench.core.batches.rows import bad_rows, place
 from workbench.core.method import evaluating
 from workbench.engine.effects.private_random import own_random
@@ -113,10 +114,8 @@ def integrated_gradients(
     nodes, weights = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(steps))
     parts: list[tuple[dict[str, Tensor], ...]] = []
     left_out: dict[str, str] = {}
-    from tqdm.auto import tqdm
-
     batches = torch.arange(len(chosen)).split(batch_size)
-    with tqdm(total=len(batches) * steps, desc="gradients", delay=2, disable=not progress, leave=False) as bar:
+    with progress_bar(total=len(batches) * steps, desc="gradients", delay=2, disable=not progress, leave=False) as bar:
         for rows in batches:
             inputs = tree_map(lambda tensor, rows=rows: tensor[rows], with_others(chosen))
             path = _PathIntegral(wrapped, form, inputs, of, chosen[rows], start, like, seed)

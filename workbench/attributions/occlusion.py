@@ -14,6 +14,7 @@ from workbench.attributions.one_input import alone, one_input
 from workbench.calibration.abstention import row_risk
 from workbench.calibration.answers import Answers, log_probabilities
 from workbench.calibration.base import check_model, collect, output_of
+from workbench.console import progress_bar
 from workbench.core.batches.rows import bad_rows
 
 
@@ -105,9 +106,7 @@ def occlusion(
     windows_at_once = 1 if answers.drawn else max(1, batch_size // len(x))
     total = {name: torch.zeros(len(x), *shape, dtype=torch.float64) for name in before}
     counts = torch.zeros(shape, dtype=torch.float64)
-    from tqdm.auto import tqdm
-
-    with tqdm(total=len(corners), desc="occlusion", delay=2, disable=not progress, leave=False) as bar:
+    with progress_bar(total=len(corners), desc="occlusion", delay=2, disable=not progress, leave=False) as bar:
         for first in range(0, len(corners), windows_at_once):
             chunk = corners[first : first + windows_at_once]
             windows: list[Any] = [

@@ -13,6 +13,7 @@ from workbench.attributions.one_input import alone, one_input
 from workbench.calibration.abstention import row_risk
 from workbench.calibration.answers import Answers, check_labels, check_values, log_probabilities
 from workbench.calibration.base import check_model, collect, output_of
+from workbench.console import progress_bar
 from workbench.core.batches.rows import bad_rows
 from workbench.data import Data
 from workbench.data.frames import FrameEncoding
@@ -155,9 +156,7 @@ def permutation_importance(
     values = {name: torch.full((len(groups), n_repeats), torch.nan, dtype=torch.float64) for name in before}
     if error is not None:
         values["error"] = values["prediction"].clone()
-    from tqdm.auto import tqdm
-
-    bar = tqdm(total=len(groups) * n_repeats, desc="permutations", delay=2, disable=not progress, leave=False)
+    bar = progress_bar(total=len(groups) * n_repeats, desc="permutations", delay=2, disable=not progress, leave=False)
     with bar:
         for i, group in enumerate(groups.values()):
             for k in range(n_repeats):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.console import progress_bar
 from workbench.data.digests import digest
 from workbench.data.registry import entries, resolve
 from workbench.errors import require
@@ -229,19 +230,20 @@ def _quiet(pooch: Any) -> Iterator[None]:
 
 def _retrieve(address: str, files: Sequence[str], folder: Path, title: str) -> list[Path]:
     """Download files below an address into a folder, each with one retry. Progress is shown in bytes for one file, else in files."""
-    from tqdm.auto import tqdm
-
     pooch = require("pooch")
     source = pooch.create(path=folder, base_url=address, registry=dict.fromkeys(files), retry_if_failed=RETRIES)
     # "identity": servers must not decompress files that are stored compressed
     options = {"timeout": TIMEOUT, "headers": {"User-Agent": "workbench", "Accept-Encoding": "identity"}}
     if len(files) == 1:
         # the total must not be 0, since pooch tests the truth value of the bar
-        with tqdm(total=1, desc=title, unit="B", unit_scale=True, leave=False) as bar:
+        with progress_bar(total=1, desc=title, unit="B", unit_scale=True, leave=False) as bar:
             downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16, **options)
             return [Path(source.fetch(files[0], downloader=downloader))]
     downloader = pooch.HTTPDownloader(**options)
-    return [Path(source.fetch(file, downloader=downloader)) for file in tqdm(files, title, unit="file", leave=False)]
+    return [
+        Path(source.fetch(file, downloader=downloader))
+        for file in progress_bar(files, desc=title, unit="file", leave=False)
+    ]
 
 
 def _standard_splits(address: str, n_splits: int, folder: Path, title: str) -> Path:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from workbench import metrics
 from workbench.calibration.base import check_model, named_risks, output_of
+from workbench.console import progress_bar
 from workbench.core.additions import extra
 from workbench.core.method import evaluating
 from workbench.core.wrapped import Wrapped, is_wrapped
@@ -249,12 +250,10 @@ def _forecast_all(
     checkpoint_file: Checkpoint | None,
 ) -> None:
     """Append the forecasts at the origins that have none yet to the rows."""
-    from tqdm.auto import tqdm
-
     shape = (1, *target_values[:horizon].shape)
     current = model if refit is None else None
     total = len(origins)
-    with tqdm(
+    with progress_bar(
         total=total, initial=len(rows), desc="back-test", unit="origin", delay=2, disable=not progress, leave=False
     ) as bar:
         for number in range(len(rows), total):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import atomic
+from ..console import progress_bar
 from ..errors import WorkbenchWarning, require
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
@@ -138,8 +139,7 @@ def _run(
     files: Sequence[Path | str],
     log: Delivery | None,
 ) -> list[CellOutcome]:
-    from tqdm.auto import tqdm
-
+    progress = progress and sys.stdout is not None
     module = reference.rpartition(":")[0]
     file = Path(module if module.endswith(".py") else getattr(sys.modules[module], "__file__", None) or ".").resolve()
     machine = environment.environment(file.parent)
@@ -153,7 +153,9 @@ def _run(
     if not todo:
         return []
     failed: list[CellOutcome] = []
-    bar = tqdm(total=len(cells), initial=len(done), unit="cell", disable=None if progress else True, leave=False)
+    bar = progress_bar(
+        total=len(cells), initial=len(done), unit="cell", disable=None if progress else True, leave=False
+    )
     with contextlib.ExitStack() as stack:
         if log is not None:
             stack.callback(log.close)
@@ -183,13 +185,13 @@ def _run(
                     status = "finished" if outcome.status == "ok" else outcome.status
                     log.run(_arguments(outcome), outcome.cell, rows, status, store.path.stem)
                 if progress:
-                    tqdm.write(_line(number, len(cells), outcome), file=sys.stdout)
+                    bar.write(_line(number, len(cells), outcome), file=sys.stdout)
                     sys.stdout.flush()
                 bar.update()
         except KeyboardInterrupt:
             if progress:
                 n_done = len(store.keys() & set(keys))
-                tqdm.write(f"{n_done} of {len(cells)} cells have results; run again to resume", file=sys.stdout)
+                bar.write(f"{n_done} of {len(cells)} cells have results; run again to resume", file=sys.stdout)
             raise
     return failed
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..console import progress_bar
 from ..core.additions import MARK, extra
 from ..core.calls.predict import plan_of, run
 from ..core.calls.risks import reduced
@@ -324,12 +325,10 @@ def _predict(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, di
 
 def _batches(wrapped: Any, inputs: Any, description: str) -> Iterator[tuple[tuple, dict[str, Any], Any]]:
     """Iterate over batches (args, kwargs, target), on the model's device and with inputs in its units, with a progress bar."""
-    from tqdm.auto import tqdm
-
     from ..core.batches.labelled import batches_of
 
     device, scaling = next(wrapped.parameters()).device, extra(wrapped, "scaling")
-    for batch in tqdm(batches_of(inputs, wrapped), desc=description, delay=2, leave=False):
+    for batch in progress_bar(batches_of(inputs, wrapped), desc=description, delay=2, leave=False):
         args, kwargs, target = map_tensors(lambda t: t.to(device), batch)
         yield *((args, kwargs) if scaling is None else scaling.inputs(args, kwargs)), target
 

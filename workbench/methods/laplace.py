@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..console import progress_bar
 from ..core.additions import extra
 from ..core.method import Call, Method, evaluating
 from ..core.outputs.class_scores import Classes, cross_entropy
@@ -290,8 +291,6 @@ class Laplace(Method):
 
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Learn the posterior of the trained weights from the training data, pairs (input, target)."""
-        from tqdm.auto import tqdm
-
         from ..core.batches.labelled import batches_of
 
         table = table_of(wrapped)
@@ -299,7 +298,7 @@ class Laplace(Method):
         fits = [self.curvature_fit(wrapped, place) for place in places]
         like = next(wrapped.parameters())
         with torch.no_grad(), evaluating(wrapped):
-            for batch in tqdm(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
+            for batch in progress_bar(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
                 batch = map_tensors(lambda t: t.to(like.device), batch)
                 for curvature_fit in fits:
                     curvature_fit(*batch)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ..console import progress_bar
 from ..core.additions import add_extra, extra
 from ..core.method import Method, evaluating
 from ..core.outputs.options import form_of
@@ -258,10 +259,10 @@ class Neo(Method):
 
     def _batches(self, wrapped: Any, inputs: Any, max_rows: int) -> Iterator[tuple[tuple, dict[str, Any], Any]]:
         """Iterate over the model's positional and keyword inputs, on its device and in its units, and the targets."""
-        from tqdm.auto import tqdm
-
         like = next(wrapped.parameters())
-        for args, kwargs, target in tqdm(spread(inputs, wrapped, max_rows), desc="signature", delay=2, leave=False):
+        for args, kwargs, target in progress_bar(
+            spread(inputs, wrapped, max_rows), desc="signature", delay=2, leave=False
+        ):
             args, kwargs = map_tensors(lambda t: t.to(like.device), (args, kwargs))
             if (scaling := extra(wrapped, "scaling")) is not None:
                 args, kwargs = scaling.inputs(args, kwargs)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from workbench.console import progress_bar
 from workbench.core.wrapper import compose
 from workbench.engine.threads import torch_threads
 from workbench.training import fit
@@ -100,8 +101,6 @@ def best_trained(candidates: Sequence[C], build: Callable[..., nn.Module], data:
         build: function that builds a network for the rows of the data.
         data: data set; at most `MAX_TRAINED_ROWS` of its training rows are drawn, a quarter of them for validation.
     """
-    from tqdm.auto import tqdm
-
     rows = data.train.load()
     order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(0))
     kept = order if rows.y.is_floating_point() or rows.y.dim() > 1 else order[(rows.y >= 0).cpu()[order]]
@@ -109,7 +108,7 @@ def best_trained(candidates: Sequence[C], build: Callable[..., nn.Module], data:
     pair, losses = (rows.x[drawn], rows.y[drawn]), []
     epochs = min(MAX_EPOCHS, EPOCHS * MAX_TRAINED_ROWS // len(drawn))
     with torch.random.fork_rng(devices=[]):
-        for candidate in tqdm(candidates, desc="embedding of columns", delay=2, leave=False):
+        for candidate in progress_bar(candidates, desc="embedding of columns", delay=2, leave=False):
             torch.manual_seed(0)
             history = fit(compose()(build(*candidate)), pair, epochs=epochs, validation=0.25, progress=False)
             losses.append(min(record[2] for record in history.records))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import atomic
+from ..console import progress_bar
 from ..experiments.environment import environment
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
@@ -212,9 +213,8 @@ class _Grid:
         progress: bool,
         log: Delivery | None,
     ) -> None:
-        from tqdm.auto import tqdm
-
-        self.nb, self.index, self.chromium, self.progress, self.log = nb, index, chromium, progress, log
+        self.nb, self.index, self.chromium, self.log = nb, index, chromium, log
+        self.progress = progress and sys.stdout is not None
         self.runs = {run.name: run for run, _ in planned}
         self.values = {run.name: values for run, values in planned}
         self.replaced = {
@@ -225,7 +225,7 @@ class _Grid:
         self.ended: set[str] = set()
         self.notebook_folder = Path(planned[0][0].notebook).parent
         self.began = time.strftime(CLOCK)
-        self.bar = tqdm(total=len(planned), unit="run", disable=None if progress else True, leave=False)
+        self.bar = progress_bar(total=len(planned), unit="run", disable=None if progress else True, leave=False)
 
     def __enter__(self) -> _Grid:
         return self

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from ..console import progress_bar
 from ..core.wrapper import Wrapper
 from ..engine.threads import torch_threads
 from ..errors import WorkbenchWarning
@@ -76,9 +77,7 @@ def check_wrapper(
     make = maker(wrapper)
     chosen = _cases(models)
     report = Report(repr(make()))
-    from tqdm.auto import tqdm
-
-    for case in tqdm(chosen, desc="models", delay=2, leave=False):
+    for case in progress_bar(chosen, desc="models", delay=2, leave=False):
         trial = Trial(case, make, tensors)
         with _quiet():
             for name, check in checks_of(trial).items():

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.console import progress_bar
 from workbench.core import members
 from workbench.core.additions import EXTRAS, MARK
 from workbench.core.batches.rows import Batch, TensorRows
@@ -136,9 +137,7 @@ class CrossFit:
                 self.wrapped.eval()
 
     def _epochs(self) -> None:
-        from tqdm.auto import tqdm
-
-        bar = tqdm(
+        bar = progress_bar(
             total=self.steps,
             initial=self.optimizer.steps,
             desc=f"training {len(self.train)} voters",

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from workbench.console import progress_bar
 from workbench.core.batches.graphs import bad_graphs, is_graph_batch
 from workbench.core.batches.rows import Batch, bad_rows
 from workbench.core.calls.model_by_model import DETACHED, backward
@@ -158,10 +159,8 @@ class Loop:
         self.wrapped.eval()
 
     def _epochs(self) -> None:
-        from tqdm.auto import tqdm
-
         # short trainings show no bar: it would disappear at once
-        bar = tqdm(
+        bar = progress_bar(
             total=self.epochs,
             initial=len(self.records),
             desc="training",

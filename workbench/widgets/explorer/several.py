@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration import Selective
+from workbench.console import progress_bar
 from workbench.core.batches.rows import bad_rows
 from workbench.core.method import evaluating
 from workbench.core.outputs.options import form_of
@@ -93,9 +94,7 @@ class SeveralExploration(Exploration):
         rankings: list[dict[str, Tensor]] = []
         wrongs: list[dict[str, Tensor]] = []
         like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
-        from tqdm.auto import tqdm
-
-        batches = tqdm(self.rows.split(batch_rows(test.y, BATCH)), desc=f"{name}: rows", delay=2, leave=False)
+        batches = progress_bar(self.rows.split(batch_rows(test.y, BATCH)), desc=f"{name}: rows", delay=2, leave=False)
         with own_random(0, like.device), torch.no_grad(), evaluating(wrapped, whole=True):
             for rows in batches:
                 y, risk = predict_positions(wrapped, self.data, test.x[rows])
