@@ -37,6 +37,16 @@ def test_the_noise_is_carried_by_its_own_number_alone() -> None:
     assert found.names == ("prediction", "aleatoric", "total")
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_that_are_turned_off_around_the_call_change_nothing(mode: Any) -> None:
+    model, x = seeded(lambda: vote.Wrapper(2)(smooth(3, 1))), torch.randn(4, 3, generator=rng(0)).double()
+    expected = attributions.integrated_gradients(model, x)
+    with mode():
+        found = attributions.integrated_gradients(model, x.clone())
+    assert found.left_out == expected.left_out
+    torch.testing.assert_close(found.values, expected.values, rtol=0, atol=0)
+
+
 def test_linear_voters_add_what_their_mean_weight_does() -> None:
     wrapped = seeded(lambda: vote.Wrapper(3)(nn.Linear(4, 1).double()))
     x = torch.rand(6, 4, generator=rng(1), dtype=torch.float64)

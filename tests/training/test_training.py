@@ -179,6 +179,25 @@ def test_history_columns_repr_and_plot() -> None:
     assert len(History([], 0).frame) == 0
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["plain", "vote of sculpt"])
+def test_gradients_that_are_turned_off_around_a_fit_change_nothing(mode: Any, name: str) -> None:
+    first, second = (WRAPPERS[name]()(net()) for _ in range(2))
+    quiet(first, plane(), epochs=2)
+    with mode():
+        quiet(second, plane(), epochs=2)  # whose rows are tensors of inference mode as well
+        assert not torch.is_grad_enabled()
+        assert torch.is_inference_mode_enabled() is (mode is torch.inference_mode)
+    assert same(weights(first), weights(second))
+
+
+def test_weights_that_torch_cannot_change_are_refused() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"0.weight was made inside torch.inference_mode\(\).*wrap the model outside"):
+        quiet(compose()(model), plane())
+
+
 def test_the_bar_is_silent_when_short_or_not_wanted(capfd: pytest.CaptureFixture[str]) -> None:
     fit(plain(), plane(), epochs=2)
     quiet(plain(), plane(), epochs=2)

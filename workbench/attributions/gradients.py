@@ -57,6 +57,7 @@ class IntegratedGradients:
         return f"IntegratedGradients({shape}: {', '.join(self.names)}{missing})"
 
 
+@torch.inference_mode(False)  # also enables gradients, where a notebook has turned them off
 def integrated_gradients(
     wrapped: nn.Module,
     x: Any,

@@ -68,6 +68,7 @@ from workbench.training.validation import read_and_hold_out
 
 @naming_arguments
 @one_at_a_time
+@torch.inference_mode(False)  # also enables gradients, where a notebook has turned them off
 @on_requested_device
 def fit(
     wrapped: nn.Module,
@@ -339,6 +340,12 @@ def _checked(wrapped: Any) -> Wrapped:
             raise ValueError(
                 f"wrapped: its parameter {empty.partition(MARK)[0]} is on the device 'meta', which holds no numbers; make the model on another "
                 "device, or model.to_empty(device=...) and load its weights, before wrapping it"
+            )
+        tensors = itertools.chain(wrapped.named_parameters(), wrapped.named_buffers())
+        if (fixed := next((name for name, tensor in tensors if tensor.is_inference()), None)) is not None:
+            raise ValueError(
+                f"wrapped: its {fixed.partition(MARK)[0]} was made inside torch.inference_mode(), and torch can't change it outside; make and "
+                "wrap the model outside"
             )
         return wrapped
     if isinstance(wrapped, nn.Module) and not is_wrapped(wrapped):  # which raises for a wrapped Keras model
