@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.full_disk import limited_files
 from helpers.training_models import (
     WRAPPERS,
     Interrupt,
@@ -201,6 +202,13 @@ def test_a_checkpoint_written_before_it_held_the_settings_of_wrappers_resumes(tm
     del state["settings"]["wrapper settings"]
     torch.save(state, path)
     assert len(quiet(make(), plane(40), epochs=2, checkpoint=path).frame) == 2
+
+
+def test_a_full_disk_is_told_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "training"
+    with limited_files(100), pytest.raises(OSError, match=f"too large: '{path}'"):
+        quiet(plain(), plane(), **options(checkpoint=path))
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -93,5 +93,11 @@ class Checkpoint:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as temporary:
             runs = {"runs": self.runs} if self.runs else {}
-            torch.save({**state, "settings": self.settings, **runs}, temporary)
+            try:
+                with temporary.open("wb") as file:
+                    torch.save({**state, "settings": self.settings, **runs}, file)
+            except RuntimeError as error:  # torch hides why the file can't be written, such as a full disk
+                if isinstance(reason := error.__context__, OSError):
+                    raise reason from None
+                raise
         self._written = time.monotonic()

@@ -84,11 +84,19 @@ def _is_json(entry: Any) -> bool:
 
 
 def write(path: Path, text: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write a file atomically."""
+    """Write a file atomically.
+
+    Raises:
+        OSError: it can't be written, as to a full disk.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with replacing(path) as unfinished:
-        save_file(tensors, unfinished, metadata={"format": "pt", **metadata_of(text, tensors)})
+        try:
+            save_file(tensors, unfinished, metadata={"format": "pt", **metadata_of(text, tensors)})
+        except SafetensorError as error:
+            raise OSError(f"{path} can't be written: {error}") from error
 
 
 def metadata_of(text: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
