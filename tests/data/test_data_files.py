@@ -289,6 +289,16 @@ def test_a_folder_named_datasets_alone_is_no_checkout(checkout, cache):
     assert files.download_folder() == cache
 
 
+def test_a_user_without_a_home_loads_what_is_here_and_is_told_where_downloads_could_go(cache, yacht, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}["no account"])
+    assert "moons" in data.names(available=True)
+    assert "yacht" not in data.names(available=True)
+    with pytest.raises(FileNotFoundError, match="set XDG_CACHE_HOME to a folder"):
+        data.load("yacht")
+
+
 def test_this_repository_is_one_and_git_ignores_what_is_in_it():
     if shutil.which("git") is None or not (ROOT / ".git").exists() or not Path(files.__file__).is_relative_to(ROOT):
         pytest.skip("no git repository, or the package is not imported from it")

@@ -20,6 +20,7 @@ import pytest
 from conftest import THROWAWAY, write_notebook
 from nbformat.sign import NotebookNotary
 
+from workbench.experiments.environment import cause
 from workbench.notebook import Run, environment, read_records, read_run, run_notebook
 from workbench.notebook.commands import parse
 from workbench.notebook.parameters import COMPUTED, declared_parameters, parse_parameter, split_values
@@ -417,12 +418,20 @@ def test_quotes_around_a_value_of_a_grid_are_no_part_of_it(tmp_path: Path) -> No
     assert parse(tmp_path / "a.ipynb", [], ["name='a,b',c"]) == ({}, {"name": ["a,b", "c"]})
 
 
-def test_the_environment_tells_the_state_of_the_repository(tmp_path: Path) -> None:
+def test_the_environment_tells_the_state_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment(tmp_path)["git"] == "none"
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"], ["tag", "v7"]):
         subprocess.run([*git, *command], check=True)
     assert environment(tmp_path)["git"] == "v7"
+    subprocess.run([*git, "tag", "-d", "v7"], check=True, capture_output=True)
+    subprocess.run([*git, "tag", "größe"], check=True)
+    monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "ascii")  # as in the C locale
+    monkeypatch.setattr("locale.getencoding", lambda: "ascii")
+    monkeypatch.setattr("subprocess._text_encoding", lambda: "ascii")
+    assert environment(tmp_path)["git"] == "größe"
+    assert cause(-9).startswith("killed by SIGKILL")
+    assert cause(-40).startswith("killed by signal 40")  # a real-time signal without a name
     here = environment()
     assert here["python"] == ".".join(map(str, sys.version_info[:3]))
     assert here["numpy"] == np.__version__

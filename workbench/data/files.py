@@ -30,7 +30,10 @@ REPOSITORY = Path(__file__).parents[2]  # the repository in a checkout; an unrel
 def roots() -> list[Path]:
     """Return the folders in which files are searched: WORKBENCH_DATA if set, datasets in a checkout, the user cache."""
     configured, checkout = os.environ.get("WORKBENCH_DATA"), checkout_folder()
-    return [*([Path(configured).expanduser()] if configured else []), *([checkout] if checkout else []), cache_folder()]
+    folders = [*([Path(configured).expanduser()] if configured else []), *([checkout] if checkout else [])]
+    with contextlib.suppress(FileNotFoundError):  # a user without a home has no cache
+        folders.append(cache_folder())
+    return folders
 
 
 def checkout_folder() -> Path | None:
@@ -40,8 +43,17 @@ def checkout_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return the user cache: the folder workbench in XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench"
+    """Return the user cache: the folder workbench in XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        FileNotFoundError: there is neither, as for a user of a container without an account.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench"
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            "this user has no home folder for downloads: set XDG_CACHE_HOME to a folder for them"
+        ) from error
 
 
 def download_folder() -> Path:

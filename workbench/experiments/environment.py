@@ -143,7 +143,10 @@ def cause(exit_code: int | None) -> str:
     """
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code or 0}"
-    name = signal.Signals(-exit_code).name
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:  # most of the real-time signals have no name
+        name = f"signal {-exit_code}"
     hints = {"SIGKILL": "as the system does when memory runs out", "SIGSEGV": "a crash in native code"}
     return f"killed by {name} ({hints.get(name, 'sent by another process, or a crash in native code')})"
 
@@ -151,7 +154,7 @@ def cause(exit_code: int | None) -> str:
 def _git(folder: Path | str | None) -> str:
     describe = ["git", "describe", "--always", "--dirty", "--tags", "--abbrev=12"]
     try:
-        described = subprocess.run(describe, cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        described = subprocess.run(describe, cwd=folder, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "none"
-    return described.stdout.strip() or "none"
+    return described.stdout.decode(errors="replace").strip() or "none"  # whatever the system's encoding
