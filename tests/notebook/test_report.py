@@ -19,7 +19,9 @@ from nbformat import v4
 
 from workbench.errors import WorkbenchWarning
 from workbench.notebook import Run, read_records, render
+from workbench.notebook.curves import curves_plot
 from workbench.notebook.formulas import formula, markdown_to_html
+from workbench.notebook.plots import grid_plot
 
 REQUESTS = re.compile(
     r"""(?:src|href|data|action|poster)\s*=\s*(?!["']?(?:data:|\#))|url\(\s*(?!["']?(?:data:|\#))|@import|<script|<link""",
@@ -252,6 +254,19 @@ def test_drawing_formulas_leaves_matplotlib_as_it_is() -> None:
     before, figures = dict(plt.rcParams), plt.get_fignums()
     formula(r"\int_0^1 x\,dx", block=True)
     assert (dict(plt.rcParams), plt.get_fignums()) == (before, figures)
+
+
+def test_settings_of_the_user_do_not_hide_formulas_or_ask_for_latex(monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib.pyplot as plt
+
+    runs = [({"n": n}, {"rmse": float(n)}) for n in (1, 2)]
+    curves = {"a": {"loss": [(0, 1.0), (1, 0.5)]}}
+    expected = formula("x^2"), grid_plot(runs), curves_plot(curves)
+    monkeypatch.setenv("PATH", "")  # where LaTeX could be
+    with plt.rc_context({"text.usetex": True}):
+        assert (formula("x^2"), grid_plot(runs), curves_plot(curves)) == expected
+    with plt.style.context("dark_background"):
+        assert formula("x^2") == expected[0]
 
 
 def test_what_is_no_notebook_is_refused(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 from ..errors import require
 from ..plots._common import DASHES, whole_numbers
-from .pictures import embedded
+from .pictures import embedded, without_latex
 from .plots import COLOURS, MAX_PANELS, MAX_SERIES
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]  # name -> (step, value)
 
 
+@without_latex()
 def curves_plot(runs: Mapping[str, Curves]) -> tuple[str, str] | None:
     """Plot metrics over steps: a panel per metric, a line per run.
 

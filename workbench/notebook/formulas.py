@@ -46,7 +46,8 @@ def formula(tex: str, *, block: bool = False) -> str:
         warnings.warn(message, WorkbenchWarning, stacklevel=2)
         return f"<code>{html.escape(tex)}</code>"
     figure = Figure(figsize=(width / 72, height / 72))
-    figure.text(0, depth / height, f"${tex}$", fontproperties=font)
+    # whatever the user's settings: black is what pages replace by the colour of their text, and LaTeX may be missing
+    figure.text(0, depth / height, f"${tex}$", fontproperties=font, color="black", usetex=False)
     picture = io.BytesIO()
     figure.savefig(picture, format="svg", dpi=72, transparent=True)
     svg = picture.getvalue().decode()

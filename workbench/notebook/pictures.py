@@ -5,11 +5,20 @@ from __future__ import annotations
 import base64
 import functools
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import require
 
 THUMBNAIL = (400, 270)  # pixels; displayed at half this size
+
+
+@contextmanager
+def without_latex() -> Iterator[None]:
+    """Context manager, or decorator, in which matplotlib draws all texts itself: the user may prefer LaTeX, and not have it here."""
+    with require("matplotlib").rc_context({"text.usetex": False}):
+        yield
 
 
 def thumbnail(png: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import require
 from ..experiments.directions import higher_is_better, metric_of
 from .comparable import data_parameters
-from .pictures import embedded
+from .pictures import embedded, without_latex
 from .tables import REPEATS, varied
 from .values import as_text
 
@@ -59,6 +59,7 @@ def grid_plot(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> 
     return _picture(panels, axis, _distinct(values), mean_style)
 
 
+@without_latex()
 def _picture(
     panels: dict[str, Panel], axis: str, order: Sequence[str] = (), mean_style: str = "mean"
 ) -> tuple[str, str] | None:
