@@ -45,6 +45,15 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: 
     assert content(tmp_path) == {"a": b"old"}
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=f"can't be replaced by a file; give another path: '{tmp_path / 'pipe'}'"):
+        atomic.write(tmp_path / "pipe", "new")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
 def test_an_error_names_the_file_that_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -34,6 +34,8 @@ def replacing(path: Path) -> Iterator[Path]:
         >>> [file.name for file in target.parent.iterdir()]
         ['results.txt']
     """
+    if path.exists() and not path.is_file() and not path.is_dir():  # /dev/null would become a file, for all programs
+        raise OSError(errno.EINVAL, "a device or pipe can't be replaced by a file; give another path", os.fspath(path))
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         yield unfinished
