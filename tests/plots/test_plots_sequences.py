@@ -117,6 +117,7 @@ def test_letters_are_readable_on_every_shade(kind: str) -> None:
         ),
         (lambda: plots.coverage_by_step(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), level=90), "level"),
         (lambda: plots.tokens(["a"], torch.zeros(2)), "text for each of 2"),
+        (lambda: plots.tokens(torch.tensor(1.0), torch.zeros(1)), r"text for each of 1 risks, found tensor\(1"),
         (lambda: plots.tokens(["a"], torch.tensor([-1.0])), "at least 0"),
         (lambda: plots.tokens(["a"], torch.tensor([float("nan")])), "finite"),
         (lambda: plots.tokens(["a"], torch.tensor([1.0]), kind="odd"), "kind"),

@@ -252,6 +252,8 @@ def tokens(
     from matplotlib.colors import Normalize
 
     values = vector(risk, "risk")
+    if np.ndim(words) != 1:
+        raise ValueError(f"words: expected a text for each of {len(values)} risks, found {words!r:.60}")
     if len(words) != len(values) or not all(isinstance(word, str) for word in words):
         raise ValueError(f"words: expected a text for each of {len(values)} risks, found {len(words)} of them")
     not_negative(risk=values)
