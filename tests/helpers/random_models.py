@@ -239,7 +239,7 @@ PARTS = {
         "self.register_buffer('e{n}', (torch.eye({d}) + torch.ones({d}, {d}).triu(1)).to_sparse())",
     ),
     # control flow and gradients
-    "branch": Part("x = self.l{n}(x) if x.sum() > 0 else self.l{n}(-x).tanh()", _SQUARE),
+    "branch": Part("x = self.l{n}(x) if x[0, 0] > 0 else self.l{n}(-x).tanh()", _SQUARE),
     "iteration": Part(
         "for _ in range(5):\n    x = 0.5 * x + self.l{n}(x).tanh()\n    if x.abs().max() < 1:\n        break", _SQUARE
     ),
