@@ -42,9 +42,9 @@ def test_gradients_that_are_turned_off_around_the_call_change_nothing(mode: Any)
     model, x = seeded(lambda: vote.Wrapper(2)(smooth(3, 1))), torch.randn(4, 3, generator=rng(0)).double()
     expected = attributions.integrated_gradients(model, x)
     with mode():
-        found = attributions.integrated_gradients(model, x.clone())
-    assert found.left_out == expected.left_out
-    torch.testing.assert_close(found.values, expected.values, rtol=0, atol=0)
+        inside = attributions.integrated_gradients(model, x.clone())
+    assert inside.left_out == expected.left_out
+    torch.testing.assert_close(inside.values, expected.values, rtol=0, atol=0)
 
 
 def test_linear_voters_add_what_their_mean_weight_does() -> None:

@@ -138,6 +138,24 @@ def test_heads_and_voters_that_would_use_the_given_parameters_are_refused(wrappe
         wrapped(torch.randn(6, 5), return_risk=True)
 
 
+class HoldsWeight(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = types.SimpleNamespace(weight=self.c.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.trunk(x), self.held.weight, self.c.bias) * self.gain
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("with_heads", [True, False])
+def test_a_weight_that_is_used_without_its_factors_is_refused(with_heads: bool, gradients: bool) -> None:
+    wrapper: Any = vote.Wrapper(3, share="rank1")
+    wrapped = (compose(wrapper, sculpt.Wrapper()) if with_heads else wrapper)(HoldsWeight()).eval()
+    with torch.set_grad_enabled(gradients), pytest.raises(UnreachedParametersError, match=r"uses c\.weight by"):
+        wrapped(torch.randn(6, 5), return_risk=True)
+
+
 LAYER: Any = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from .dependence import DependenceTracker, has_reentrant_checkpoint, passed, rea
 from .effects.branch_values import duplicate
 from .effects.random import values_unavailable
 from .executors import loop
-from .plan import Bank, Index, Plan, Split
+from .plan import Bank, Index, Plan, RankOne, Split
 from .request import Request
 from .results import Result, Running, StackedResults
 from .state import unseal
@@ -85,6 +85,7 @@ class Reach:
                 stale = {name for name, tensor in originals.items() if id(tensor) in source_ids - input_ids}
                 views = self._views_of_others(plan, index)
                 stale |= passed(outputs, views) - passed(tensors((request.args, request.kwargs)), views)
+                stale |= _without_factors(plan, index, source_ids - input_ids)
             # the graph of the layers inside a reentrant checkpoint is not known yet
             depends = not source_ids.isdisjoint(map(id, owned.values())) or has_reentrant_checkpoint(outputs)
         elif self._by_run:
@@ -124,8 +125,9 @@ class Reach:
         bank = Bank(plan.bank.get)
         branch_plan = replace(plan, axes=(), fixed=dict(index), dealt="", bank=bank, interventions=(), folding=None)
         probe, sources = replace(request, plan=branch_plan), set(map(id, owned.values()))
+        shared_weights = {id(plan.bank.get(rule.name)) for rule in _factored(plan, index).values()}
         tracker = DependenceTracker(
-            {*sources, *(id(tensor) for _, tensor in originals)},
+            {*sources, *(id(tensor) for _, tensor in originals), *shared_weights},
             map(id, (*self.root.parameters(), *self.root.buffers())),
         )
         try:
@@ -141,7 +143,8 @@ class Reach:
                 depends = not all(map(torch.equal, old, new))
         except Exception:  # an operation that does not support dispatch modes
             return set(), True
-        return {name for name, tensor in originals if id(tensor) in source_ids}, depends
+        stale = {name for name, tensor in originals if id(tensor) in source_ids}
+        return stale | _without_factors(plan, index, source_ids), depends
 
     def _views_of_others(self, plan: Plan, index: Index) -> dict[str, Tensor]:
         """Return, by slot, the tensors of the first branch that the wrapped module shows and that a branch must not use."""
@@ -172,6 +175,26 @@ def dry_run(request: Request, mode: AbstractContextManager[Any] | None = None) -
         sources.restore(states_before)
         if request.clones.impure:
             request.clones.forget()
+
+
+def _factored(plan: Plan, index: Index) -> dict[str, RankOne]:
+    """Return the rules, by slot, by which a branch scales a shared weight."""
+    rules = {
+        slot: rule.options[index.get(rule.axis, 0)] if isinstance(rule, Split) else rule
+        for slot, rule in plan.rules.items()
+    }
+    return {slot: rule for slot, rule in rules.items() if isinstance(rule, RankOne)}
+
+
+def _without_factors(plan: Plan, index: Index, source_ids: Set[int]) -> set[str]:
+    """Return the slots whose shared weight is among the sources of the outputs while the factors of the branch are not."""
+    return {
+        slot
+        for slot, rule in _factored(plan, index).items()
+        if id(plan.bank.get(rule.name)) in source_ids
+        and (factor := plan.bank.get(rule.left)).requires_grad
+        and id(factor) not in source_ids
+    }
 
 
 def _of_other_heads(plan: Plan, index: Index) -> dict[str, Tensor]:
