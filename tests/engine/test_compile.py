@@ -363,6 +363,32 @@ def test_branches_outside_the_graph_are_not_compiled_frame_by_frame(monkeypatch:
     assert callbacks == [None, None], "Dynamo would compile the engine itself"
 
 
+class Shrinking(Net):
+    """Goes through its parameters, of which Dynamo knows only those from before a call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / (1 + sum(p.square().mean() for p in self.parameters())))
+
+
+class OnDevice(Net):
+    """Asks a parameter for its device alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(next(self.parameters()).device))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("model", [Shrinking, OnDevice])
+def test_parameters_that_forward_goes_through_are_those_of_the_branch(model: type[Net], enabled: bool) -> None:
+    wrapped, (x, _) = wrap("vote", model()).eval(), data()
+    answers = torch.stack([voter(x) for voter in wrapped.voters()])
+    compiled = torch.compile(wrapped, backend="eager", fullgraph=model is OnDevice)
+    with torch.set_grad_enabled(enabled):
+        wrapped(x)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), answers.mean(0))
+
+
 # ---- C++ -------------------------------------------------------------------------------------------------------------
 
 

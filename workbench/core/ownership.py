@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..engine.clone import is_scripted, own_attributes, places
 from ..engine.plan import Bank, Index, RankOne, Rule
 from ..engine.tree import is_float, version
+from ..introspect.bytecode import walks_parameters
 from ..introspect.references import used_by
 from .additions import MARK
 from .calls.lone_calls import Alone, TakenByLoss
@@ -101,6 +102,8 @@ class Record:
     # set while validation collects losses: for each call the number of models along each axis, and the loss of each model
     losses: list[tuple[dict[str, int], Tensor]] | None = None
     says_distributions: bool = False  # whether a call has returned torch distributions
+    # whether forward goes through the parameters of a module, of which Dynamo knows only those from before the call
+    walks_parameters: bool = False
     # name of a registered tensor -> what is added to its initial values, also if they are drawn anew for each voter
     raised: dict[str, float] | None = None
     token: str = ""  # identifies the object and its copies; empty in objects pickled by an earlier version
@@ -122,10 +125,12 @@ class Record:
                         (path, attribute)
                     )
         used = None if method == "forward" else used_by(root, method)
+        forwards = (getattr(type(root), method, None), *(type(module).forward for module in root.modules()))
         return cls(
             {s.name: s for s in slots.values() if used is None or any(_name(*owner) in used for owner in s.owners)},
             order,
             method,
+            walks_parameters=any(map(walks_parameters, forwards)),
             token=secrets.token_hex(8),
         )
 

@@ -43,6 +43,16 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset().union(*(each.co_names for each in _with_nested(code)))
 
 
+def walks_parameters(function: Any) -> bool:
+    """Return whether a function goes through the parameters of a module, not only to ask the first for its device or dtype."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    if not isinstance(function, types.FunctionType):
+        return False
+    names = names_in(function.__code__)
+    return not names.isdisjoint(("parameters", "named_parameters")) and "next" not in names
+
+
 @functools.cache
 def _arguments(code: types.CodeType, operation: str) -> tuple[tuple[str, int], ...]:
     """(name, line) of every instruction of a kind, including nested functions."""

@@ -117,7 +117,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     """See `Wrapped.forward`."""
     record, scaling = wrapped._workbench, extra(wrapped, "scaling")
     # the number of boxes depends on values, which a compiled graph does not know
-    if torch.compiler.is_dynamo_compiling() and has_detections(record.output):
+    if torch.compiler.is_dynamo_compiling() and (has_detections(record.output) or record.walks_parameters):
         from ...engine.executors import graph_break
 
         return graph_break.outside(predict, wrapped, args, kwargs, return_risk, tile_and_reduce)
