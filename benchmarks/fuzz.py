@@ -58,7 +58,10 @@ def run(group: str, seed: int, calls: int) -> dict[str, Any]:
         outcomes.append(outcome(*call))
         seconds.append(time.process_time() - start)
 
-    (_attack_by_models if group == "models" else _attack_by_calls)(attack, group, seed, calls)
+    if group == "models":
+        _attack_by_models(attack, seed, calls)
+    else:
+        _attack_by_calls(attack, group, seed, calls)
     counts, faults = bad_calls.counted(outcomes)
     return {
         "made": len(outcomes),
@@ -92,7 +95,7 @@ def _attack_by_calls(attack: Callable[..., None], group: str, seed: int, calls: 
     attack_by()
 
 
-def _attack_by_models(attack: Callable[..., None], group: str, seed: int, calls: int) -> None:
+def _attack_by_models(attack: Callable[..., None], seed: int, calls: int) -> None:
     from helpers.random_models import WRAPPERS, outcome
 
     with tempfile.TemporaryDirectory() as folder:

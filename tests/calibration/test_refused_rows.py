@@ -108,7 +108,7 @@ class OneNumber(torch.nn.Linear):
     "ask", [lambda model, x: top_uncertain(model, x, 2), lambda model, x: calibrate(model, (x, x))]
 )
 def test_a_single_number_for_a_batch_is_refused(ask: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="a single number for a batch of rows"):
+    with pytest.raises(ValueError, match=r"gives \[\] for a batch.*; it must give one row for each"):
         ask(vote.Wrapper(2)(OneNumber(2, 1)), torch.zeros(9, 2))
 
 

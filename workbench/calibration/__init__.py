@@ -20,9 +20,7 @@ from workbench.calibration.abstention import (
     Decision,
     Selective,
     SelectivePredictor,
-    TopUncertain,
     selective,
-    top_uncertain,
 )
 from workbench.calibration.adaptation import adapt_batch_norm
 from workbench.calibration.base import Calibrated
@@ -31,6 +29,7 @@ from workbench.calibration.conformal import SplitConformal
 from workbench.calibration.cross import CrossConformal
 from workbench.calibration.online import OnlineConformal
 from workbench.calibration.quantiles import QuantileRecalibration
+from workbench.calibration.ranked_rows import TopUncertain, top_uncertain
 from workbench.calibration.risk_control import control_risk, learn_then_test
 from workbench.calibration.scaling import TemperatureScaling, VarianceScaling
 from workbench.calibration.shift import DensityRatio

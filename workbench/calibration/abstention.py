@@ -1,4 +1,4 @@
-"""Decisions by risk: answer where it is low and abstain elsewhere, and find the rows to inspect."""
+"""Decisions by risk: answer where it is low and abstain elsewhere."""
 
 from __future__ import annotations
 
@@ -7,21 +7,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from workbench.calibration.answers import (
-    RISKS,
-    Answers,
-    check_labels,
-    check_values,
-    level,
-    log_probabilities,
-    precise,
-    risk_named,
-)
+from workbench.calibration.answers import Answers, check_labels, check_values, level, precise
 from workbench.calibration.base import (
     check_model,
     check_targets,
@@ -33,6 +22,7 @@ from workbench.calibration.base import (
     risks_at,
 )
 from workbench.calibration.one_output import pick
+from workbench.calibration.ranked_rows import check_by, position_risk, row_risk
 from workbench.calibration.staleness import FitsWeights
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
@@ -41,7 +31,6 @@ from workbench.core.saving.training_data import Facts
 from workbench.errors import require
 from workbench.metrics._inputs import numbers
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
-from workbench.risk import Risk
 
 LEVELS = 25  # number of coverages whose bounds hold simultaneously
 
@@ -55,13 +44,6 @@ class Decision(NamedTuple):
     prediction: Any
     kept: Tensor
     risk: Tensor
-
-
-class TopUncertain(NamedTuple):
-    """Row numbers (int64 [k]) and risks [k], highest first."""
-
-    indices: Tensor
-    values: Tensor
 
 
 def upper_bound(errors: Tensor, confidence: float = 0.95, max_error: float = 1.0) -> float:
@@ -109,36 +91,6 @@ def _bound(total: float, n: int, delta: float, max_error: float, binary: bool) -
     return float(require("scipy.special").betaincinv(total + 1, n - total, 1 - delta))
 
 
-def position_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
-    """Return the risk as the model gives it, [rows] or [rows, ...]; for by="confidence" 1 - the highest class probability (y: classes last)."""
-    if by != "confidence":
-        return risk_named(risk, by)
-    if y.dim() < 2:
-        raise ValueError(f"by='confidence' takes class scores [rows, classes], but the model gives {list(y.shape)}")
-    return 1 - log_probabilities(y, output).amax(-1).exp()
-
-
-def row_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
-    """Return one risk per row [rows]: the root mean square over outputs and positions."""
-    chosen = position_risk(y, risk, by, output)
-    if chosen.dim() == 1:
-        return chosen
-    if by == "vacuitic":
-        raise ValueError(
-            f"by='vacuitic': the model gives one number per position, {['rows', *chosen.shape[1:]]}; they are negative for usual inputs, so "
-            "that their mean square does not rank rows. Wrap with neo.Wrapper(per='image') for one number per row, or use "
-            "selective(..., per='position')"
-        )
-    return chosen.flatten(1).square().mean(1).sqrt()
-
-
-def _check_by(by: str, per: str = "row") -> None:
-    if not isinstance(by, str) or by not in (*RISKS, "confidence"):
-        raise ValueError(f"by must be one of {', '.join(RISKS)}, or 'confidence' for classes; found {by!r}")
-    if not isinstance(per, str) or per not in ("row", "position"):
-        raise ValueError(f"per must be 'row' or 'position'; found {per!r}")
-
-
 class SelectivePredictor(SavesPretrained, FitsWeights):
     """A model that abstains: it answers the rows, or positions, whose risk is at most a threshold.
 
@@ -164,7 +116,7 @@ class SelectivePredictor(SavesPretrained, FitsWeights):
     def __init__(self, wrapped: nn.Module, by: str, threshold: float | Tensor, per: Per = "row") -> None:
         super().__init__()
         check_model(wrapped)
-        _check_by(by, per)
+        check_by(by, per)
         self.wrapped, self.by, self.per = wrapped, by, per
         self.register_buffer("threshold", torch.as_tensor(threshold).detach().clone())
         self.training = wrapped.training
@@ -361,7 +313,7 @@ def selective(
         >>> int(kept.sum())
         20
     """
-    _check_by(by, per)
+    check_by(by, per)
     answers = collect(wrapped, data, risk=by != "confidence", batch_size=batch_size, seed=seed)
     risk_of = row_risk if per == "row" else position_risk
     risk = risk_of(answers.y, answers.risk, by, output_of(wrapped))
@@ -402,53 +354,3 @@ def _errors(answers: Answers) -> tuple[Tensor, Tensor]:
     check_values(answers, "a selective regression")
     errors = (answers.y - answers.target).abs()
     return errors, torch.ones_like(errors)
-
-
-def top_uncertain(
-    wrapped: Any, data: Any, k: int, by: str = "epistemic", *, batch_size: int = 1024, seed: int = 0
-) -> TopUncertain:
-    """Return the k rows of highest risk, such as those to label next or to inspect.
-
-    Args:
-        wrapped: a model wrapped by one of the wrappers, or a calibrated model.
-        data: inputs, a tensor [n, ...] or batches of it, or pairs (x, y) in any form that `selective` takes; targets are ignored. A
-            DataLoader must keep the order of its rows, since rows are identified by their number.
-        k: number of rows, from 1 to n.
-        by: the risk to sort by, as for `selective`.
-        batch_size: rows per call of the model.
-        seed: seed of the model's random draws; the global random state is not touched.
-
-    Returns:
-        (indices, values): row numbers int64 [k] and risks [k], highest first; rows of equal risk keep their order.
-
-    Raises:
-        ValueError: k is out of range, the DataLoader shuffles, or the model does not measure this risk.
-
-    Example:
-        >>> from workbench import vote
-        >>> wrapped = vote.Wrapper(3)(nn.Linear(1, 1, bias=False))
-        >>> top_uncertain(wrapped, torch.tensor([[0.0], [3.0], [-5.0]]), k=2).indices
-        tensor([2, 1])
-    """
-    _check_by(by)
-    if isinstance(data, DataLoader) and not _keeps_order(data):
-        raise ValueError(
-            "the DataLoader shuffles its rows, so that row numbers would be meaningless; use shuffle=False"
-            if not isinstance(data.dataset, IterableDataset)
-            else f"{data.num_workers} workers read the {type(data.dataset).__name__}, so that row numbers would be meaningless; use "
-            "num_workers=0"
-        )
-    answers = collect(wrapped, data, risk=by != "confidence", targets=False, batch_size=batch_size, seed=seed)
-    risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= len(risk):
-        raise ValueError(f"k must be a whole number from 1 to {len(risk)}, the number of rows; found {k!r}")
-    values, indices = risk.sort(descending=True, stable=True)
-    return TopUncertain(indices[:k], values[:k])
-
-
-def _keeps_order(loader: DataLoader) -> bool:
-    if isinstance(loader.dataset, IterableDataset):
-        return loader.num_workers < 2  # several workers each iterate over all of it, or take turns
-    batches = loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    return type(sampler) is SequentialSampler and (batches is None or type(batches) is BatchSampler)

@@ -410,17 +410,14 @@ def collect(
             paired(innermost(model), data, targets=targets), parameter, int(batch_size), targets
         ):
             y, risks = ask(model, batch.x, risk)
-            if y.dim() == 0:
-                raise ValueError("the model gives a single number for a batch of rows; it must give one row for each")
+            if y.dim() == 0 or (targets and len(batch.y) != len(y)):
+                rows = f"a batch of {len(batch.y)} rows" if targets else "a batch"
+                raise ValueError(f"the model gives {list(y.shape)} for {rows}; it must give one row for each")
             batch_targets = batch.y.to(y.device) if targets else y[:0]
             if targets and _binary(model) is not None:
                 batch_targets = class_numbers(batch_targets, y)
             elif targets:
                 warn_unsaid(innermost(model), None, batch_targets, [y])
-            if targets and len(batch_targets) != len(y):
-                raise ValueError(
-                    f"the model gives {list(y.shape)} for a batch of {len(batch_targets)} rows; it must give one row for each"
-                )
             parts.append((y, risks, batch_targets))
             for name, row_values in values_of_inputs.items():
                 row_values.append((of_inputs or {})[name](batch.x, len(y)))

@@ -33,7 +33,7 @@ class OnlineConformal:
     Here each observation moves the later intervals, so that coverage lost to a drift is regained. Nothing is guaranteed for a single time. The
     share of misses among n observations of one step ahead differs from 1 - coverage by at most (1 + rate) / (rate n) for "aci", whatever the
     series does, and by about 8 / log(n) for "pid" in the worst case. "dtaci" weights several rates without such a bound: of targets placed just
-    outside of each interval it misses a fifth, where a tenth was requested. Each step of the horizon and each series has its own level, and
+    outside of each interval it misses more than requested. Each step of the horizon and each series has its own level, and
     learns from an observation when it arrives, `step` times after the forecast. Scores are |target - prediction|, or these divided by the risk:
     the intervals are prediction +- score, or prediction +- score * risk.
 

@@ -330,8 +330,8 @@ def _logistic(pieces: Callable[[], Iterator[tuple[Tensor, Tensor]]], ridge: floa
     """Return intercept and coefficients of a ridge-penalized logistic regression, by Newton's method; the intercept is not penalized.
 
     Args:
-        pieces: Returns columns [rows, k] and targets [rows] of all rows, piece by piece.
-        ridge: Strength of the penalty.
+        pieces: returns columns [rows, k] and targets [rows] of all rows, piece by piece.
+        ridge: strength of the penalty.
     """
 
     def with_ones() -> Iterator[tuple[Tensor, Tensor]]:

@@ -29,6 +29,19 @@ MAX_EAGER_BYTES = 2**29  # images up to this size in all are read into memory at
 Parts = dict[str, Any]
 
 
+def options(task: Any, classes: Any, void: Any, features: Any, target: Any, name: str, card: Card | None) -> Parts:
+    """Return what a user says of the rows, by name, None where nothing is said."""
+    return {
+        "task": task,
+        "classes": classes,
+        "void": void,
+        "features": features,
+        "target": target,
+        "name": name,
+        "card": card,
+    }
+
+
 def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: Any = None) -> Parts:
     """Return the arguments of a `Data` from inputs and targets in memory; see `Data.from_arrays`."""
     settings = (options["task"], options["classes"], options["void"])

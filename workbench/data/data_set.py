@@ -142,7 +142,7 @@ class Data:
             >>> d.task, len(d.train), d.train.y.shape
             ('classification', 40, torch.Size([40, 8, 8]))
         """
-        options = _options(task, classes, void, features, target, name, card)
+        options = assembly.options(task, classes, void, features, target, name, card)
         return cls(**assembly.of_arrays(x, y, test, split, options, lengths))
 
     @classmethod
@@ -181,7 +181,7 @@ class Data:
             >>> d.task, d.classes, len(d.train)
             ('classification', ('0', '1', '2'), 24)
         """
-        options = _options(task, classes, void, features, target, name, card)
+        options = assembly.options(task, classes, void, features, target, name, card)
         return cls(**assembly.of_dataset(dataset, test, split, workers, options))
 
     @classmethod
@@ -219,7 +219,7 @@ class Data:
             >>> [str(column) for column in d.features], d.train.y.shape
             (['a', 'b = u', 'b = v'], torch.Size([16, 1]))
         """
-        options = _options(task, classes, None, None, None, name, card)
+        options = assembly.options(task, classes, None, None, None, name, card)
         return cls(**assembly.of_frame(frame, target, test, split, options))
 
     @classmethod
@@ -265,7 +265,9 @@ class Data:
             FileNotFoundError: there is no such folder, or no image in it.
             ValueError: an image has no mask, has another size or can't be read.
         """
-        options = _options(task, classes, void, features, target, name or str(getattr(path, "name", path)), card)
+        options = assembly.options(
+            task, classes, void, features, target, name or str(getattr(path, "name", path)), card
+        )
         return cls(**assembly.of_folder(path, masks, size, lazy, test, split, workers, options))
 
     @classmethod
@@ -304,7 +306,7 @@ class Data:
             >>> d.train[0][0].shape, d.classes
             (torch.Size([2]), ('0', '1'))
         """
-        options = _options(task, classes, void, None, None, name, card)
+        options = assembly.options(task, classes, void, None, None, name, card)
         return cls(**assembly.of_huggingface(dataset, x, y, test, split, workers, options))
 
     @classmethod
@@ -345,7 +347,7 @@ class Data:
         )
         # each of a few steps has a score of its own
         steps = ", ".join(f"step {i + 1}" for i in range(horizon)) if y.dim() == 2 and 1 < horizon <= 8 else None
-        options = _options("regression", None, None, None, steps, name, card)
+        options = assembly.options("regression", None, None, None, steps, name, card)
         return cls(**assembly.of_arrays(x, y, (test_x, test_y), 0, options), horizon=horizon)
 
     @property
@@ -448,7 +450,3 @@ class Data:
 
     def _repr_html_(self) -> str:
         return as_html(self)
-
-
-def _options(*values: Any) -> dict[str, Any]:
-    return dict(zip(("task", "classes", "void", "features", "target", "name", "card"), values, strict=True))

@@ -81,8 +81,18 @@ def ett(name: str, split: int, input_length: int = 96, horizon: int = 96) -> Dat
 
     parts = {part: windows(*hours) for part, hours in ETT_HOURS.items()}
     features = tuple(Column(*column) for column in entries()[name]["features"])
-    data = Data(name, "regression", parts["train"], parts["test"], features, _target(name), card(name), split=split)
-    return replace(data, parts={"validation": parts["validation"]}, horizon=horizon)
+    return Data(
+        name,
+        "regression",
+        parts["train"],
+        parts["test"],
+        features,
+        _target(name),
+        card(name),
+        split=split,
+        parts={"validation": parts["validation"]},
+        horizon=horizon,
+    )
 
 
 def nab(name: str, split: int, series: str = "realKnownCause/nyc_taxi", window: int = 24) -> Data:
@@ -109,10 +119,8 @@ def nab(name: str, split: int, series: str = "realKnownCause/nyc_taxi", window: 
     )
     first = torch.arange(len(rows)) < probation - window
     features = tuple(Column(f"{step} steps before") for step in range(window, 0, -1))
-    data = Data(
-        name, "regression", rows.take(first), rows.take(~first), features, _target(name), card(name), split=split
-    )
-    return replace(data, horizon=1)
+    train, test = rows.take(first), rows.take(~first)
+    return Data(name, "regression", train, test, features, _target(name), card(name), split=split, horizon=1)
 
 
 def clinc(name: str, split: int) -> Data:

@@ -125,6 +125,12 @@ def copy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     return copied
 
 
+def sparse_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the sparse buffers of a module by name: they are no slots, but constants that all branches share."""
+    buffers = [] if is_scripted(module) else [*module._buffers.items()]
+    return [(name, buffer) for name, buffer in buffers if buffer is not None and buffer.layout is not torch.strided]
+
+
 def left_out(module: nn.Module) -> set[str]:
     """Return the attributes that a class excludes from its copies by `__getstate__`, such as a module's trainer: they are shared.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from ...engine.clone import is_scripted, own_attributes, places
+from ...engine.clone import own_attributes, places, sparse_buffers
 from ...engine.plan import Bank
 from ..additions import MARK
 from ..ownership import Slot, Table
@@ -49,9 +48,8 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], independent: 
     for container, key, name in places(model, replaced):  # a single walk through the model for all tensors
         container[key] = new[name]
     for module in model.modules() if independent else ():
-        for name, buffer in () if is_scripted(module) else module._buffers.items():
-            if buffer is not None and buffer.layout is not torch.strided:  # no slot
-                module._buffers[name] = buffer.detach().clone()
+        for name, buffer in sparse_buffers(module):
+            module._buffers[name] = buffer.detach().clone()
     return model
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..clone import sparse_buffers
 from ..plan import Bank
 from ..tree import tensors, version
 from .attributes import Tree
@@ -45,12 +46,10 @@ class ParameterWrites:
             for key, (_, parameter, _) in self._shared.items()
             if nn.Parameter in type(parameter).__mro__[1:]
         }
-        # all branches share them, since they could be neither stacked nor merged
         self._sparse = [
             (module, name, f"{path}.{name}".lstrip("."), buffer, version(buffer), buffer.detach().clone())
             for path, module in tree.items()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and buffer.layout is not torch.strided
+            for name, buffer in sparse_buffers(module)
         ]
         self._norms: dict[str, Tensor] = {}
         self._backup: _Backup | None = None

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.calibration.abstention import row_risk
 from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import collect, output_of
+from workbench.calibration.ranked_rows import row_risk
 from workbench.data import Data
 from workbench.errors import NotFittedError
 from workbench.risk import Risk
