@@ -169,6 +169,17 @@ def pytest_collection() -> Iterator[None]:
         gc.set_threshold(10_000, 10, 10)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Exclude from garbage collections also what the tests of a file have imported or left.
+
+    After some thousand tests a collection would take a second, and transformers' Trainer asks for several in every training.
+    """
+    if nextitem and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_of_others() -> None:
     """Clear what earlier tests and notebooks have left in this process.
