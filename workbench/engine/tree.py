@@ -1,12 +1,15 @@
 """Trees of inputs and outputs.
 
-Nodes are mappings, lists, tuples, namedtuples, dataclasses and torch distributions; everything else is a leaf.
+Nodes are mappings, lists, tuples, namedtuples, dataclasses and torch distributions; everything else is a leaf. A dict or dataclass may also hold
+tensors in attributes that are no item or field: these are values of the node too.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,13 +28,14 @@ def children(node: Any) -> list[tuple[str, Any]] | None:
     if type(node) in _LEAVES:
         return None
     if isinstance(node, Mapping):
-        return [(f"[{key!r}]", value) for key, value in node.items()]
+        items = [(f"[{key!r}]", value) for key, value in node.items()]
+        return items + [(f".{name}", value) for name, value in _extras(node).items()]
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return [(f".{key}", value) for key, value in zip(node._fields, node, strict=True)]
     if isinstance(node, list | tuple) and not isinstance(node, torch.Size):
         return [(f"[{i}]", value) for i, value in enumerate(node)]
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        return [(f".{field.name}", getattr(node, field.name)) for field in dataclasses.fields(node)]
+        return [(f".{name}", value) for name, value in {**_fields(node), **_extras(node)}.items()]
     if isinstance(node, Distribution):
         return [(f".{name}", value) for name, value in _parameters(node).items()] or None
     return None
@@ -53,9 +57,55 @@ def values_of(node: Any) -> Sequence[Any] | None:
 class _Items(dict):
     """Items that a mapping does not take, such as tensors with the axes of branches in front; a tree like it is again of the mapping's class."""
 
-    def __init__(self, items: dict[str, Any], kept: Mapping[str, Any]) -> None:
+    def __init__(self, items: dict[str, Any], extras: dict[str, Any], kept: Mapping[str, Any]) -> None:
         super().__init__(items)
-        self.kept = kept
+        self.extras, self.kept = extras, kept
+
+
+def _fields(node: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass."""
+    return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+
+
+def _extras(node: Any) -> dict[str, Any]:
+    """Return the attributes of a dict or dataclass that hold tensors which are in none of its items or fields."""
+    if type(node) is _Items:
+        return node.extras
+    attributes = getattr(node, "__dict__", None)
+    if not attributes or attributes is node:
+        return {}
+    if isinstance(node, Mapping) and (dataclasses.is_dataclass(node) or not isinstance(node, dict)):
+        return {}  # built by its constructor, or a mapping that keeps its items in attributes
+    known = node if isinstance(node, Mapping) else _fields(node)
+    found = {name: value for name, value in attributes.items() if name not in known and _direct_tensors(value)}
+    found = {name: value for name, value in found.items() if not _is_cached(node, name)}
+    ids = {id(tensor) for tensor in tensors(list(known.values()))} if found else set()
+    return {
+        name: value for name, value in found.items() if any(id(tensor) not in ids for tensor in _direct_tensors(value))
+    }
+
+
+def _direct_tensors(value: Any) -> list[Tensor]:
+    """Return a tensor, or those in a list, tuple or dict; not those further in, since objects may refer to each other in circles."""
+    values = values_of(value) if type(value) in (list, tuple, dict) else [value]
+    return [each for each in values or () if isinstance(each, Tensor)]
+
+
+def _is_cached(node: Any, name: str) -> bool:
+    return isinstance(inspect.getattr_static(type(node), name, None), functools.cached_property)
+
+
+def _renewed(node: Any) -> Any:
+    """Return a shallow copy that will compute its cached properties from its own values."""
+    new = copy.copy(node)
+    attributes = getattr(node, "__dict__", None)
+    if attributes is node:  # items are attributes as well
+        new.__dict__ = new
+        return new
+    for name in attributes or ():
+        if _is_cached(node, name):
+            new.__dict__.pop(name, None)
+    return new
 
 
 def like(node: Any, values: list[Any]) -> Any:
@@ -68,14 +118,19 @@ def like(node: Any, values: list[Any]) -> Any:
         # an output class that is both a mapping and a dataclass: only the constructor keeps the two consistent
         if dataclasses.is_dataclass(node):
             return type(node)(**dict(zip(node, values, strict=True)))
-        items = dict(zip(node.keys(), values, strict=True))  # iterating over a TensorDict gives its rows
+        items = dict(zip(node.keys(), values, strict=False))  # iterating over a TensorDict gives its rows
+        extras = dict(zip(_extras(node), values[len(items) :], strict=True))
         kept = node.kept if type(node) is _Items else node
-        new: Any = copy.copy(kept)
         try:
+            new: Any = _renewed(kept)
             for key, value in items.items():
                 new[key] = value
         except Exception:
-            return _Items(items, kept)
+            return _Items(items, extras, kept)
+        if isinstance(kept, dict) and (attributes := getattr(new, "__dict__", None)):
+            # an item may be an attribute as well, which setting the item has not changed
+            same = {name: items[name] for name, value in attributes.items() if name in items and value is kept[name]}
+            attributes.update(same | extras)
         return new
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return type(node)._make(values)  # type: ignore[attr-defined]  # bypasses constructors that check or compute, as PackedSequence's does
@@ -83,9 +138,9 @@ def like(node: Any, values: list[Any]) -> Any:
         return type(node)(values)
     if isinstance(node, Distribution):
         return _rebuild_distribution(node, values)
-    new = copy.copy(node)
-    for field, value in zip(dataclasses.fields(node), values, strict=True):
-        object.__setattr__(new, field.name, value)
+    new = _renewed(node)
+    for name, value in zip({**_fields(node), **_extras(node)}, values, strict=True):
+        object.__setattr__(new, name, value)
     return new
 
 
@@ -115,13 +170,23 @@ def _parameters(node: Distribution) -> dict[str, Any]:
         }
     if _is_lazy(node):
         return {"mean": node.mean, "covariance_matrix": node.covariance_matrix}  # type: ignore[attr-defined]
-    if not type(node).__module__.startswith("torch.distributions."):
+    kind: Any = type(node)
+    if not kind.__module__.startswith("torch.distributions."):
         return {}
     names = list(node.arg_constraints)
+    if not _required(kind) <= {*names}:  # a temperature, say, of which the class does not tell
+        return {}
     for one, other in (("probs", "logits"), ("covariance_matrix", "scale_tril"), ("precision_matrix", "scale_tril")):
         if one in names and other in names:
             names.remove(one if other in node.__dict__ or one != "probs" else other)
     return {name: getattr(node, name) for name in names}
+
+
+@functools.cache
+def _required(kind: type[Distribution]) -> frozenset[str]:
+    """Return the names of the constructor's arguments without default."""
+    arguments = inspect.signature(kind).parameters.items()
+    return frozenset(name for name, argument in arguments if argument.default is argument.empty)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
