@@ -278,7 +278,7 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, prior: Prior, axes: 
         _check_meaning(meaning, what)
         if not isinstance(meaning, Values | Classes):
             continue
-        if is_first and (kind := _kind_of_scores(leaf, meaning, depth)):
+        if is_first and (kind := _kind_of_scores(leaf.detach(), meaning, depth)):
             prior.left_out = {**prior.left_out, name: f"holds {kind}"}
         if (why := prior.left_out.get(name)) is not None:
             if not name or wrapped._workbench.output is not None:

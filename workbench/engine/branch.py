@@ -22,6 +22,7 @@ from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_w
 from .joint_layers import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, RankOne, Rule
 from .rank_one import LAYERS, PLAIN, SMALL, DenseSlots, FactoredWeight, LayerForward, product
+from .surroundings import is_symbolic
 from .tree import tensors
 
 
@@ -241,11 +242,12 @@ class Clone:
                     f"the parameter {slot!r}, of which every branch has its own: keep what forward changes in another attribute"
                 )
 
+    @torch.no_grad()  # activation checkpointing counts the tensors saved for gradients, and later calls have no such test
     def refuse_lost_writes(self, plan: Plan) -> None:
         """Raise RuntimeError if the first pass wrote into a product of rank-one factors, where the write would be lost."""
-        if torch.compiler.is_compiling() or any(
-            type(i).tensors is not Intervention.tensors for i in plan.interventions
-        ):
+        if torch.compiler.is_compiling() or is_symbolic():
+            return
+        if any(type(i).tensors is not Intervention.tensors for i in plan.interventions):
             return
         for container, key, slot, name in self.taken_over:
             rule, present = plan.rules.get(slot), container[key]

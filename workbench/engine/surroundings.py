@@ -34,6 +34,12 @@ def is_exporting() -> bool:
     return getattr(torch.compiler, _EXPORTING)
 
 
+def is_symbolic() -> bool:
+    """Return whether this thread's tensors have no values that can be read: under make_fx and FakeTensorMode."""
+    keys = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.PROXY, keys.FAKE))
+
+
 def is_compiling_frames() -> bool:
     """Return whether Dynamo, which has given up this frame, would compile the frames that it calls, one by one."""
     return callable(torch._C._dynamo.eval_frame.get_eval_frame_callback())

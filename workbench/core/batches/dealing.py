@@ -176,10 +176,14 @@ def _dependence(
     copies = [duplicate(leaf) if isinstance(leaf, Tensor) or is_object(leaf) else leaf for leaf in leaves]
     kinds = [(count, rows)]  # (total number, numbers given to the voter) for rows or graphs, and for nodes and edges
     if graphs is None:
-        chosen = [
-            leaf.index_select(0, rows.to(leaf.device)) if isinstance(leaf, Tensor) and leaf.dim() else leaf
-            for leaf in copies
-        ]
+        # no tensor is saved for gradients: activation checkpointing counts them, and later calls have no such test
+        with torch.no_grad():
+            chosen = [
+                leaf.index_select(0, rows.to(leaf.device)).requires_grad_(leaf.requires_grad)
+                if isinstance(leaf, Tensor) and leaf.dim()
+                else leaf
+                for leaf in copies
+            ]
     else:
         chosen = graphs.cut(copies, rows)
         kinds += [(len(owner), places) for owner, (places,) in zip(graphs.owners, graphs.parts([rows]), strict=True)]

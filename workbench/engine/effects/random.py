@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..clone import is_generator
 from ..plan import Axis
+from ..surroundings import is_symbolic
 from .private_random import CPU, generator_of, has_generator
 
 
@@ -98,8 +99,8 @@ class RandomSources:
 
 
 def values_unavailable() -> bool:
-    """Return whether values of tensors cannot be read: under torch.compile and torch.export, and inside a function transform."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    """Return whether values of tensors cannot be read: under torch.compile, torch.export, make_fx and the like, and in function transforms."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None or is_symbolic()
 
 
 def were_drawn(before: list[Any], after: list[Any]) -> bool:
