@@ -45,8 +45,10 @@ def test_a_first_step_inside_checkpointing_has_the_gradients_of_one_without(wrap
         prediction.square().sum().backward()
         return [x.grad, *(parameter.grad for parameter in model.parameters())]
 
-    found = gradients(wrapped, lambda model, *args, **kwargs: checkpoint(model, *args, use_reentrant=False, **kwargs))
-    torch.testing.assert_close(found, gradients(other, lambda model, *args, **kwargs: model(*args, **kwargs)))
+    checkpointed = gradients(
+        wrapped, lambda model, *args, **kwargs: checkpoint(model, *args, use_reentrant=False, **kwargs)
+    )
+    torch.testing.assert_close(checkpointed, gradients(other, lambda model, *args, **kwargs: model(*args, **kwargs)))
 
 
 @pytest.mark.parametrize("wrapper", [*WRAPPERS, neo.Wrapper()], ids=str)

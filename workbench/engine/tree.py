@@ -67,21 +67,29 @@ def _fields(node: Any) -> dict[str, Any]:
     return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
 
 
+def _attributes(node: Any) -> dict[str, Any]:
+    """Return the attributes of an object; a plain dict has none, which Dynamo does not know."""
+    return {} if type(node) is dict else getattr(node, "__dict__", {})
+
+
 def _extras(node: Any) -> dict[str, Any]:
     """Return the attributes of a dict or dataclass that hold tensors which are in none of its items or fields."""
     if type(node) is _Items:
         return node.extras
-    attributes = getattr(node, "__dict__", None)
+    attributes = _attributes(node)
     if not attributes or attributes is node:
         return {}
     if isinstance(node, Mapping) and (dataclasses.is_dataclass(node) or not isinstance(node, dict)):
         return {}  # built by its constructor, or a mapping that keeps its items in attributes
     known = node if isinstance(node, Mapping) else _fields(node)
-    found = {name: value for name, value in attributes.items() if name not in known and _direct_tensors(value)}
-    found = {name: value for name, value in found.items() if not _is_cached(node, name)}
-    ids = {id(tensor) for tensor in tensors(list(known.values()))} if found else set()
+    others = {
+        name: direct
+        for name, value in attributes.items()
+        if name not in known and (direct := _direct_tensors(value)) and not _is_cached(node, name)
+    }
+    ids = {id(tensor) for tensor in tensors(list(known.values()))} if others else set()
     return {
-        name: value for name, value in found.items() if any(id(tensor) not in ids for tensor in _direct_tensors(value))
+        name: attributes[name] for name, direct in others.items() if any(id(tensor) not in ids for tensor in direct)
     }
 
 
@@ -98,11 +106,11 @@ def _is_cached(node: Any, name: str) -> bool:
 def _renewed(node: Any) -> Any:
     """Return a shallow copy that will compute its cached properties from its own values."""
     new = copy.copy(node)
-    attributes = getattr(node, "__dict__", None)
+    attributes = _attributes(node)
     if attributes is node:  # items are attributes as well
         new.__dict__ = new
         return new
-    for name in attributes or ():
+    for name in attributes:
         if _is_cached(node, name):
             new.__dict__.pop(name, None)
     return new
@@ -127,7 +135,7 @@ def like(node: Any, values: list[Any]) -> Any:
                 new[key] = value
         except Exception:
             return _Items(items, extras, kept)
-        if isinstance(kept, dict) and (attributes := getattr(new, "__dict__", None)):
+        if isinstance(kept, dict) and (attributes := _attributes(new)):
             # an item may be an attribute as well, which setting the item has not changed
             same = {name: items[name] for name, value in attributes.items() if name in items and value is kept[name]}
             attributes.update(same | extras)
