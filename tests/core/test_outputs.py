@@ -186,6 +186,18 @@ def test_losses_by_meaning_are_torchs() -> None:
     )
 
 
+@pytest.mark.parametrize(("scores", "target"), [((1, 1), (1,)), ((1,), (1, 1)), ((1, 1), (1, 1)), ((1,), (1,))])
+def test_a_yes_or_no_of_a_single_row_is_one_of_several(scores: Any, target: Any) -> None:
+    loss = LossByMeaning("binary")(torch.full(scores, 0.7), torch.ones(target, dtype=torch.int64))
+    assert torch.allclose(loss, F.binary_cross_entropy_with_logits(torch.tensor(0.7), torch.tensor(1.0)))
+
+
+def test_rows_may_leave_a_single_one_for_validation() -> None:
+    wrapped = vote.Wrapper(2, output="binary")(nn.Linear(4, 1))
+    history = fit(wrapped, (X[:6], torch.arange(6) % 2), epochs=1, progress=False)
+    assert history.frame["validation_loss"].notna().all()
+
+
 @pytest.mark.parametrize(
     ("output", "y", "words"),
     [

@@ -253,7 +253,8 @@ class Binary(Classes):
         return torch.stack([torch.zeros_like(risk), risk], -1)
 
     def labels(self, target: Tensor, scores: Tensor) -> Tensor:
-        if target.shape != scores.shape and target.squeeze(-1).shape != scores.squeeze(-1).shape:
+        # one decision per row: [n] or [n, 1]
+        if target.shape not in (scores.shape, (*scores.shape, 1)) and (*target.shape, 1) != scores.shape:
             raise ValueError(
                 f"binary targets have shape {list(target.shape)}, but the model gives {list(scores.shape)}"
             )
