@@ -123,10 +123,28 @@ def test_classes_of_one_name_get_their_number(classes: Any) -> None:
         Data.from_arrays(FRAME[["a"]], ["a", "b"] * 30, classes=classes)
 
 
-@pytest.mark.parametrize("test", [slice(50, None), {1, 2}])
+@pytest.mark.parametrize("test", [slice(50, None), {1, 2}, ["a", "b"], [[0], [1, 2]], {"a": 1}])
 def test_rows_to_test_on_that_are_no_rows_are_refused(test: Any) -> None:
-    with pytest.raises(TypeError, match=f"test: give a share, a mask .* found {type(test).__name__}"):
+    message = f"test: give a share, a mask .* found {type(test).__name__}"
+    with pytest.raises(TypeError, match=message):
+        Data.from_arrays(FRAME[["a"]], FRAME["y"], test=test)
+    with pytest.raises(TypeError, match=f"{message}; pandas.Index"):
         Data.from_dataframe(FRAME, "y", test=test)
+    with pytest.raises(TypeError, match=message):
+        Data.from_dataset([(torch.zeros(2), 0.5)] * 9, test=test)
+
+
+def test_a_mask_that_leaves_rows_open_is_refused() -> None:
+    mask = (FRAME["a"] > 0).astype("boolean").mask(FRAME["b"] > 1)
+    with pytest.raises(ValueError, match=r"test: the mask is missing in \d+ of 60 rows; .*test\.fillna\(False\)"):
+        Data.from_dataframe(FRAME, "y", test=mask)
+
+
+def test_a_mask_of_pandas_picks_the_rows_of_a_dataset() -> None:
+    rows = [(torch.full((2,), float(i)), float(i)) for i in range(9)]
+    mask = pd.Series([False, True, True] * 3)
+    assert Data.from_dataset(rows, test=mask).test.load().x[:, 0].tolist() == [1, 2, 4, 5, 7, 8]
+    assert Data.from_dataset(rows, test=pd.Index([1, 2])).test.load().x[:, 0].tolist() == [1, 2]
 
 
 def test_days_of_pyarrow_are_dates_and_days_of_python_are_told_how_to_become_some() -> None:

@@ -79,11 +79,8 @@ def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts
         raise ValueError(f"workers must be a number of processes, 0 or more; found {workers!r}")
     labels = options.pop("labels", None)
     all_rows, task, classes = lazily(dataset, options["task"], options["classes"], options["void"], workers, labels)
-    if (
-        hasattr(test, "__getitem__")
-        and hasattr(test, "__len__")
-        and not isinstance(test, Sequence | Tensor | np.ndarray)
-    ):
+    is_numbers = isinstance(test, Sequence | Mapping | Tensor | np.ndarray) or hasattr(test, "to_numpy")
+    if hasattr(test, "__getitem__") and hasattr(test, "__len__") and not is_numbers:
         known_classes = classes if options["classes"] is None else options["classes"]
         test_part, _, _ = lazily(test, task, known_classes, options["void"], workers)
         test_part.convert = replace(test_part.convert, first=all_rows.convert.first)
@@ -256,9 +253,10 @@ def cut(all_rows: Any, test: Any, split: int, with_numbers: bool = False) -> tup
     else:
         try:
             index = row_index(test)
-        except (TypeError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
+            labels = "; pandas.Index(test) names rows by their labels" if with_numbers else ""
             raise TypeError(
-                f"test: give a share, a mask [n], row numbers, or other rows; found {type(test).__name__}"
+                f"test: give a share, a mask [n], row numbers, or other rows; found {type(test).__name__}{labels}"
             ) from error
         if index.dtype == torch.bool and index.shape != (n,):
             raise ValueError(f"test: a mask must be bool [{n}]; found {list(index.shape)}")

@@ -197,10 +197,14 @@ def rows_by_index(test: Any, index: Any) -> Any:
         index: index of the frame.
 
     Raises:
-        ValueError: labels are not in the index, or are not unique.
+        ValueError: labels are not in the index, or are not unique, or a mask has missing values.
     """
     pandas = require("pandas")
     if isinstance(test, pandas.Series) and pandas.api.types.is_bool_dtype(test) and len(test) == len(index):
+        if gaps := int(test.isna().sum()):
+            raise ValueError(
+                f"test: the mask is missing in {gaps} of {len(test)} rows; test.fillna(False) leaves them to training"
+            )
         labels, form = test.index, "a mask"
         is_default_index = labels.nlevels == 1 and np.array_equal(labels.to_numpy(), np.arange(len(labels)))
         # a mask with the default index is matched by position
