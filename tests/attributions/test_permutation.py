@@ -111,6 +111,24 @@ def test_draws_of_the_method_are_not_taken_for_the_columns() -> None:
     assert found.mean["epistemic"][0] > 0
 
 
+def test_rows_in_any_form_that_calibrate_takes_have_the_importance_of_their_tensors() -> None:
+    x = torch.randn(40, 3, generator=rng(1))
+    y = x[:, :1] + 1
+    wrapped = vote.Wrapper(2)(nn.Linear(3, 1))
+    frame = pd.DataFrame(x.numpy(), columns=["a", "b", "c"])
+    data = Data.from_arrays(frame, y, test=range(40 - 1))
+    wanted = attributions.permutation_importance(wrapped, (data.test.x, data.test.y), n_repeats=3)
+    tested, target = frame[:-1], y[:-1].numpy()
+    forms = (data.test, (tested.to_numpy(), target), (tested, target), (tested, pd.DataFrame(target)))
+    for rows in forms:
+        found = attributions.permutation_importance(wrapped, rows, n_repeats=3)
+        assert all(torch.equal(found.values[name], wanted.values[name]) for name in wanted.names), type(rows)
+        assert found.columns == (("a", "b", "c") if isinstance(rows, tuple) and rows[0] is tested else wanted.columns)
+    alone = attributions.permutation_importance(wrapped, tested, n_repeats=3)
+    assert alone.columns == ("a", "b", "c")
+    assert alone.names == wanted.names[:-1]
+
+
 def test_classes_count_by_all_probabilities_and_by_minus_log_p() -> None:
     x = torch.randn(200, 4, generator=rng(1))
     y = (x[:, 0] > 0).long()
@@ -183,7 +201,7 @@ def test_what_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(TypeError, match="not wrapped"):
         attributions.permutation_importance(nn.Linear(2, 1), X)
     with pytest.raises(TypeError, match="expected a Data"):
-        attributions.permutation_importance(known(), X.numpy())
+        attributions.permutation_importance(known(), [1, 2, 3])
     with pytest.raises(ValueError, match="importance is known for prediction"):
         attributions.permutation_importance(known(), X, n_repeats=2).ranked("vacuitic")
 

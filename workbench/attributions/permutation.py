@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,8 +15,10 @@ from workbench.calibration.answers import Answers, check_labels, check_values, l
 from workbench.calibration.base import check_model, collect, output_of
 from workbench.calibration.ranked_rows import row_risk
 from workbench.console import progress_bar
-from workbench.core.batches.rows import bad_rows
-from workbench.data import Data
+from workbench.core.batches.arrays import is_frame
+from workbench.core.batches.rows import TensorRows, bad_rows, read
+from workbench.data import Data, Split
+from workbench.data.columns import names_in
 from workbench.data.frames import FrameEncoding
 from workbench.data.reader import data_of
 from workbench.engine.tree import tree_map
@@ -105,9 +108,10 @@ def permutation_importance(
 
     Args:
         wrapped: a trained wrapped model, or a calibrated one. It is evaluated in evaluation mode and never changed.
-        data: a Data (its test rows), the name of one, a pair (x, y), or inputs x [n, columns] alone, which have no error. For a Data made from
-            a frame, the one-hot and "is missing" columns are shuffled together with the column that they encode. x may be a tuple of
-            positional or a dict of keyword inputs, one of which is a table; pass a tuple without targets as the pair (x, None).
+        data: a Data (its test rows), the name of one, a Split, a pair (x, y) of tensors or arrays, or inputs x [n, columns] alone, which have
+            no error. A frame names the columns. For a Data made from a frame, the one-hot and "is missing" columns are shuffled together with
+            the column that they encode. x may be a tuple of positional or a dict of keyword inputs, one of which is a table; pass a tuple
+            without targets as the pair (x, None).
         columns: names of the columns; or groups to shuffle together, as a dict of names and column numbers. Columns in no group stay.
         of: which of several inputs is the table whose columns are shuffled, by position or name; the others stay.
         n_repeats: permutations of each column, at least 2.
@@ -178,17 +182,21 @@ def _rows(data: Any) -> tuple[Any, Tensor | None, dict[str, list[int]], str]:
         dataset = data_of(data)
         unit = dataset.target.unit if dataset.classes is None else "nats"
         return dataset.test.x, dataset.test.y, _names(dataset), unit
-    if isinstance(data, Tensor | Mapping):
-        return data, None, {}, ""
-    if isinstance(data, tuple | list) and len(data) == 2:
-        x, y = data
-        if isinstance(x, Tensor | tuple | Mapping) and (
-            isinstance(y, Tensor) or (y is None and not isinstance(x, Tensor))
-        ):
-            return x, y, {}, "" if y is None or y.is_floating_point() else "nats"
+    if isinstance(data, Split):
+        data = (data.x, data.y)
+    is_pair = isinstance(data, tuple | list) and len(data) == 2
+    x, y = data if is_pair else (data, None)
+    names = {name: [i] for i, name in enumerate(names_in(x) or ())}
+    if isinstance(x, np.ndarray) or is_frame(x) or (is_pair and (isinstance(y, np.ndarray) or is_frame(y))):
+        rows = read((x, y) if is_pair else x, targets=is_pair)
+        assert isinstance(rows, TensorRows)
+        x, y = rows.x, rows.y if is_pair else None
+    of_several = isinstance(x, tuple | Mapping)
+    if isinstance(y, Tensor) or (y is None and (of_several if is_pair else isinstance(x, Tensor | Mapping))):
+        return x, y, names, "" if y is None or y.is_floating_point() else "nats"
     raise TypeError(
-        f"data: expected a Data, the name of one, a pair (x, y) of tensors, or a tensor x; found {type(data).__name__}. For a model with "
-        "several inputs, x is a tuple or a dict; without targets, pass (x, None)"
+        f"data: expected a Data, the name of one, a pair (x, y) of tensors or arrays, or x alone; found {type(data).__name__}. For a model "
+        "with several inputs, x is a tuple or a dict; without targets, pass (x, None)"
     )
 
 
