@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from workbench import fit, laplace, metrics, neo, vote
 from workbench.calibration import calibrate, top_uncertain
@@ -64,6 +64,45 @@ def test_numbers_are_those_that_were_given(value: Any, expected: Any) -> None:
 def test_what_holds_no_numbers_is_refused_by_what_it_holds(read: Any, x: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         read(x)
+
+
+LABELS = torch.arange(N) % 2
+COMPLEX = {
+    "tensors": (torch.tensor(X), LABELS + 1j),
+    "arrays": (X, (LABELS + 1j).numpy()),
+    "rows": Subset(TensorDataset(torch.tensor(X).float(), LABELS + 1j), range(N)),
+    "batches": DataLoader(TensorDataset(torch.tensor(X).float(), LABELS + 1j), batch_size=8),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_targets_are_no_class_numbers(name: str) -> None:
+    """Of which only the real part would be left, without its fraction."""
+    rows: Any = COMPLEX[name]
+    wrapped = vote.Wrapper(2, output="logits")(nn.Linear(2, 2))
+    before = [p.clone() for p in wrapped.parameters()]
+    for use in (lambda: fit(wrapped, rows, epochs=1, validation=0, progress=False), lambda: calibrate(wrapped, rows)):
+        with pytest.raises(TypeError, match=r"y holds complex numbers \(torch.complex\d+\).*torch.view_as_real"):
+            use()
+    assert all(torch.equal(p, q) for p, q in zip(before, wrapped.parameters(), strict=True))
+    if isinstance(rows, tuple):
+        with pytest.raises(TypeError, match=r"y is .*complex.*give real numbers"):
+            Data.from_arrays(*rows)
+    with pytest.raises(TypeError, match=r"y is .*complex.*give real numbers"):
+        Data.from_dataset(COMPLEX["rows"])
+
+
+def test_a_loss_of_ones_own_may_compare_complex_numbers() -> None:
+    wrapped = vote.Wrapper(2)(nn.Linear(2, 1))
+    x, y = torch.tensor(X).float(), torch.tensor(X[:, :1]) + 0.5j
+    loss = wrapped.loss(lambda p, t: (p - t).abs().square().mean(), x, y)
+    each = [(voter(x) - y).abs().square().mean() for voter in wrapped.voters()]
+    torch.testing.assert_close(loss, torch.stack(each).mean(), check_dtype=False)
+
+
+def test_targets_of_unequal_length_are_refused_with_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"y is a list of 40 .* its rows differ in shape; .*pad_sequence"):
+        fit(linear(), (X, [[1.0], [1.0, 2.0]] * 20), epochs=1, progress=False)
 
 
 def test_sparse_matrices_are_refused_with_the_line_to_write() -> None:

@@ -116,6 +116,8 @@ def as_target(
         raise ValueError(
             f"{name} is {'None' if y is None else 'a single number'}; its first dimension must be the rows"
         )
+    if tensor.is_complex():
+        raise TypeError(f"{name} is {kind(tensor)}; give real numbers, such as torch.view_as_real({name})")
     check_finite(tensor, name)
     task = task or _inferred_task(tensor, void, lengths, name)
     if tensor.dtype == torch.bool and task == "classification" and classes is None:

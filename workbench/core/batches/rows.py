@@ -295,8 +295,23 @@ def is_one_hot(y: Tensor) -> bool:
 
 
 def with_class_numbers(y: Any) -> Any:
-    """Convert integer and bool targets to int64 class numbers."""
-    return tree_map(lambda t: t if not isinstance(t, Tensor) or t.is_floating_point() else t.long(), y)
+    """Convert integer and bool targets to int64 class numbers.
+
+    Raises:
+        TypeError: if they are complex, which would lose their imaginary part.
+    """
+
+    def converted(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.is_floating_point():
+            return leaf
+        if leaf.is_complex():
+            raise TypeError(
+                f"data: y holds complex numbers ({leaf.dtype}); give real ones, torch.view_as_real(y), and let the model return the same: "
+                "torch.view_as_real of what it returns now. In your own loop, wrapped.loss(criterion, x, y) takes complex targets"
+            )
+        return leaf.long()
+
+    return tree_map(converted, y)
 
 
 def describe(value: Any) -> str:
@@ -409,9 +424,14 @@ def _inputs(x: Any, name: str) -> Any:
 def _tensor(value: Any, label: str, name: str) -> Tensor:
     try:
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(numbers_of(value))
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise TypeError(
             f"{name}: {label} is {describe(value)} and can't be made a tensor of numbers: {error}"
+        ) from error
+    except ValueError as error:
+        raise TypeError(
+            f"{name}: {label} is {describe(value)} and can't be made a tensor of numbers: its rows differ in shape; pad sequences of unequal "
+            "length, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)"
         ) from error
     if not tensor.dim():
         raise ValueError(
