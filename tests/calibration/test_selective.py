@@ -301,14 +301,25 @@ def test_soft_labels_of_classes_are_no_values() -> None:
     assert len(crossed.risk) == 20  # an error of one's own may read them
 
 
+def test_a_predictor_that_is_asked_for_risk_says_where_it_is() -> None:
+    x, y, _ = held_out()
+    predictor = selective(known(), (x, y)).predictor(coverage=0.5)
+    with pytest.raises(TypeError, match=r"return_risk: .*prediction, kept, risk = predictor\(x\)"):
+        predictor(x, return_risk=True)
+
+
 def test_thresholds_that_do_not_exist_are_refused() -> None:
     chosen = simulated(50, wrong=lambda risk: 0.5 + 0 * risk)
     lowest = min(chosen.error[: k + 1].mean().item() for k in range(50))
     for wanted in ({}, {"coverage": 0.5, "risk": 0.1}):
         with pytest.raises(ValueError, match=r"give either coverage .* or risk"):
             chosen.threshold(**wanted)
-    with pytest.raises(ValueError, match="coverage must lie above 0"):
-        chosen.threshold(coverage=0)
+    for coverage in (0, "0.9", [0.5, 0.9], math.nan):
+        with pytest.raises(ValueError, match="coverage must lie above 0"):
+            chosen.threshold(coverage=coverage)
+    for risk in ("0.1", [0.1, 0.2], math.nan):
+        with pytest.raises((TypeError, ValueError), match=r"risk (must|has 1 NaN)"):
+            chosen.threshold(risk=risk)
     with pytest.raises(ValueError, match="a coverage alone makes no promise"):
         chosen.threshold(coverage=0.5, confidence=0.9)
     with pytest.raises(ValueError, match=f"no threshold has an error of -1; the lowest is {lowest:.4g}"):

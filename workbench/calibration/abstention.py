@@ -127,6 +127,11 @@ class SelectivePredictor(SavesPretrained, FitsWeights):
         Args:
             args, kwargs: as for the model.
         """
+        if "return_risk" in kwargs:
+            raise TypeError(
+                "return_risk: a predictor that abstains always returns the risk that decided, prediction, kept, risk = predictor(x); all risks "
+                "are those of predictor.wrapped(x, return_risk=True)"
+            )
         self.warn_if_trained()
         with evaluating(self.wrapped, whole=True):
             y, raw_risk = self.wrapped(*args, return_risk=True, **kwargs)
@@ -209,14 +214,21 @@ class Selective:
             raise ValueError("give either coverage (share of rows to answer) or risk (acceptable error)")
         n = len(self.risk)
         if coverage is not None:
-            if not 0 < coverage <= 1:
-                raise ValueError(f"coverage must lie above 0 and at most at 1; found {coverage!r}")
+            try:
+                is_share = bool(0 < coverage <= 1)
+            except (TypeError, ValueError, RuntimeError):  # no number, or several
+                is_share = False
+            if not is_share:
+                raise ValueError(f"coverage must lie above 0 and at most at 1; found {coverage!r:.100}")
             if confidence is not None:
                 raise ValueError(
                     "confidence needs risk=, an acceptable error; a coverage alone makes no promise about it"
                 )
             return self.risk[math.ceil(Fraction(repr(float(coverage))) * n) - 1].item()
-        assert risk is not None
+        acceptable_error = numbers("risk", risk)
+        if acceptable_error.numel() != 1:
+            raise ValueError(f"risk must be one number; found {risk!r:.100}")
+        risk = acceptable_error.item()
         total, is_last = self.error.double().cumsum(0), self._last_of_equal()
         if confidence is None:
             acceptable = (total / torch.arange(1, n + 1, device=total.device) <= risk) & is_last
