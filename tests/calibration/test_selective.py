@@ -273,6 +273,15 @@ def test_numbers_of_numpy_are_those_of_python() -> None:
 
 
 # ---- bad input
+@pytest.mark.parametrize("columns", [1, 2])
+def test_values_have_no_class_of_which_to_be_confident(columns: int) -> None:
+    x, y, _ = held_out(outputs=columns)
+    with pytest.raises(ValueError, match=r"by='confidence'.* class"):
+        selective(known(outputs=columns), (x, y), "confidence")
+    with pytest.raises(ValueError, match=r"by='confidence'.* class"):
+        top_uncertain(known(), held_out()[0], 3, by="confidence")
+
+
 def test_bad_input_is_refused() -> None:
     x, y, _ = held_out()
     wrapped = known()

@@ -343,6 +343,11 @@ def selective(
             is_counted = answers.known
     else:
         check_targets(wrapped, answers)
+        if by == "confidence" and not answers.labels:
+            raise ValueError(
+                f"by='confidence' is 1 - the highest class probability, and the targets are floats {list(answers.target.shape)}: values have "
+                "no classes; use by='total'"
+            )
         errors, weight = _errors(answers)
         if per == "row":
             errors, weight = (value.reshape(len(risk), -1) for value in (errors, weight))

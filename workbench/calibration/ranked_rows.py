@@ -24,7 +24,7 @@ def position_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
     """Return the risk as the model gives it, [rows] or [rows, ...]; for by="confidence" 1 - the highest class probability (y: classes last)."""
     if by != "confidence":
         return risk_named(risk, by)
-    if y.dim() < 2:
+    if y.dim() < 2 or y.shape[-1] < 2:  # of one column, each row would be sure
         raise ValueError(f"by='confidence' takes class scores [rows, classes], but the model gives {list(y.shape)}")
     return 1 - log_probabilities(y, output).amax(-1).exp()
 
