@@ -46,6 +46,12 @@ def test_training_rows_end_before_test_targets_begin() -> None:
     assert len(data.test) == 28
 
 
+@pytest.mark.parametrize("wrong", [{"window": 8.0}, {"window": "8"}, {"window": None}, {"horizon": 2.0}])
+def test_windows_of_no_whole_number_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be a whole number"):
+        Data.from_series(torch.arange(60.0), **{"window": 8, "horizon": 2} | wrong)
+
+
 def test_what_is_no_series_is_refused() -> None:
     series = torch.zeros(9, 2)
     for call, message in (

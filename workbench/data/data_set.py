@@ -16,7 +16,7 @@ from workbench.data.columns import Card, Column
 from workbench.data.conversion import check_targets
 from workbench.data.digests import arrays_of, digest, row_bytes
 from workbench.data.series import as_series, column_numbers, windows
-from workbench.data.split_drawing import latest, partition
+from workbench.data.split_drawing import latest, partition, whole_number
 from workbench.data.splits import LazySplit, Split
 from workbench.data.summary import as_html, as_text
 from workbench.data.targets import TASKS, kind
@@ -343,7 +343,8 @@ class Data:
         values, target = as_series(series), column_numbers(series, target)
         cut = len(values) - round(test * len(values))
         (x, y, _), (test_x, test_y, _) = (
-            windows(part, window, horizon, target=target) for part in (values[:cut], values[max(0, cut - window) :])
+            windows(part, window, horizon, target=target)
+            for part in (values[:cut], values[max(0, cut - whole_number("window", window)) :])
         )
         # each of a few steps has a score of its own
         steps = ", ".join(f"step {i + 1}" for i in range(horizon)) if y.dim() == 2 and 1 < horizon <= 8 else None
