@@ -190,7 +190,15 @@ def test_training_rows_are_refused() -> None:
             "isotonic",
             "by='total': the model measures no such risk; it gives vacuitic",
         ),
-        (lambda: sample.Wrapper(1)(nn.Linear(2, 1)), torch.ones(12, 1), "variance", "must be > 0"),
+        *(
+            (
+                lambda: sample.Wrapper(1)(nn.Linear(2, 1)),
+                torch.ones(12, 1),
+                method,
+                r"total risk is 0 in 12 of 12 held-out values.*score='absolute'.*sculpt",
+            )
+            for method in ("variance", "isotonic")
+        ),
     ],
 )
 def test_bad_input_is_refused(wrapped: Any, y: Tensor, method: str | None, message: str) -> None:

@@ -123,6 +123,17 @@ def risk_named(risk: Risk, by: str) -> Tensor:
     return risk[by]
 
 
+def positive_total(risk: Risk) -> Tensor:
+    """Return the total risk of held-out rows, if it is above 0 in all of them, so that prediction and risk define a distribution."""
+    total = risk_named(risk, "total")
+    if (zero := ~(total > 0)).any():
+        raise ValueError(
+            f"the total risk is 0 in {int(zero.sum())} of {zero.numel()} held-out values, which no scale changes: use method='conformal' with "
+            "score='absolute', or wrap with sculpt as well, which learns the noise"
+        )
+    return total
+
+
 def level(name: str, value: Any) -> Fraction:
     """Return a probability strictly between 0 and 1 as an exact decimal fraction: 0.9 is nine tenths, not the nearest float."""
     level_in_unit(name, value)

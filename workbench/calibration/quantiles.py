@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.answers import Answers, check_rows, check_values, level, risk_named
+from workbench.calibration.answers import Answers, check_rows, check_values, level, positive_total, risk_named
 from workbench.calibration.base import Calibrated, distribution_of
 from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution
@@ -101,7 +101,7 @@ class QuantileRecalibration(Calibrated):
     def _fit(self, answers: Answers, seed: int) -> None:
         check_values(answers, "recalibration of quantiles")
         check_rows(answers, "recalibration of quantiles")
-        u = pit(answers.y, risk_named(answers.risk, "total"), answers.target, distribution_of(self.wrapped))
+        u = pit(answers.y, positive_total(answers.risk), answers.target, distribution_of(self.wrapped))
         if (saturated := (u <= 0) | (u >= 1)).any():
             raise ValueError(
                 f"the predicted cdf is exactly 0 or 1 at {int(saturated.sum())} of {saturated.numel()} targets, so that no quantile reaches "

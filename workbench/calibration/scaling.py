@@ -16,6 +16,7 @@ from workbench.calibration.answers import (
     check_values,
     level,
     log_probabilities,
+    positive_total,
     risk_named,
 )
 from workbench.calibration.base import Calibrated, as_given, class_scores, distribution_of, output_of
@@ -248,7 +249,7 @@ class VarianceScaling(Calibrated):
     def _fit(self, answers: Answers, seed: int) -> None:
         check_values(answers, "variance scaling")
         check_rows(answers, "variance scaling")
-        family, risk = distribution_of(self.wrapped), risk_named(answers.risk, "total")
+        family, risk = distribution_of(self.wrapped), positive_total(answers.risk)
         self.scale = fit_variance_scale(answers.y, risk, answers.target, family, self.per_output).to(answers.y)
         self.support = buffer_of(answers.support, answers.target)
 
