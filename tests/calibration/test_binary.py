@@ -166,7 +166,7 @@ def test_what_makes_no_sense_for_a_yes_or_no_is_refused() -> None:
     with pytest.raises(ValueError, match="class numbers go from 0 to 2, but the model gives 2 scores"):
         calibrate(one, (x, y.long() * 2))
     labels, _ = both("labels")
-    with pytest.raises(ValueError, match=r"score='lac': the model gives \[200, 3, 2\]; rows are exchangeable"):
+    with pytest.raises(ValueError, match=r"score='lac': the targets are \[200, 3\]; .*or labels of a row"):
         calibrate(labels, rows("labels"), "conformal")
 
 

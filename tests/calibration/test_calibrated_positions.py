@@ -165,7 +165,7 @@ def test_an_error_of_ones_own_has_the_shape_of_what_is_selected() -> None:
 @KINDS
 def test_conformal_sets_of_positions_are_refused_and_rows_without_a_class_left_out(kind: str) -> None:
     x, y, _ = rows(kind)
-    with pytest.raises(ValueError, match="rows are exchangeable, but not the pixels or tokens of a row"):
+    with pytest.raises(ValueError, match="rows are exchangeable, but not the pixels, tokens or labels of a row"):
         calibrate(wrapped(kind), (x, y), "conformal")
     model = vote.Wrapper(3, output="logits")(nn.Linear(2, 3)).eval()
     x, y = torch.randn(40, 2, generator=rng(5)), torch.randint(0, 3, (40,), generator=rng(6))

@@ -406,5 +406,5 @@ def test_risks_of_zero_and_parts_of_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the total risk is 0 in 30 of 30 held-out values.*score='absolute'"):
         calibrate(vote.Wrapper(1)(nn.Linear(2, 1).double()), (x, y), "conformal")
     tokens, labels = torch.randn(5, 4, 3, generator=rng()), torch.zeros(5, 4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="rows are exchangeable, but not the pixels or tokens of a row"):
+    with pytest.raises(ValueError, match="rows are exchangeable, but not the pixels, tokens or labels of a row"):
         calibrate(vote.Wrapper(2, output="values")(nn.Linear(3, 3)), (tokens, labels), "conformal")

@@ -263,8 +263,8 @@ class SplitConformal(Calibrated):
         check_labels(answers, f"score={score!r}")
         if answers.y.dim() != 2:
             raise ValueError(
-                f"score={score!r}: the model gives {list(answers.y.shape)}; rows are exchangeable, but not the pixels or tokens of a row: give "
-                "a model of [rows, classes], or take method='temperature', whose sets have no guarantee"
+                f"score={score!r}: the targets are {list(answers.target.shape)}; rows are exchangeable, but not the pixels, tokens or labels of "
+                "a row: give a model of one class or label per row, or take method='temperature', whose sets have no guarantee"
             )
         draws = torch.rand(len(answers.y), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         known = answers.known
