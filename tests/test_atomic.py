@@ -54,6 +54,16 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["pipe"]
 
 
+@pytest.mark.parametrize("path", ["", ".", "..", "folder", "folder/"])
+def test_a_folder_is_not_replaced(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder" if path in ("", ".", "..") else tmp_path)
+    with pytest.raises(IsADirectoryError, match=f"this is a folder; give the path of a file: '{Path(path)}'"):
+        atomic.write(Path(path), "new")
+    assert not list((tmp_path / "folder").iterdir())
+    assert os.listdir(tmp_path) == ["folder"]
+
+
 def test_an_error_names_the_file_that_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -34,7 +34,9 @@ def replacing(path: Path) -> Iterator[Path]:
         >>> [file.name for file in target.parent.iterdir()]
         ['results.txt']
     """
-    if path.exists() and not path.is_file() and not path.is_dir():  # /dev/null would become a file, for all programs
+    if path.is_dir():  # as "" is: the current one
+        raise IsADirectoryError(errno.EISDIR, "this is a folder; give the path of a file", os.fspath(path))
+    if path.exists() and not path.is_file():  # /dev/null would become a file, for all programs
         raise OSError(errno.EINVAL, "a device or pipe can't be replaced by a file; give another path", os.fspath(path))
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:

@@ -12,7 +12,7 @@ import torch
 from helpers.wrapped_models import Net, answer, equal, every_wrapper, wrap
 from torch import Tensor, nn
 
-from workbench import is_wrapped, vote
+from workbench import fit, is_wrapped, vote
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -222,3 +222,23 @@ def test_a_memory_format_of_images_changes_no_number() -> None:
     after = wrapped(x.contiguous(memory_format=torch.channels_last), return_risk=True)
     for one, other in zip(before, after, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@every_wrapper
+def test_the_setting_by_which_torch_swaps_parameters_changes_no_number(name: str) -> None:
+    def numbers() -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        wrapped = wrap(name, Net())
+        x = torch.randn(20, 3)
+        fit(wrapped, (x, x.sum(1, keepdim=True)), epochs=2, progress=False)
+        wrapped.double().float().load_state_dict(wrapped.state_dict())
+        return answer(wrapped.eval(), x)
+
+    expected = numbers()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        swapped = numbers()
+        assert torch.__future__.get_swap_module_params_on_conversion()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert all(torch.equal(one, other) for one, other in zip(swapped, expected, strict=True))

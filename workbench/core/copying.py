@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Persistent(Freezable):
                 return tensor.to(moved.device, torch.float32)
             return moved
 
-        with left_alone(self, fn):
+        with _without_swaps(), left_alone(self, fn):
             result = super()._apply(each, *args, **kwargs)
         if "_workbench" in self.__dict__:
             restore(self)
@@ -175,9 +176,21 @@ def load_state(model: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
         return model.load_state_dict(state, *args, **kwargs)
     runtime.strict = kwargs.get("strict", args[0] if args else True)
     try:
-        return super(Persistent, model).load_state_dict(state, *args, **kwargs)
+        with _without_swaps():
+            return super(Persistent, model).load_state_dict(state, *args, **kwargs)
     finally:
         runtime.strict = runtime.loading = None
+
+
+@contextmanager
+def _without_swaps() -> Iterator[None]:
+    """Context manager in which torch changes parameters in place, whatever its setting: it can't swap those that branches refer to."""
+    setting = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(setting)
 
 
 def _same(wrapped: Any) -> Any:
