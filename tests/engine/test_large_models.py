@@ -11,8 +11,10 @@ import pytest
 import torch
 from conftest import ROOT
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench import compose, distributions, neo, sample, sculpt, unwrap, vote
+from workbench.core.layer_order import watched
 from workbench.core.ownership import table_of
 from workbench.core.plain_copies import plain_module
 from workbench.core.wrapper import Wrapper
@@ -241,3 +243,43 @@ def test_work_grows_in_proportion_to_the_number_of_parameters_of_a_module() -> N
             sys.settrace(None)
         assert list(dict(copied.named_parameters())) == list(dict(model.named_parameters()))
     assert instructions[1] < 5 * instructions[0]
+
+
+def test_finding_the_order_of_layers_grows_in_proportion_to_their_number() -> None:
+    work = []
+    for depth in (50, 200):
+        wrapped = vote.Wrapper(2, share=1)(net(4, depth))
+        work.append(calls(functools.partial(watched, wrapped, (torch.zeros(3, 4),), {})))
+    assert work[1] < 5 * work[0]
+
+
+def test_layers_that_run_in_one_call_are_in_the_order_of_registration() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(4, 1) for _ in range(9))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.cat([part.weight for part in self.parts]).T
+
+    execution = watched(vote.Wrapper(2, share=1)(Sum()), (torch.zeros(3, 4),), {})
+    assert execution is not None
+    assert execution.modules() == [f"parts.{i}" for i in range(9)]
+
+
+def test_taking_out_voters_grows_in_proportion_to_their_number() -> None:
+    class Made(TorchDispatchMode):
+        tensors = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            out = function(*args, **(kwargs or {}))
+            self.tensors += len(out) if isinstance(out, list | tuple) else 1
+            return out
+
+    made = []
+    for n in (10, 40):
+        wrapped = vote.Wrapper(n)(net(4, 2))
+        with Made() as count:
+            assert len(wrapped.voters()) == n
+        made.append(count.tensors)
+    assert made[1] < 5 * made[0]

@@ -408,7 +408,7 @@ class Table:
         old_views = {id(view): name for name, view in self.views.items()}
         attributes = {name: own_attributes(view) for name, view in self.views.items()}
         references = places(self.root, old_views)
-        bank = _Lookup(self.get)
+        bank = Lookup(self.get)
         with torch.enable_grad():
             self.views.update({name: self.record.rules[name].pick(bank, index or {}) for name in self.record.released})
         model = getattr(type(self.root), "_plain_class", type(self.root)).__name__
@@ -435,7 +435,7 @@ def _refuse_copy(name: str, model: str, memo: Any) -> Tensor:
     )
 
 
-class _Lookup(Bank):
+class Lookup(Bank):
     """Bank that reads a single row of a stacked tensor instead of unbinding all rows."""
 
     def row(self, name: str, i: int) -> Tensor:

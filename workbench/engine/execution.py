@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,15 @@ class Watch(Intervention):
         return output
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Step:
+    """A call that parameters went into, and the steps behind its inputs: copies of all modules so far would grow with every layer."""
+
+    before: tuple[_Step, ...]
+    modules: Sequence[str]
+    position: int
+
+
 class _Order(TorchFunctionMode):
     """Function mode that records, for every tensor, the modules whose parameters it was computed from, and when each of them ran.
 
@@ -104,14 +113,25 @@ class _Order(TorchFunctionMode):
         super().__init__()
         self._choices = choices
         self._owners = TensorFacts((tensor, frozenset((path,))) for tensor, path in parameters)
-        self._behind: dict[int, Positions] = {}
+        self._registered = {path: i for i, path in enumerate(dict.fromkeys(path for _, path in parameters))}
+        self._behind: dict[int, _Step] = {}
         self._alive: list[Any] = []  # strong references, so that storages are not reused
         self._count = 0
 
     def behind(self, tensor: Tensor) -> Positions:
         """Return the modules that a tensor depends on, with the positions of their last runs."""
-        owners = self._owners.get(tensor)
-        return dict.fromkeys(owners, 0) if owners else self._behind.get(_memory(tensor), {})
+        if owners := self._owners.get(tensor):
+            return dict.fromkeys(self._in_order(owners), 0)
+        step = self._behind.get(_memory(tensor))
+        steps = {} if step is None else {id(step): step}
+        waiting = list(steps.values())
+        while waiting:
+            for step in waiting.pop().before:
+                if id(step) not in steps:
+                    steps[id(step)] = step
+                    waiting.append(step)
+        ordered = sorted(steps.values(), key=lambda step: step.position)
+        return {path: step.position for step in ordered for path in step.modules}
 
     def __torch_function__(self, function: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -131,20 +151,23 @@ class _Order(TorchFunctionMode):
             for tensor in results:
                 self._owners.set(tensor, modules)
             return
-        positions: Positions = {}
-        for tensor, owner in zip(tensors, owners, strict=True):
-            for path, position in self._behind.get(_memory(tensor), {}).items() if not owner else ():
-                positions[path] = max(position, positions.get(path, 0))
-        if modules:
-            self._count += 1
-            positions.update(dict.fromkeys(modules, self._count))
+        inputs = [self._behind.get(_memory(tensor)) for tensor, owner in zip(tensors, owners, strict=True) if not owner]
+        self._count += bool(modules)
         if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
             results = [*results, *tensors[:1]]
-        for tensor in results if positions else ():
-            known = self._behind.setdefault(_memory(tensor), {})
+        for tensor in results if modules or any(inputs) else ():
+            memory = _memory(tensor)
+            before = {id(step): step for step in (*inputs, self._behind.get(memory)) if step is not None}
             self._alive.append(tensor)
-            for path, position in positions.items():
-                known[path] = max(position, known.get(path, 0))
+            self._behind[memory] = (
+                next(iter(before.values()))
+                if len(before) == 1 and not modules
+                else _Step(tuple(before.values()), self._in_order(modules), self._count)
+            )
+
+    def _in_order(self, modules: Iterable[str]) -> list[str]:
+        """Return modules in the order of their registration, which no hash decides."""
+        return sorted(modules, key=self._registered.__getitem__)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ...engine.clone import own_attributes, places, sparse_buffers
-from ...engine.plan import Bank
 from ..additions import MARK
-from ..ownership import Slot, Table
+from ..ownership import Lookup, Slot, Table
 from ..quantized import own_copy
 
 
@@ -20,7 +19,7 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], independent: 
         index: axis -> position of the branch.
         independent: whether to copy all tensors; otherwise those that no method has taken over are shared.
     """
-    record, bank = table.record, Bank(table.get)
+    record, bank = table.record, Lookup(table.get)
     new: dict[str, Tensor] = {}
     for slot in record.slots.values():
         # swag and snapshot register the weights that they collect under the slot's name and their axis
