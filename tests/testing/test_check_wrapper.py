@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -400,3 +401,12 @@ def test_the_wrapper_of_the_guide_fits_in_sixty_lines(guide: Any) -> None:
     assert block is not None
     assert sum(bool(line.strip()) for line in block[1].splitlines()) <= 60
     assert workbench.is_wrapped(guide.Bayes(nn.Linear(2, 1)))
+
+
+@pytest.mark.slow
+def test_python_without_assert_statements_is_refused() -> None:
+    code = (
+        "from workbench import vote; from workbench.testing import check_wrapper; check_wrapper(vote.Wrapper(2), 'mlp')"
+    )
+    ended = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)
+    assert "RuntimeError: check_wrapper checks by assert statements, which python -O leaves out" in ended.stderr

@@ -62,6 +62,7 @@ def check_wrapper(
     Raises:
         AssertionError: if a check failed; lists every failing model and check, with its message.
         TypeError: if `wrapper` is no wrapper.
+        RuntimeError: under `python -O`, which leaves out the checks.
 
     Example:
         >>> from workbench import vote
@@ -74,6 +75,11 @@ def check_wrapper(
     """
     if on_fail not in ("raise", "report"):
         raise ValueError(f'on_fail must be "raise" or "report", not {on_fail!r}')
+    if not __debug__:
+        raise RuntimeError(
+            "check_wrapper checks by assert statements, which python -O leaves out, so that every wrapper would pass: run it without -O and "
+            "PYTHONOPTIMIZE"
+        )
     make = maker(wrapper)
     chosen = _cases(models)
     report = Report(repr(make()))
