@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from workbench.cli import main
 from workbench.errors import WorkbenchWarning
 from workbench.experiments import run_cells
+from workbench.experiments import store as store_module
 from workbench.experiments.pool import CellOutcome
 from workbench.experiments.store import HEAD, Store, key, read
 
@@ -69,8 +71,8 @@ def filled(path: Path, rows: list[list[dict[str, Any]]]) -> Store:
     store = Store(path)
     store.made_by("a command", {"python": "3"}, 1, 1)["cells"] = len(rows)
     for number, cell in enumerate(rows):
-        store.add(CellOutcome({"number": number}, "ok", 1.5, cell), STAMP, ())
-    store.add(CellOutcome({"number": -1}, "failed", 1.5, error="Traceback\n=== 0123456789ab is no head"), STAMP, ())
+        store.add(CellOutcome({"number": number}, "ok", 1.5, cell), STAMP, {})
+    store.add(CellOutcome({"number": -1}, "failed", 1.5, error="Traceback\n=== 0123456789ab is no head"), STAMP, {})
     return store
 
 
@@ -135,7 +137,7 @@ def test_tables_of_versions_without_a_store_are_gone_on_with(tmp_path: Path) -> 
     assert store.keys() == {key(cell)}
     assert store.runs == [record]
     assert store.failures.keys() == {"0123456789ab"}
-    store.add(CellOutcome({"number": 1}, "ok", 1.0, [{"score": "007"}]), STAMP, ())
+    store.add(CellOutcome({"number": 1}, "ok", 1.0, [{"score": "007"}]), STAMP, {})
     assert Store(path).frame()["score"].tolist() == [0.25, "007"]
     assert path.read_text().startswith(head.replace("1.500", "1.5"))
 
@@ -221,7 +223,7 @@ def test_files_that_were_cut_off_are_repaired(tmp_path: Path, suffix: str) -> No
         lost = 3 - len(store.cells)
         assert lost == 0 or suffix == ".jsonl"
         for number in range(3 - lost, 3):
-            store.add(CellOutcome({"number": number}, "ok", 1.5, rows[number]), STAMP, ())
+            store.add(CellOutcome({"number": number}, "ok", 1.5, rows[number]), STAMP, {})
         store.write()
         assert Store(path).frame()["score"].tolist() == [0, 0.5, 1, 0.5, 2, 0.5]
         assert Store(path).frame()["word"].tolist() == ["007", "a\nb"] * 3
@@ -296,3 +298,51 @@ def test_two_tables_do_not_share_a_store(tmp_path: Path) -> None:
         match=r"a\.jsonl keeps the results of a\.csv: continue with a\.csv, or choose another name than a\.parquet",
     ):
         Store(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_tables_that_take_long_are_exported_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    content = store_module.content
+
+    def slow(*args: Any) -> bytes:
+        clock[0] += 1
+        return content(*args)
+
+    monkeypatch.setattr(store_module, "content", slow)
+    path = tmp_path / "a.csv"
+    store, order = Store(path), {key({"number": number}): -number for number in range(100)}
+    exported = []
+    for number in range(100):
+        store.add(CellOutcome({"number": number}, "ok", 1.5, [{"y": number}]), STAMP, order)
+        clock[0] += 1
+        exported.append(path.read_text(encoding="utf-8").count("\n") - 1)
+        assert len(Store(path).cells) == number + 1
+        assert clock[0] < (number + 1) * 1.05 + 2
+    assert exported == sorted(exported)
+    assert 80 <= exported[-1] < 100
+    (Store(path) if killed else store).finish()
+    assert read(path)["y"].tolist() == list(range(99, -1, -1))
+    assert path.read_text(encoding="utf-8").count("\n") == 101
+    written = path.stat().st_mtime_ns
+    Store(path).finish()
+    assert path.stat().st_mtime_ns == written
+
+
+def test_a_run_that_has_nothing_to_do_exports_what_a_killed_one_had_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    cells = [{"y": 0}, {"y": 1}]
+    run_cells("builtins:dict", cells[:1], path, progress=False)
+    short = path.read_bytes()
+    store = Store(path)
+    store._next_exports = math.inf
+    store.add(CellOutcome(cells[1], "ok", 1.5, [{"y": 1}]), STAMP, {})
+    assert path.read_bytes() == short
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkbenchWarning)  # the stamp is of another version
+        run_cells("builtins:dict", cells, path, progress=False)
+    assert path.read_bytes().startswith(short)
+    assert path.read_bytes().count(b"\n") == 3

@@ -50,7 +50,8 @@ def run_cells(
     ``name.jsonl`` stores all results with their types, one line per cell. Three files are generated from it: ``name.csv`` or ``name.parquet``, a
     table for other programs; ``name.json``, a record of the runs that made the results; and, while some cells have no results,
     ``name.failed.txt`` with the traceback and the output of each. Files are replaced atomically after each cell, so that a run that is ended in
-    any way (Ctrl-C, SIGTERM, even SIGKILL) loses at most the cells in flight. An existing file that is not of this experiment, or was changed by
+    any way (Ctrl-C, SIGTERM, even SIGKILL) loses at most the cells in flight. Where writing the table takes more than 0.1 s, only the first file
+    is, and the others now and then and at the end. An existing file that is not of this experiment, or was changed by
     hand, is never overwritten: an error names it.
 
     On a machine with several GPUs each process sees one of them. With a scheduler, the processes run on the workers of a
@@ -151,6 +152,7 @@ def _run(
     _warn_of_versions(store, done, stamp["version"])
     todo = [cell for cell, cell_key in zip(cells, keys, strict=True) if cell_key not in done]
     if not todo:
+        store.finish()
         return []
     failed: list[CellOutcome] = []
     bar = progress_bar(
@@ -168,16 +170,18 @@ def _run(
             ended = cluster.outcomes(reference, todo, threads=threads, timeout=timeout, files=files)
         run = store.made_by(command or reference, machine, jobs, threads)
         store.write()  # so that a folder without write permission fails now, not after hours of work
+        stack.callback(store.finish)
         stack.enter_context(bar)
         stack.enter_context(_sigterm_as_interrupt())
         stack.enter_context(contextlib.closing(ended))
+        order = {cell_key: position for position, cell_key in enumerate(keys)}
         try:
             for number, outcome in enumerate(ended, len(done) + 1):
                 run["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S")
                 run["cells"] += outcome.status == "ok"
                 run["seconds"] = round(run["seconds"] + outcome.seconds, 3)
                 with _uninterrupted():
-                    store.add(outcome, stamp, keys)
+                    store.add(outcome, stamp, order)
                 if outcome.status != "ok":
                     failed.append(outcome)
                 if log is not None:

@@ -8,7 +8,7 @@ import re
 import time
 import warnings
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 HEAD = b'{"workbench": "results", '  # beginning of every store
 CHECKSUM_LENGTH = len(', "crc": "00000000"}')  # at the end of every line
+SHORT = 0.1  # seconds that exporting may take after each cell; longer exports are made less often
+EXPORT_SHARE = 0.05  # share of the time that those may take
 FAILURE = re.compile(r"^=== ([0-9a-f]{12}) ", re.MULTILINE)
 RECORD = b'{\n "runs": ['  # beginning of every NAME.json
 RUN = {"command", "started", "ended", "cells", "seconds", "jobs", "threads", "environment"}  # keys of each run in it
@@ -117,6 +119,8 @@ class Store:
         self.runs: list[dict[str, Any]] = []
         # digests of the exported files by suffix: as written last, and the time before
         self._digests: dict[str, list[str]] = {}
+        self._behind = False  # whether the exported files lack results of the store
+        self._next_exports = 0.0
         files = [self._file(suffix) for suffix in (".jsonl", path.suffix, ".json", ".failed.txt")]
         for file in files:
             if file.is_symlink():
@@ -153,13 +157,13 @@ class Store:
         if not self.cells:
             self.runs = []
 
-    def add(self, outcome: CellOutcome, stamp: Mapping[str, str], order: Iterable[str]) -> None:
-        """Add the outcome of a cell, and write all files.
+    def add(self, outcome: CellOutcome, stamp: Mapping[str, str], order: Mapping[str, int]) -> None:
+        """Add the outcome of a cell, and write it to the store; large tables are not exported each time, but at the latest by `finish`.
 
         Args:
             outcome: outcome of the cell.
             stamp: values of the columns "version" and "device".
-            order: keys of all cells in the order of their rows, which does not depend on which cell ends first.
+            order: position of each cell's rows by its key, which does not depend on which cell ends first.
         """
         cell_key = key(outcome.cell)
         if outcome.status != "ok":
@@ -171,10 +175,18 @@ class Store:
             tail = {"cell": cell_key, "seconds": round(outcome.seconds, 3), **stamp}
             tail |= {"device": outcome.device} if outcome.device else {}
             self.cells[cell_key] = _CellRows([{**outcome.cell, **row, **tail} for row in outcome.rows])
-            positions = {name: position for position, name in enumerate(order)}
-            self.cells = dict(sorted(self.cells.items(), key=lambda item: positions.get(item[0], -1)))
+            self.cells = dict(sorted(self.cells.items(), key=lambda item: order.get(item[0], -1)))
             self.failures.pop(cell_key, None)
-        self.write()
+        if time.monotonic() < self._next_exports:
+            self._behind = True
+            self._write_store()
+        else:
+            self.write()
+
+    def finish(self) -> None:
+        """Export the results that were only written to the store so far."""
+        if self._behind:
+            self.write()
 
     def made_by(self, command: str, environment: dict[str, str], jobs: int, threads: int) -> dict[str, Any]:
         """Return the record of a run; a resumed run (same command, environment, jobs and threads) continues its earlier record."""
@@ -189,23 +201,15 @@ class Store:
 
     def write(self) -> None:
         """Write all files atomically, the store first."""
-        runs = [run for run in self.runs if run["cells"]]
-        exports = self._exports(runs)
+        began = time.monotonic()
+        exports = self._exports(self._finished_runs())
         # the store lists the digests of the new exports and of those on disk, so that it recognizes both if we are killed in between
         self._digests = {
             suffix: [_digest(data), *([self._disk[suffix]] if suffix in self._disk else [])]
             for suffix, data in exports.items()
         }
-        head = {
-            "workbench": "results",
-            "format": FORMAT,
-            "table": self.path.suffix,
-            "made": self._digests,
-            "runs": runs,
-        }
-        failures = (_line({"failed": cell_key, "told": reason}) for cell_key, reason in self.failures.items())
-        lines = [_line(head), *(cell.line for cell in self.cells.values()), *failures]
-        atomic.write(self._file(".jsonl"), b"\n".join([*lines, b""]))
+        self._behind = False
+        self._write_store()
         for suffix, data in exports.items():
             if data:
                 atomic.write(self._file(suffix), data)
@@ -213,6 +217,24 @@ class Store:
             else:
                 self._file(suffix).unlink(missing_ok=True)
                 self._disk.pop(suffix, None)
+        ended = time.monotonic()
+        self._next_exports = 0.0 if ended - began < SHORT else ended + (ended - began) / EXPORT_SHARE
+
+    def _write_store(self) -> None:
+        head = {
+            "workbench": "results",
+            "format": FORMAT,
+            "table": self.path.suffix,
+            "made": self._digests,
+            "runs": self._finished_runs(),
+            **({"behind": True} if self._behind else {}),
+        }
+        failures = (_line({"failed": cell_key, "told": reason}) for cell_key, reason in self.failures.items())
+        lines = [_line(head), *(cell.line for cell in self.cells.values()), *failures]
+        atomic.write(self._file(".jsonl"), b"\n".join([*lines, b""]))
+
+    def _finished_runs(self) -> list[dict[str, Any]]:
+        return [run for run in self.runs if run["cells"]]
 
     def sweep(self) -> None:
         """Remove temporary files of earlier runs that were killed while they wrote."""
@@ -273,7 +295,7 @@ class Store:
                 raise ValueError(
                     f"{self._file('.jsonl')} keeps the results of {other}: continue with {other}, or choose another name than {self.path.name}"
                 )
-            self.runs, self._digests = entry["runs"], entry["made"]
+            self.runs, self._digests, self._behind = entry["runs"], entry["made"], entry.get("behind", False)
         elif "failed" in entry:
             self.failures[entry["failed"]] = entry["told"]
         else:
