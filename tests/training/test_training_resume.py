@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import subprocess
 import sys
 import zipfile
@@ -245,6 +246,21 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path) -> 
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="not a checkpoint of a training"):
         quiet(plain(), rows, epochs=2, checkpoint=path)
+
+
+@pytest.mark.parametrize("path", ["", ".", "folder"])
+def test_a_folder_as_checkpoint_is_not_to_be_deleted(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    wrapped = plain()
+    before = weights(wrapped)
+    with pytest.raises(
+        ValueError, match=f"^checkpoint: {re.escape(path or '.')} is a folder; give the path of a file$"
+    ):
+        quiet(wrapped, plane(40), epochs=2, checkpoint=path)
+    assert same(weights(wrapped), before)
 
 
 def loss_of(factor: float, power: int = 2, calls: int = 0) -> Any:

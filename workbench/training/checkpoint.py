@@ -46,10 +46,12 @@ class Checkpoint:
         """Return the stored state, or None if there is no file yet.
 
         Raises:
-            ValueError: the file is not a checkpoint, is damaged, or is one of other settings or data.
+            ValueError: the file is a folder, or no checkpoint, is damaged, or is one of other settings or data.
         """
         if not self.path.exists():
             return None
+        if self.path.is_dir():
+            raise ValueError(f"checkpoint: {self.path} is a folder; give the path of a file")
         remedy = "give another path, or delete it to start afresh"
         try:
             with zipfile.ZipFile(self.path) as archive:  # torch does not verify the checksums that it writes
