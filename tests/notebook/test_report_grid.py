@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from bs4 import BeautifulSoup
 from conftest import write_notebook
 
 from workbench.cli import main
+from workbench.experiments import pool
 from workbench.notebook import grid, pdf, read_run, run_grid, run_notebook
 from workbench.notebook.client import MAX_PRINTED
-from workbench.notebook.run import finished, perform, plan
+from workbench.notebook.run import Run, finished, perform, plan, write
 
 TROUBLE = """
 import os, signal, sys, time
@@ -204,6 +205,22 @@ def test_what_is_interrupted_is_kept_marked_and_resumable(
         (tmp_path / "awake").touch()
         assert main(command[3:]) == 0  # in this process, where all is imported already
         assert statuses(out) == {"s_n-1": "ok", "s_n-2": "ok"}
+
+
+def test_an_interrupted_run_is_marked_as_such_also_after_clocks_were_turned_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcomes(work: str, cells: list[dict[str, Any]], **options: Any) -> Iterator[Any]:
+        begun = Run(**cells[0]["run"] | {"status": "interrupted", "started": "2000-01-01T00:00:00"})
+        write(nbformat.reads(cells[0]["source"], 4), begun)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(pool, "outcomes", outcomes)
+    notebook, out = write_notebook(tmp_path / "a.ipynb", "print(n)"), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run_grid(notebook, out, grid={"n": [1, 2]}, progress=False)
+    assert statuses(out) == {"a_n-1": "interrupted", "a_n-2": "waiting"}
 
 
 def test_a_second_report_in_the_same_folder_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

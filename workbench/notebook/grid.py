@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from ..experiments.environment import environment
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
 from .parameters import load_notebook, skip_iri_grammars
-from .run import CLOCK, ENDED_BADLY, Run, check_timeout, finished, log_run, perform, plan, read, stamp_of, write
+from .run import ENDED_BADLY, Run, check_timeout, finished, log_run, perform, plan, read, stamp_of, write
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -217,14 +216,12 @@ class _Grid:
         self.progress = progress and sys.stdout is not None
         self.runs = {run.name: run for run, _ in planned}
         self.values = {run.name: values for run, values in planned}
+        self.earlier = {name: stamp_of(Path(run.output)) for name, run in self.runs.items()}
         self.replaced = {
-            name: _replaced(earlier, run)
-            for name, run in self.runs.items()
-            if (earlier := stamp_of(Path(run.output))) is not None
+            name: _replaced(earlier, self.runs[name]) for name, earlier in self.earlier.items() if earlier is not None
         }
         self.ended: set[str] = set()
         self.notebook_folder = Path(planned[0][0].notebook).parent
-        self.began = time.strftime(CLOCK)
         self.bar = progress_bar(total=len(planned), unit="run", disable=None if progress else True, leave=False)
 
     def __enter__(self) -> _Grid:
@@ -341,7 +338,7 @@ class _Grid:
                 name in self.ended
                 or stamped is None
                 or stamped.key != self.runs[name].key
-                or stamped.started < self.began
+                or stamped == self.earlier[name]
             ):
                 continue
             self.runs[name] = stamped
