@@ -186,7 +186,7 @@ def tilted() -> Any:
 
 
 def test_a_registered_wrapper_is_read_from_texts_and_files(tilted: Any, tmp_path: Path) -> None:
-    wrapper = wrapper_of("tilted(amount=2.5) + sculpt(StudentT(df=4))", classes=False)
+    wrapper = wrapper_of("tilted(amount=2.5) + sculpt(StudentT(df=4))")
     assert [repr(method) for method in wrapper.make()] == ["tilted(amount=2.5)", "sculpt(distribution=StudentT)"]
     assert name_of(tilted) == "tilted"
     with pytest.raises(ValueError, match=r"tilted has no argument 'amont': did you mean amount\?"):

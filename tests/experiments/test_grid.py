@@ -273,7 +273,7 @@ def test_every_wrapper_of_the_package_has_a_name() -> None:
     defined = {path.stem for path in folder.glob("*.py") if "class Wrapper(" in path.read_text()}
     assert set(registry.wrapper_names()) == defined
     for name in registry.wrapper_names():
-        texts.wrapper_of(name, classes=True)
+        texts.wrapper_of(name, output="logits")
 
 
 # ---- the measures, held against their definitions

@@ -96,8 +96,8 @@ def test_rows_of_a_drawn_part_keep_their_own_numbers() -> None:
 def test_nan_lies_in_no_rectangle_and_is_counted(explorer: Explorer) -> None:
     explorer._answers.risk["total"][[3, 4]] = torch.tensor([math.nan, INF])
     assert explorer.brush(total=(-INF, INF)).selection.tolist() == [row for row in range(30) if row != 3]
-    assert linked.undrawn(explorer, "total", "error") == 2
-    assert linked.undrawn(explorer, "confidence", "error") == 0
+    assert linked.undrawn(explorer, "total") == 2
+    assert linked.undrawn(explorer, "confidence") == 0
     assert all(math.isfinite(metric["width"]) for metric in linked.rows_of(explorer)["spec"]["metrics"])
 
 

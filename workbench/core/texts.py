@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 _HOW = "write names joined by +, such as 'vote(n_voters=5) + sculpt'"
 
 
-def wrapper_of(text: str, classes: bool = False, output: Any = None) -> Wrapper:
+def wrapper_of(text: str, output: Any = None) -> Wrapper:
     """Return the wrapper described by a string.
 
     Args:
         text: names of wrappers joined by ``+``, optionally with arguments in parentheses: literals, or classes that the setting allows by
             name, such as ``sculpt(StudentT(df=4))``; "plain" for the plain model.
-        classes: whether the model returns class scores; wrappers then default to output="logits" and an output distribution of class labels.
-        output: the same for scores with this meaning, such as `Logits(dim=1)`.
+        output: meaning of the output, such as "logits" or `Logits(dim=1)`; for class scores, sculpt then defaults to a distribution of
+            class labels.
 
     Raises:
         ValueError: if the string cannot be parsed, a wrapper or argument does not exist, or the wrapper refuses its value.
@@ -40,7 +40,6 @@ def wrapper_of(text: str, classes: bool = False, output: Any = None) -> Wrapper:
         return compose(output=output)
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"wrapper {text!r}: {', '.join(sorted(repeated))} can't be there twice")
-    output = "logits" if output is None and classes else output
     return compose(*(_wrapper(name, term, text, output) for name, term in zip(names, terms, strict=True)))
 
 

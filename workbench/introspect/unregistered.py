@@ -98,12 +98,11 @@ def assigned_in_forward(model: nn.Module) -> list[tuple[nn.Module, str]]:
     ]
 
 
-def warn_unregistered(model: nn.Module, stacklevel: int = 4) -> None:
+def warn_unregistered(model: nn.Module) -> None:
     """Warn about the tensors that `unregistered` finds, once for each kind: computed ones, those that require a gradient, and others.
 
     Args:
         model: the model that is about to be wrapped.
-        stacklevel: as in `warnings.warn`; the default points at the line that calls a wrapper.
     """
     entries = unregistered(model)
     for kind, message in (
@@ -129,7 +128,7 @@ def warn_unregistered(model: nn.Module, stacklevel: int = 4) -> None:
             warnings.warn(
                 f"{type(model).__name__} holds tensors ({', '.join(names[:_MAX_NAMED])}{more}), {message}",
                 WorkbenchWarning,
-                stacklevel=stacklevel,
+                stacklevel=4,  # the line that calls a wrapper
             )
 
 

@@ -386,9 +386,9 @@ class CrossFit:
                 chosen = (scale_at if is_noise else mean_at) == t
                 tensor[chosen] = snapshot[source][chosen]
 
-    def summarize(self, decisions: Decisions, part: int = 0) -> OutOfFold:
-        """Return the out-of-fold predictions of a part according to the decisions."""
-        loc, risk = self.out_of_fold(part)
+    def summarize(self, decisions: Decisions) -> OutOfFold:
+        """Return the out-of-fold predictions of the first part according to the decisions."""
+        loc, risk = self.out_of_fold()
         shares = torch.tensor(decisions.weights, dtype=loc.dtype, device=loc.device)
         share_weights = shares.reshape(-1, *[1] * (loc.dim() - 2))
 
@@ -410,8 +410,8 @@ class CrossFit:
                 variance["aleatoric"] = (noise.square() * share_weights).sum(0).mean(0)
             variance["total"] = torch.stack(list(variance.values())).sum(0)
             uncertainty = Risk(**{name: value.sqrt() for name, value in variance.items()})
-        fold = self.parts[part].fold
-        return OutOfFold(mean, uncertainty, self.rows.y[self.judged(part)], fold[fold < self.layout.folds], decisions)
+        fold = self.parts[0].fold
+        return OutOfFold(mean, uncertainty, self.rows.y[self.judged()], fold[fold < self.layout.folds], decisions)
 
     # ---- checkpoints
     def _state(self) -> dict[str, Any]:

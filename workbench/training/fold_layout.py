@@ -51,7 +51,7 @@ class Layout:
         return itertools.product(parts, settings, folds, repeats)
 
 
-def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Layout:
+def check_voters(wrapped: Any, folds: int, settings: int) -> Layout:
     """Return the layout of the voters if they can be cross-fitted.
 
     Raises:
@@ -60,7 +60,7 @@ def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Lay
     vote = next((method.wrapper for method in wrapped._workbench.methods if method.name == VOTERS), None)
     if vote is None:
         raise ValueError(f"folds: this model has no voters; wrap it with vote.Wrapper(n_voters={2 * folds * settings})")
-    groups = folds * settings * parts
+    groups = folds * settings
     if vote.n_voters % groups:
         several = f"{folds} folds" + (f" x {settings} settings" if settings > 1 else "")
         raise ValueError(
@@ -71,7 +71,7 @@ def check_voters(wrapped: Any, folds: int, settings: int, parts: int = 1) -> Lay
             f"folds: the voters share {name}, which would be trained on all folds; give each voter its own parameters (share=None, "
             f"use_bias=True), or freeze it ({name}.requires_grad_(False))"
         )
-    return Layout(parts, settings, folds, vote.n_voters // groups)
+    return Layout(1, settings, folds, vote.n_voters // groups)
 
 
 def shared_by_voters(wrapped: Any) -> str | None:

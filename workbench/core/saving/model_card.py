@@ -81,7 +81,7 @@ model = workbench.from_pretrained("path of this folder")
 ```
 
 Predictions and risks are then those of the saved model to the last bit, on the same machine with the same versions:
-workbench {__version__}, torch {torch.__version__}, transformers {_version("transformers")}, Python {platform.python_version()}.
+workbench {__version__}, torch {torch.__version__}, transformers {metadata.version("transformers")}, Python {platform.python_version()}.
 """
 
 
@@ -89,10 +89,6 @@ def _constructor_call(entry: dict[str, Any]) -> str:
     """Format the constructor call of a module around a model."""
     arguments = [f"{name}={value!r}" for name, value in entry["arguments"].items()]
     return f"`{entry['class']}({', '.join([*arguments, *(f'{name}=...' for name in entry['functions'])])})`"
-
-
-def _version(package: str) -> str:
-    return metadata.version(package)
 
 
 __all__ = ["write_card"]

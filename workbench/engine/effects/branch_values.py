@@ -144,14 +144,10 @@ def holds_tensors(value: Any) -> bool:
     return _holds_other(value, set())
 
 
-def tensors_in(tree: Tree, names: frozenset[Attribute] | None = None) -> Values:
+def tensors_in(tree: Tree) -> Values:
     """Return the attributes that hold, at any depth, a tensor that no module has registered."""
     known = {id(t) for m in tree.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}
-    values: Values = {}
-    for name, value in attributes(tree):
-        if (names is None or name in names) and _holds_other(value, known):
-            values[name] = value
-    return values
+    return {name: value for name, value in attributes(tree) if _holds_other(value, known)}
 
 
 def _holds_other(value: Any, known: set[int]) -> bool:

@@ -94,21 +94,22 @@ def predict(wrapped: Any, x: Tensor, output: str, *, noise: float | None = None,
     return Predictions(y.reshape(len(y), -1)[:, 0], risk, None, measured)
 
 
-def predict_cases(wrapped: Any, data: Data, x: Tensor, seed: int = 0) -> Predictions:
+def predict_cases(wrapped: Any, data: Data, x: Tensor) -> Predictions:
     """Predict rows of a data set, one number or one score for each class, in evaluation mode.
+
+    Random draws are seeded, so that two single rows are predicted under the same noise.
 
     Args:
         wrapped: wrapped or calibrated model.
         data: data set of the rows.
         x: inputs [n, ...].
-        seed: seed of random draws; two single rows are predicted under the same noise with the same seed.
 
     Raises:
         NotFittedError: if a method has not seen training data yet.
         ValueError: if the model does not give one number, or one score for each class, for each row, or gives numbers that are not finite.
     """
     output = output_of(wrapped)
-    collected = collect(wrapped, x, targets=False, seed=seed)
+    collected = collect(wrapped, x, targets=False)
     y = collected.y.cpu()
     expected = [(len(x), 1), (len(x),)] if data.classes is None else [(len(x), data.n_outputs)]
     if tuple(y.shape) not in expected or (data.classes is None and output != "values"):

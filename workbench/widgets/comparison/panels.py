@@ -61,13 +61,12 @@ def kind_of(data: Data) -> str:
     return "plane" if data.input_shape == (2,) else "table"
 
 
-def view_of(data: Data, fine: bool = True, most: int = MAX_ROWS) -> PanelData:
+def view_of(data: Data, fine: bool = True) -> PanelData:
     """Return the inputs of the picture: a grid over one or two inputs, else test rows, sampled if there are many.
 
     Args:
         data: data set.
         fine: False for fewer inputs, for a live picture.
-        most: maximum number of test rows.
     """
     kind, none = kind_of(data), torch.empty(0, dtype=torch.long)
     if kind in ("curve", "plane"):
@@ -84,7 +83,7 @@ def view_of(data: Data, fine: bool = True, most: int = MAX_ROWS) -> PanelData:
         rows = torch.arange(min(n, several.PICTURED_ROWS))
         shown = f"picture: the first {len(rows)} of {n:,} test rows" if kind == "maps" else ""
         return PanelData(data, kind, data.test.x[rows], rows, shown)
-    most = most if fine else min(most, 300)
+    most = MAX_ROWS if fine else 300
     rows = torch.arange(n)
     if n > most:
         rows = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values

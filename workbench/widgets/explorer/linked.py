@@ -82,9 +82,9 @@ def axes_of(e: Exploration) -> dict[str, str]:
     return {"x": e.rankings[0] if e.by == "error" else e.by, "y": "error", "colour": "wrong"}
 
 
-def undrawn(e: Exploration, across: str, up: str) -> int:
-    """Return the number of rows that the plot can't show, since one of these numbers is NaN or infinite."""
-    return int((~(e.values_of(e.rows, across).isfinite() & e.values_of(e.rows, up).isfinite())).sum())
+def undrawn(e: Exploration, across: str) -> int:
+    """Return the number of rows that the plot can't show, since its error or the number across is NaN or infinite."""
+    return int((~(e.values_of(e.rows, across).isfinite() & e.values_of(e.rows, "error").isfinite())).sum())
 
 
 def _bytes(values: Tensor, kind: str) -> bytes:

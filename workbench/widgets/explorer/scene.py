@@ -160,7 +160,7 @@ def all_cases(e: Exploration, marked: bool = True) -> tuple[str, Any, str]:
     ax = pictures.paint(figure.subplots())
     spots, alt = draw_all(ax, e)
     drawn = f'<div class="wb-frame">{pictures.svg(figure, alt, spots)}{mark_all(ax, e) if marked else ""}</div>'
-    missing = undrawn(e, _across(e), "error")
+    missing = undrawn(e, _across(e))
     note = f'<div class="wb-caption">{missing:,} rows not drawn: NaN or infinite</div>' if missing else ""
     return drawn + note, figure, alt
 

@@ -111,13 +111,13 @@ def _label(name: str) -> str:
 
 
 # ---- all rows
-def refused_rows(e: SeveralExploration, most: int = MAX_REFUSED) -> str:
+def refused_rows(e: SeveralExploration) -> str:
     """Return the refused rows with their ranking numbers as HTML, highest risk first."""
     rows = e.abstained
     if not len(rows):
         return '<div class="wb-caption">every case is answered</div>'
-    some = f", the {most} of highest risk" if len(rows) > most else ""
-    return listing(e, rows[:most], f"refused: {len(rows):,}{some}")
+    some = f", the {MAX_REFUSED} of highest risk" if len(rows) > MAX_REFUSED else ""
+    return listing(e, rows[:MAX_REFUSED], f"refused: {len(rows):,}{some}")
 
 
 def listing(e: SeveralExploration, rows: Tensor, caption: str) -> str:
