@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.answers import Answers, check_labels, check_values, level, precise
+from workbench.calibration.answers import Answers, check_labels, check_values, level
 from workbench.calibration.base import (
     check_model,
     check_targets,
@@ -26,6 +26,7 @@ from workbench.calibration.ranked_rows import check_by, position_risk, row_risk
 from workbench.calibration.staleness import FitsWeights
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
+from workbench.core.outputs.class_scores import at_least_float32
 from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.core.saving.training_data import Facts
 from workbench.errors import require
@@ -136,7 +137,7 @@ class SelectivePredictor(SavesPretrained, FitsWeights):
         with evaluating(self.wrapped, whole=True):
             y, raw_risk = self.wrapped(*args, return_risk=True, **kwargs)
         name = output_name(self.wrapped, y)
-        risks = risks_at(named_risks(self.wrapped, raw_risk), name).map(precise)
+        risks = risks_at(named_risks(self.wrapped, raw_risk), name).map(at_least_float32)
         part = pick(y, name)
         scores = class_scores(self.wrapped, part) if self.by == "confidence" else part
         risk_of = row_risk if self.per == "row" else position_risk

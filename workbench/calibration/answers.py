@@ -147,11 +147,6 @@ def log_probabilities(y: Tensor, output: str) -> Tensor:
     return y.log_softmax(-1)
 
 
-def precise(tensor: Tensor) -> Tensor:
-    """Return the tensor in at least float32."""
-    return tensor.to(torch.promote_types(torch.float32, tensor.dtype))
-
-
 def all_where_nan(chosen: Tensor, scores: Tensor) -> Tensor:
     """Return sets of classes [rows, ..., classes] with all classes where a score is NaN, and warn: nothing can be left out there."""
     if (unknown := scores.isnan().any(-1, keepdim=True)).any():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.answers import Answers, check_finite, precise
+from workbench.calibration.answers import Answers, check_finite
 from workbench.calibration.binary import class_numbers, no_and_yes, one_number, one_per_row
 from workbench.calibration.one_output import one_meaning, one_name, pick, put
 from workbench.calibration.rows import batches_of_rows
@@ -23,7 +23,7 @@ from workbench.core.batches.labelled import paired
 from workbench.core.calls.risks import noise_moves_classes
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
-from workbench.core.outputs.class_scores import Binary
+from workbench.core.outputs.class_scores import Binary, at_least_float32
 from workbench.core.outputs.options import form_of, meaning_of
 from workbench.core.outputs.slips import warn_unsaid
 from workbench.core.saving.save_pretrained import SavesPretrained
@@ -265,7 +265,7 @@ def class_scores(model: Any, part: Tensor) -> Tensor:
 
     Each number of `Binary` becomes the scores of no and yes; see `no_and_yes`.
     """
-    part, binary = precise(part), _binary(model)
+    part, binary = at_least_float32(part), _binary(model)
     return part.movedim(class_dim(model), -1) if binary is None else no_and_yes(part, binary.logits)
 
 
@@ -335,7 +335,7 @@ def offsets_of(model: Any, x: Any, y: Tensor) -> Tensor:
     """Return the differences between the quantiles of a model with quantile heads and its prediction y [n, ...]: [levels, n, ...]."""
     args, kwargs = opened(model, x)
     quantiles = Wrapped.quantiles(cast(Any, eager(model)), *args, **kwargs)
-    return precise(pick(quantiles, output_name(model, quantiles))) - y
+    return at_least_float32(pick(quantiles, output_name(model, quantiles))) - y
 
 
 def named_risks(model: Any, risk: Any) -> Risk:
@@ -366,7 +366,9 @@ def ask_as_given(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     args, kwargs = opened(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     name = output_name(model, y)
-    return precise(pick(y, name)).movedim(class_dim(model), -1), risks_at(named_risks(model, risks), name).map(precise)
+    return at_least_float32(pick(y, name)).movedim(class_dim(model), -1), risks_at(named_risks(model, risks), name).map(
+        at_least_float32
+    )
 
 
 # ---- rows
@@ -440,7 +442,7 @@ def collect(
     return Answers(
         y,
         risks,
-        precise(batch_targets) if batch_targets.is_floating_point() else batch_targets,
+        at_least_float32(batch_targets) if batch_targets.is_floating_point() else batch_targets,
         torch.cat(offset_parts, 1) if offset_parts else None,
         {name: torch.cat(row_values) for name, row_values in values_of_inputs.items()},
         draws_randomly,

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.answers import level, precise
+from workbench.calibration.answers import level
+from workbench.core.outputs.class_scores import at_least_float32
 from workbench.errors import WorkbenchWarning
 from workbench.metrics._inputs import numbers, tensor_of
 
@@ -222,7 +223,7 @@ class DensityRatio:
 
     def _features(self, x: Any) -> Tensor:
         x = tensor_of(x if self.features is None else self.features(x)).detach().cpu()
-        x = precise(x).double()[:, None].flatten(1)
+        x = at_least_float32(x).double()[:, None].flatten(1)
         if len(x):
             numbers("features", x)
         return x

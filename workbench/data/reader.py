@@ -113,7 +113,7 @@ def one_target(data: Data) -> Data:
             "`workbench compare` and experiments.grid take maps, tokens, several columns of targets and several labels as well. Or train with "
             "workbench.fit(wrapped, data), ask wrapped(x, return_risk=True) for the risks of test rows, and draw them with workbench.plots"
         )
-    train, test = (_in_memory(split) for split in (data.train, data.test))
+    train, test = (in_memory(split) for split in (data.train, data.test))
     if data.classes is not None and any(bool((split.y == VOID).any()) for split in (train, test)):
         raise ValueError(
             f"data: {data.name} has rows without a class ({VOID}); leave them out, such as train.take(train.y != {VOID})"
@@ -123,7 +123,8 @@ def one_target(data: Data) -> Data:
     return replace(data, train=train, test=test, task="classification" if data.classes is not None else "regression")
 
 
-def _in_memory(split: Any) -> Split:
+def in_memory(split: Any) -> Split:
+    """Return a split with its rows in memory, and pixels in bytes as floats."""
     split = split.load()
     return split if split.x.dtype != torch.uint8 else replace(split, x=split.x.float())
 

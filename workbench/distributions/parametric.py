@@ -76,9 +76,6 @@ class Parametric(ManyHeads):
         same_shape(**{f"y{where}": y, f"y_pred{where}": loc})
         return y.to(wide_dtype(loc))
 
-    def _loss(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        return -self._log_prob(y, loc, risk)
-
     def _log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         self.check_targets(y)  # without validation, torch returns a number for any value
         return self.at(loc, risk).log_prob(y).to(loc.dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.outputs.class_scores import Binary, Logits
+from ..data.reader import in_memory
 from ..data.targets import VOID, kind
 from ..engine.effects.private_random import own_random
 from ..risk import Risk
@@ -35,7 +36,7 @@ def measurable(data: Data) -> Data:
     elif isinstance(data.train.take([0]).load().x, Mapping):
         unsupported = f"the inputs {', '.join(data.train.take([0]).load().x)}"
     else:
-        train, test = (_floating(split) for split in (data.train, data.test))
+        train, test = (in_memory(split) for split in (data.train, data.test))
         if train is data.train and test is data.test and data.task != "counts":
             return data
         return replace(data, train=train, test=test, task="regression" if data.task == "counts" else data.task)
@@ -44,11 +45,6 @@ def measurable(data: Data) -> Data:
         "rows, pixels, tokens, labels or several columns. Train with workbench.fit(wrapped, data), "
         "and score wrapped(x, return_risk=True) by workbench.metrics"
     )
-
-
-def _floating(split: Any) -> Any:
-    split = split.load()
-    return split if split.x.dtype != torch.uint8 else replace(split, x=split.x.float())
 
 
 def has_class_positions(data: Data) -> bool:

@@ -65,7 +65,8 @@ class Shift(AtLayer):
                 with full_precision(phi):
                     deviation = deviation @ mixing.mT
             # not in half precision, where a deviation that is small relative to the output would be rounded away
-            return at_least_float32(out) + deviation.to(torch.promote_types(out.dtype, torch.float32))
+            wide = at_least_float32(out)
+            return wide + deviation.to(wide.dtype)
 
         return self.at_layer(parameters, state, inputs, shifted)
 

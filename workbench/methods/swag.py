@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..core.additions import extra
 from ..core.batches.labelled import batches_of
 from ..core.method import Call, Method, evaluating
+from ..core.outputs.class_scores import at_least_float32
 from ..core.ownership import engine_of, table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
@@ -95,10 +96,6 @@ def collect(wrapped: Any) -> int:
     return method_of(wrapped, "swag").gather(wrapped)
 
 
-def _wide(value: Tensor) -> Tensor:
-    return value.to(torch.promote_types(torch.float32, value.dtype))
-
-
 def _real(value: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
 
@@ -119,7 +116,7 @@ class Swag(WeightSets):
     def register_statistics(self, table: Table, name: str, value: Tensor, buffer: bool) -> None:
         if not buffer:
             zeros = torch.zeros_like(_real(value))
-            wide = _wide(zeros)  # in half precision a mean no longer follows the weights after a few sets
+            wide = at_least_float32(zeros)  # in half precision a mean no longer follows the weights after a few sets
             for part, start in (
                 ("mean", wide),
                 ("variance", wide),
@@ -201,7 +198,9 @@ class Swag(WeightSets):
         """Set running statistics to their mean over the batches of the training inputs (Izmailov et al. 2018), for each set of weights."""
         statistics, counters = (self._norm_buffers(table, norms, start) for start in ("running_", "num_batches_"))
         saved = {name: table.get(name).clone() for name in self.names(table, self._buffers)}
-        sums = [{name: _wide(torch.zeros_like(saved[name])) for name in statistics} for _ in range(1 + self.size)]
+        sums = [
+            {name: at_least_float32(torch.zeros_like(saved[name])) for name in statistics} for _ in range(1 + self.size)
+        ]
         rows = 0
         with evaluating(wrapped), _Averaging(norms):
             for batch, count in _batches(inputs, wrapped):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.outputs.class_scores import at_least_float32
 from workbench.methods.densities.base import Density, refuse_size
 from workbench.methods.densities.features import Rows
 from workbench.methods.densities.moments import full_precision, whiten
@@ -142,7 +143,7 @@ class Neighbours(Bank):
     def _learn(self, rows: Rows) -> None:
         x = rows.layers[-1]
         x = x[:: -(-len(x) // MAX_NEIGHBOURS)]
-        self.bank = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32))).to(self.bank.dtype)
+        self.bank = F.normalize(at_least_float32(x)).to(self.bank.dtype)
         self.to(rows.device)
 
     def _score(self, rows: Rows) -> Tensor:

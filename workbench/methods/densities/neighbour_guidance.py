@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.core.outputs.class_scores import at_least_float32
 from workbench.methods.densities.classes import MAX_NEIGHBOURS, Bank
 from workbench.methods.densities.features import Rows
 from workbench.methods.densities.moments import full_precision
@@ -42,9 +43,7 @@ class GuidedEnergy(Bank):
     def _learn(self, rows: Rows) -> None:
         assert rows.logits is not None  # `needs_logits`
         step = -(-len(rows) // MAX_NEIGHBOURS)
-        x, logits = (
-            part[::step].to(torch.promote_types(part.dtype, torch.float32)) for part in (rows.layers[-1], rows.logits)
-        )
+        x, logits = at_least_float32(rows.layers[-1][::step]), at_least_float32(rows.logits[::step])
         with full_precision(x):
             self.bank = (F.normalize(x) * logits.logsumexp(1, keepdim=True)).to(self.bank.dtype)
         self.to(rows.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.core.outputs.class_scores import at_least_float32
 from workbench.engine.effects.random import values_unavailable
 from workbench.methods.densities.moments import full_precision
 
@@ -54,7 +55,7 @@ def pool(
             f"a feature of shape {list(feature.shape)} does not have the {rows} rows of the batch in dimension {row_dim}; "
             "leave its layer out, or give the dimension of the rows, row_dim="
         )
-    feature = feature.to(torch.promote_types(feature.dtype, torch.float32))
+    feature = at_least_float32(feature)
     feature = feature.movedim(row_dim, 0) if row_dim else feature
     if feature.dim() <= 2:
         return feature if feature.dim() == 2 else feature[:, None]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.core.outputs.class_scores import at_least_float32
 from workbench.methods.densities.moments import units
 
 
@@ -77,7 +78,7 @@ class Reduce(Growing):
             features: Tensor [n, d] of finite floats, n >= 2.
         """
         dtype = self.mean.dtype
-        features = features.detach().to(torch.promote_types(features.dtype, torch.float32))
+        features = at_least_float32(features.detach())
         n, d = features.shape
         mean, unit, _ = units(features)
         axes = features.new_zeros(d, self.n_components if d > self.n_components else 0)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from workbench.core.outputs.class_scores import at_least_float32
 from workbench.methods.densities.base import Density, refuse_size
 from workbench.methods.densities.features import Rows
 
@@ -33,7 +34,7 @@ class Output(Density):
 
     def _score(self, rows: Rows) -> Tensor:
         logits = _logits(rows)
-        score = self._strange(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+        score = self._strange(at_least_float32(logits))
         return score.where(logits.isfinite().all(1), torch.nan)
 
     @abstractmethod
