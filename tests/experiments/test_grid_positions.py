@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from helpers.map_rows import rng, two_targets
 from sklearn.metrics import jaccard_score, roc_auc_score
 from torch import Tensor, nn
 
@@ -37,10 +38,6 @@ def conv():
 """
 
 
-def rng(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def class_maps() -> Data:
     x = torch.randn(30, 2, 4, 6, generator=rng(0))
     y = torch.randint(0, 3, (30, 4, 6), generator=rng(1))
@@ -53,12 +50,6 @@ def tokens() -> Data:
     return Data.from_arrays(
         x, torch.randint(0, 3, (30, 5), generator=rng(1)), classes=3, lengths=[1 + i % 5 for i in range(30)]
     )
-
-
-def two_targets() -> Data:
-    x = torch.randn(60, 3, generator=rng(3))
-    y = torch.stack([x[:, 0], 100 * x[:, 1] + 10 * torch.randn(60, generator=rng(4))], 1)
-    return Data.from_arrays(x, y, target="cold, hot")
 
 
 def seeded(model: Any) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Maps of classes and of real values, and a model of the latter, for the tests of widgets."""
+"""Data with several targets per row, such as maps of classes or values, and a model of the latter."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def class_maps() -> Data:
 def value_maps() -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(40, 1, 6, 8, generator=rng(5))
     return x, x[:, 0] * 2
+
+
+def two_targets() -> Data:
+    x = torch.randn(60, 3, generator=rng(3))
+    y = torch.stack([x[:, 0], 100 * x[:, 1] + 10 * torch.randn(60, generator=rng(4))], 1)
+    return Data.from_arrays(x, y, target="cold, hot")
 
 
 class Depth(nn.Module):

@@ -123,16 +123,6 @@ class Tied(Net):
         return self.c(self.b(h))
 
 
-class OwnForward(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        weight = self.b.weight
-        self.b.forward = lambda h: h @ weight.T if weight is self.b.weight else h @ self.b.weight
-
-    def use(self, h: Tensor) -> Tensor:
-        return self.b(h)
-
-
 class Attention(Net):
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.map_rows import Depth, class_maps, rng, value_maps
+from helpers.map_rows import Depth, class_maps, rng, two_targets, value_maps
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
@@ -16,12 +16,6 @@ def tokens():
     x = torch.randn(40, 5, 2, generator=rng(2))
     lengths = [1 + i % 5 for i in range(40)]
     return Data.from_arrays(x, (x[..., 0] > 0).long() + (x[..., 1] > 0).long(), classes=3, lengths=lengths)
-
-
-def two_targets():
-    x = torch.randn(60, 3, generator=rng(3))
-    y = torch.stack([x[:, 0], 100 * x[:, 1] + 10 * torch.randn(60, generator=rng(4))], 1)
-    return Data.from_arrays(x, y, target="cold, hot")
 
 
 def labels():
