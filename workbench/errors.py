@@ -79,10 +79,8 @@ def require(module: str, extra: str = "lab") -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        if (error.name or "").partition(".")[
-            0
-        ] != package:  # the module is installed, but one of its own imports is missing
-            raise
+        if (error.name or "").partition(".")[0] != package:
+            raise  # the module is installed, but one of its own imports is missing
         raise ModuleNotFoundError(
             f"this needs {package}, which is not installed: pip install 'risk-workbench[{extra}]'", name=package
         ) from error

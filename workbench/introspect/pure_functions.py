@@ -39,7 +39,7 @@ _IMPURE_ATTRIBUTES = frozenset(_IMPURE.split())
 _TENSOR_ATTRIBUTES = frozenset(name for name in dir(Tensor) if not name.startswith("_")) - _IMPURE_ATTRIBUTES
 _TORCH_MODULES = [
     torch._C._VariableFunctions,
-    *(getattr(torch._C, name, None) for name in ("_nn", "_special", "_linalg", "_fft")),
+    *(getattr(torch._C, name) for name in ("_nn", "_special", "_linalg", "_fft")),
     math,  # for numbers; applied to a tensor, it would read the value, which recording the call notices
 ]
 _LIST_METHODS = frozenset({"append"})

@@ -75,7 +75,6 @@ def register() -> None:
 
 
 def _engine() -> Any:
-    from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.clientwrap import PapermillNotebookClient
     from papermill.engines import NBClientEngine
     from papermill.log import logger
@@ -102,10 +101,7 @@ def _engine() -> Any:
 
         def papermill_execute_cells(self) -> None:
             self.watch.begin()  # the kernel runs; its start does not count towards the time limit
-            try:
-                super().papermill_execute_cells()
-            except (CellTimeoutError, DeadKernelError):  # the kernel can't reply any more
-                raise
+            super().papermill_execute_cells()  # if it raises, the kernel can't reply any more
             self._request_usage()
 
         def _request_usage(self) -> None:

@@ -187,7 +187,7 @@ class Freezable(nn.Module):
         next call or at the end of the block. Writes through `.data` or a numpy view, which torch does not count, are not detected and take
         effect at once, as outside. Copies made inside are not frozen.
 
-        Returns:
+        Yields:
             The object itself.
 
         Raises:
