@@ -168,7 +168,7 @@ def check_training(case: Case, wrapping: Wrapping, strategy: str = "auto") -> No
             close(tensors[name], value, f"buffer {name}")
     first = branches[0]
     # noise on inputs and transforms act on copies, so that the model does not write into the caller's inputs
-    untouched = inputs(case) if wrapping.where in ("inputs", "transforms") else first.given
+    untouched = inputs(case) if wrapping.where in ("inputs", "transforms") else first.inputs
     for leaf, expected_leaf in zip(flatten(call_inputs)[0], flatten(untouched)[0], strict=True):
         if isinstance(leaf, Tensor):
             close(leaf, expected_leaf, "input")

@@ -359,7 +359,7 @@ def test_what_was_given_in_code_can_be_kept_or_left():
     pick(form.data, "others")
     assert written(form.code.value) == "Comparison(net, others, ['vote'], epochs=2)"
     form.compare.click()
-    assert comparison._prepared.model.given is net
+    assert comparison._prepared.model.source is net
     assert len(others) == 2
 
 

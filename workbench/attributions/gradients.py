@@ -138,12 +138,12 @@ def integrated_gradients(
     )
 
 
-def _incomplete(found: IntegratedGradients, tolerance: float) -> dict[str, str]:
+def _incomplete(integrated: IntegratedGradients, tolerance: float) -> dict[str, str]:
     """Return the names whose attributions do not add up to the difference to the baseline, each with the reason."""
     reasons: dict[str, str] = {}
-    for name, gap in found.gap.items():
-        before, baseline = found.before[name], found.baseline[name]
-        share = gap.abs() / found.values[name].abs().flatten(1).sum(1).clamp_min(1e-12)
+    for name, gap in integrated.gap.items():
+        before, baseline = integrated.before[name], integrated.baseline[name]
+        share = gap.abs() / integrated.values[name].abs().flatten(1).sum(1).clamp_min(1e-12)
         is_off = (share > tolerance) & (gap.abs() > 1e-4 * (before.abs() + baseline.abs()))
         if bool(is_off.any()):
             row = int(is_off.nonzero()[0, 0])
@@ -154,11 +154,11 @@ def _incomplete(found: IntegratedGradients, tolerance: float) -> dict[str, str]:
     return reasons
 
 
-def _requested(names: Sequence[str] | None, given: Mapping[str, Tensor]) -> list[str]:
-    unknown = [name for name in names or () if name not in given]
+def _requested(names: Sequence[str] | None, values: Mapping[str, Tensor]) -> list[str]:
+    unknown = [name for name in names or () if name not in values]
     if unknown:
-        raise ValueError(f"names: the model gives {', '.join(given)}; found {', '.join(map(repr, unknown))}")
-    return [name for name in given if names is None or name in names]
+        raise ValueError(f"names: the model gives {', '.join(values)}; found {', '.join(map(repr, unknown))}")
+    return [name for name in values if names is None or name in names]
 
 
 def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:

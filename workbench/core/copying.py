@@ -106,7 +106,7 @@ class Persistent(Freezable):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __copy__(self) -> Any:
-        return restore(portable(self), table_of(self).given)
+        return restore(portable(self), table_of(self).originals)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if "_workbench" not in self.__dict__:
@@ -122,7 +122,7 @@ class Persistent(Freezable):
         for container, key, _ in places(new):
             if id(container[key]) not in stand_ins:
                 container[key] = _deep_copy(container[key], key, memo)
-        return restore(new, table_of(self).given)
+        return restore(new, table_of(self).originals)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if "_workbench" not in self.__dict__:

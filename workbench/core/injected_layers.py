@@ -46,8 +46,7 @@ def follow(root: Any) -> None:
     if same:
         return
     moves = _Moves(before, tree)
-    found = Record.of(root, record.method).slots
-    added = [slot for slot in found.values() if MARK not in slot.owners[0][0]]
+    added = [slot for slot in Record.of(root, record.method).slots.values() if MARK not in slot.owners[0][0]]
     added = [slot for slot in added if id(tree[slot.owners[0][0]]) not in known]
     if record.rules:  # without them all branches share the layers
         try:
@@ -66,9 +65,9 @@ def follow(root: Any) -> None:
     # these determine which layers vote, which is settled by now
     record.execution = record.tails = None
     views = {names[slot]: view for slot, view in before.views.items() if slot in names}
-    given = {names[slot]: original for slot, original in before.given.items() if slot in names}
+    originals = {names[slot]: original for slot, original in before.originals.items() if slot in names}
     injection = root.__dict__["_engine"].injection
-    root.__dict__["_engine"] = runtime = Runtime(root, views, given)
+    root.__dict__["_engine"] = runtime = Runtime(root, views, originals)
     runtime.injection = injection if within_from_pretrained() else None
     if record.rules:
         _give_each_its_own(runtime.table, added, axis, injection)
@@ -162,8 +161,8 @@ def _give_each_its_own(table: Table, added: list[Slot], axis: str, injection: In
             new.append((name, table.get(name)))
     if not new:
         return
-    methods = (method.axis(Call(training=False, return_risk=True)) for method in record.methods)
-    size = next(found.size for found in methods if found is not None and found.name == axis)
+    axes = (method.axis(Call(training=False, return_risk=True)) for method in record.methods)
+    size = next(other.size for other in axes if other is not None and other.name == axis)
     rows = {name: [tensor.detach().clone()] for name, tensor in new}
     with private_stream({tensor.device for _, tensor in new}), torch.no_grad():
         for i in range(1, size):

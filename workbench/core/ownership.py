@@ -148,7 +148,7 @@ class Table:
     def __init__(
         self, root: nn.Module, record: Record, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]
     ) -> None:
-        self.root, self.record, self.views, self.given = root, record, views, originals
+        self.root, self.record, self.views, self.originals = root, record, views, originals
         # the modules by path as they are now, by which those that peft moves are found again
         self.modules = weakref.WeakValueDictionary(
             {path: module for path, module in root.named_modules(remove_duplicate=False) if MARK not in path}
@@ -274,7 +274,7 @@ class Table:
 
     def replaced(self) -> Iterator[tuple[str, Tensor, list[str]]]:
         """Yield (slot, parameter, names of the tensors used instead) for each parameter of the given model that this one does not use."""
-        for name, ref in self.given.items():
+        for name, ref in self.originals.items():
             original = ref()
             if original is None or self.record.slots[name].buffer:
                 continue

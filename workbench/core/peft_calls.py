@@ -101,7 +101,7 @@ class Injection:
     def __init__(self, wrapped: Any, tuner: Any, name: str, config: Any) -> None:
         self.savepoint = Savepoint(wrapped, values=False)
         table = table_of(wrapped)
-        self._before: Any = restore(structural_copy(wrapped), table.given, table.views)
+        self._before: Any = restore(structural_copy(wrapped), table.originals, table.views)
         self._tuner, self._configs = type(tuner), {name: copy.deepcopy(config)}
 
     def into(self, index: Mapping[str, int]) -> nn.Module:

@@ -130,8 +130,8 @@ class Scales:
                 present.copy_(value)
 
 
-def _is_of(thing: object, package: str) -> bool:
-    return type(thing).__module__.partition(".")[0] == package
+def _is_of(value: object, package: str) -> bool:
+    return type(value).__module__.partition(".")[0] == package
 
 
 def own_copy(parameter: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def _equal_places(branched: Branched, dim: int, main: Sequence[str]) -> list[Pla
 
 
 def _not_reached(
-    wrapped: Any, places: list[Place], own: set[str], shared: set[str], args: tuple, kwargs: dict[str, Any]
+    wrapped: Any, places: list[Place], separate: set[str], shared: set[str], args: tuple, kwargs: dict[str, Any]
 ) -> list[Place]:
     """Return the places that do not depend on some weights, but on others that are shared."""
     if not places:
@@ -117,11 +117,11 @@ def _not_reached(
     devices = sorted({p.device for p in parameters.values()}, key=str)
     try:
         with own_random(0, *devices), torch.no_grad():
-            by_own, by_shared = changes(own), changes(shared)
+            by_separate, by_shared = changes(separate), changes(shared)
             return [
                 (i, d, indices)
                 for i, d, indices in places
-                if not by_own[i].index_select(d, indices).any() and by_shared[i].index_select(d, indices).any()
+                if not by_separate[i].index_select(d, indices).any() and by_shared[i].index_select(d, indices).any()
             ]
     except Exception:  # the model does not take other weights; what it answers is not known then
         return []

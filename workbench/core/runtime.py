@@ -71,7 +71,7 @@ class Runtime:
         )
 
     def _originals(self) -> dict[str, Tensor]:
-        originals = ((name, self.table.given.get(name, lambda: None)()) for name in self.table.record.released)
+        originals = ((name, self.table.originals.get(name, lambda: None)()) for name in self.table.record.released)
         return {name: tensor for name, tensor in originals if tensor is not None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -156,7 +156,7 @@ def restore(wrapped: Any, originals: dict[str, weakref.ref[Tensor]] | None = Non
     stand_ins = wrapped.__dict__.pop("_portable", None)
     views = views or stand_ins or (old.table.views if old is not None else {})
     if originals is None:
-        originals = old.table.given if old is not None else {}
+        originals = old.table.originals if old is not None else {}
     branches = wrapped.__dict__.pop(BRANCHES, None)
     wrapped.__dict__["_engine"] = runtime = Runtime(wrapped, dict(views), dict(originals))
     if branches:

@@ -200,7 +200,7 @@ def fits(moments: Tensor, values: Tensor) -> bool:
     missing = max(moments.dim() - values.dim(), 0)
     shape = (*(1 for _ in range(missing)), *values.shape[values.dim() + missing - moments.dim() :])
     # torch's compiler does not compare symbolic sizes by `in`
-    return all(size == 1 or size == given for size, given in zip(moments.shape, shape, strict=True))
+    return all(n == 1 or n == size for n, size in zip(moments.shape, shape, strict=True))
 
 
 def _check_shape(what: str, values: Tensor, names: str, moments: Tensor) -> None:

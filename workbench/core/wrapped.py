@@ -355,7 +355,7 @@ def copied(model: nn.Module) -> nn.Module:
     for path, inner in model.named_modules():
         if is_wrapped(inner):
             table = table_of(inner)
-            restore(new.get_submodule(path.replace("_orig_mod.", "")), table.given, table.views)
+            restore(new.get_submodule(path.replace("_orig_mod.", "")), table.originals, table.views)
     return new
 
 
@@ -382,7 +382,7 @@ def adopt(module: nn.Module, method: str = "forward") -> Any:
         module.register_state_dict_post_hook(add_registered)
     module.__dict__["_workbench"] = record
     module.__dict__["_engine"] = runtime = Runtime(module, {}, {})
-    runtime.table.given.update({name: weakref.ref(runtime.table.get(name)) for name in record.slots})
+    runtime.table.originals.update({name: weakref.ref(runtime.table.get(name)) for name in record.slots})
     return module
 
 

@@ -276,11 +276,11 @@ class Wrapper(Settings):
 COMMON: dict[str, Any] = {described.name: described.default for described in settings_of(Wrapper)}
 
 
-def _misused(given: Any) -> str:
+def _misused(value: Any) -> str:
     """Describe what was given in place of a wrapper; of a class of wrappers, or the module that has one, also say how to make one."""
-    kind, cls = ("module", getattr(given, "Wrapper", None)) if isinstance(given, types.ModuleType) else ("class", given)
+    kind, cls = ("module", getattr(value, "Wrapper", None)) if isinstance(value, types.ModuleType) else ("class", value)
     if not (isinstance(cls, type) and issubclass(cls, Wrapper)):
-        return type(given).__name__
+        return type(value).__name__
     name = cls._display_name()
     return f"the {kind} {name.removesuffix('.Wrapper') if kind == 'module' else name}: write {name}()"
 

@@ -147,11 +147,11 @@ class Clone:
     def install(self, values: dict[str, Tensor]) -> None:
         """Install tensors by slot; those of parameters have their attributes, and can be told from tensors and deep-copied as they can."""
         if not torch.compiler.is_compiling():
-            for slot, users, own in self._attributes:
+            for slot, users_attributes, our_attributes in self._attributes:
                 if type(value := values.get(slot)) in (Tensor, FactoredWeight):
                     attributes = vars(value)
-                    attributes.update(users)
-                    attributes.update(own)
+                    attributes.update(users_attributes)
+                    attributes.update(our_attributes)
         for container, key, slot in (*self.places, *self._kept):
             if slot in values:
                 container[key] = values[slot]
@@ -187,8 +187,8 @@ class Clone:
         """Return the tensors that the model holds without having registered them, other than those that forward leaves behind."""
         if self._unregistered is None:
             with torch._C.DisableTorchFunctionSubclass():  # a factored weight that is looked at becomes a product
-                found = unregistered(self.root)
-            self._unregistered = {(entry.owner, entry.attribute) for entry in found if not entry.requires_grad}
+                entries = unregistered(self.root)
+            self._unregistered = {(entry.owner, entry.attribute) for entry in entries if not entry.requires_grad}
         return tensors([owner.__dict__.get(attribute) for owner, attribute in self._unregistered])
 
     def left_behind(self) -> list[Tensor]:

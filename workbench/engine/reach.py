@@ -202,7 +202,10 @@ def _of_other_heads(plan: Plan, index: Index) -> dict[str, Tensor]:
     splits = [rule for rule in plan.rules.values() if isinstance(rule, Split)]
     heads = [(rule.options[0], rule.options[index.get(rule.axis, 0)]) for rule in splits]
     return {
-        name: plan.bank.get(name) for first, own in heads for name in first.registered() if name not in own.registered()
+        name: plan.bank.get(name)
+        for first, chosen in heads
+        for name in first.registered()
+        if name not in chosen.registered()
     }
 
 

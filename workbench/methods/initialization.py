@@ -43,7 +43,7 @@ class Draws:
         self._frozen = bool(zeros) and not all(table.value(name).requires_grad for name in table.parameters())
         self._modules: dict[str, list[nn.Module] | None] = {}
         self._assigned: dict[str, list[nn.Module] | None] = {}
-        self._given: set[str] = set()
+        self._handed_out: set[str] = set()
 
     def stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
         """Return initial values [n, *shape] for a slot; a buffer keeps its value, unless it is computed from a drawn weight."""
@@ -85,8 +85,8 @@ class Draws:
             if all(row is not None and row.shape == current.shape for row in rows):
                 values = [row.detach() for row in rows if row is not None]
                 # a single draw can be handed out once without a copy
-                reuses_memory = self._n == 1 and slot not in self._given
-                self._given.add(slot)
+                reuses_memory = self._n == 1 and slot not in self._handed_out
+                self._handed_out.add(slot)
                 stacked = (values[0][None] if reuses_memory else torch.stack(values)).to(current)
                 for row, view in zip(rows, stacked, strict=True):
                     # share memory with the copies, so that values are not kept twice

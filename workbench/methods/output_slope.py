@@ -47,8 +47,8 @@ def slope_of(
     return ones if all(_has_logits(meaning, scores, logits) for scores, logits in points) else None
 
 
-def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    return torch.allclose(found, expected, rtol=0, atol=tolerance)
+def _close(values: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return torch.allclose(values, expected, rtol=0, atol=tolerance)
 
 
 def _has_logits(meaning: Meaning | None, leaf: Tensor, z: Tensor) -> bool:
@@ -56,13 +56,13 @@ def _has_logits(meaning: Meaning | None, leaf: Tensor, z: Tensor) -> bool:
     if isinstance(meaning, Binary):
         if not _gives_probabilities(meaning) or leaf.numel() != z.numel():
             return False
-        found, expected = leaf.reshape(z.shape), at_least_float32(z).sigmoid()
+        probs, expected = leaf.reshape(z.shape), at_least_float32(z).sigmoid()
     elif isinstance(meaning, Classes) and leaf.dim():
-        found, expected = meaning.probabilities(leaf), at_least_float32(z).softmax(-1)
+        probs, expected = meaning.probabilities(leaf), at_least_float32(z).softmax(-1)
     else:
         return False
     tolerance = max(1e-3, 4 * torch.finfo(leaf.dtype).eps)
-    return found.shape == expected.shape and _close(found.to(expected.dtype), expected, tolerance)
+    return probs.shape == expected.shape and _close(probs.to(expected.dtype), expected, tolerance)
 
 
 def _gives_probabilities(meaning: Meaning | None) -> bool:

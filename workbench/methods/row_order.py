@@ -45,7 +45,7 @@ def misplaced(
     changed_rows = sorted({rows // 3, rows // 2, rows - 1})
     others = [with_other(row) for row in changed_rows]
     features, output = features_of(inputs)  # last, so that what forward leaves behind is of these inputs
-    found: set[str] = set()
+    names: set[str] = set()
     for row, (other, other_output) in zip(changed_rows, others, strict=True):
         in_output = None if output is None or other_output is None else _changed(output, other_output)
         for name in features.keys() & other.keys():
@@ -53,8 +53,8 @@ def misplaced(
             if changed is None or (in_output is not None and torch.equal(changed, in_output.to(changed.device))):
                 continue
             if not changed[row] or (name in exactly and int(changed.sum()) > 1):
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 def _changed(values: Tensor, others: Tensor) -> Tensor | None:

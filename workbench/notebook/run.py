@@ -318,8 +318,8 @@ def _own_code(nb: NotebookNode, notebook: Path) -> dict[str, str]:
 
 def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters whose values can be recorded, without those computed by the notebook or of other types, such as bytes."""
-    found = {name: plain(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if is_json(value)}
+    plain_values = {name: plain(value) for name, value in values.items()}
+    return {name: value for name, value in plain_values.items() if is_json(value)}
 
 
 def _same_data(data: Mapping[str, str]) -> bool:

@@ -307,9 +307,9 @@ def targets(
         >>> [ax.get_title() for ax in axes], axes[0].get_ylabel()
         (['heating', 'cooling'], 'prediction (kWh)')
     """
-    given = {"prediction": prediction, "target": target} | ({} if risk is None else {"risk": risk})
-    same_rows(**given)
-    named = {name: array(value, name) for name, value in given.items()}
+    values = {"prediction": prediction, "target": target} | ({} if risk is None else {"risk": risk})
+    same_rows(**values)
+    named = {name: array(value, name) for name, value in values.items()}
     same_shape(**named)
     shape = named["prediction"].shape
     if len(shape) != 2 or shape[1] > MAX_TARGETS:

@@ -88,7 +88,7 @@ def check_training(
     after = dict(nn.Module.named_buffers(wrapped))
     for name, value in reference.moved(branches).items():
         close(after[name], value, f"buffer {name}", tolerance)
-    for leaf, other in zip(flatten(arguments)[0], flatten(branches[0].given)[0], strict=True):
+    for leaf, other in zip(flatten(arguments)[0], flatten(branches[0].inputs)[0], strict=True):
         if isinstance(leaf, Tensor):
             close(leaf, other, "an input that the model writes into", tolerance)
     if isinstance(branches[0].model, nn.Module):

@@ -33,14 +33,14 @@ class Branch:
     Args:
         place: position of the branch by axis.
         model: the plain model.
-        given: inputs of the call, as the call left them.
+        inputs: inputs of the call, as the call left them.
         values: tensors that the model used, as differentiable functions of the reference's state.
         output: output of the model.
     """
 
     place: Any
     model: Any
-    given: Any
+    inputs: Any
     values: dict[str, Tensor]
     output: Any
 

@@ -171,9 +171,9 @@ def features(model: Any, prompts: Any, attention_mask: Tensor | None) -> dict[st
     """Return the inputs of an encoder of images or sounds by name, with the attention mask if there is one."""
     name = model.main_input_name
     if not isinstance(prompts, Tensor) or not prompts.is_floating_point():
-        given = f"{prompts.dtype} of shape {list(prompts.shape)}" if isinstance(prompts, Tensor) else repr(prompts)[:80]
+        kind = f"{prompts.dtype} of shape {list(prompts.shape)}" if isinstance(prompts, Tensor) else repr(prompts)[:80]
         raise ValueError(
-            f"prompts: {type(model).__name__} takes {name}, a floating-point tensor with one row per text, found {given}"
+            f"prompts: {type(model).__name__} takes {name}, a floating-point tensor with one row per text, found {kind}"
         )
     return {name: prompts} if attention_mask is None else {name: prompts, "attention_mask": attention_mask}
 

@@ -50,9 +50,9 @@ def check_arguments(wrapped: Any, inputs: Any) -> None:
     args, kwargs = opened(wrapped, inputs)
     if takes(called, *args, **kwargs):
         return
-    found = "one input" if not isinstance(inputs, tuple) else f"a tuple of {len(inputs) or 'no'} inputs"
+    passed = "one input" if not isinstance(inputs, tuple) else f"a tuple of {len(inputs) or 'no'} inputs"
     raise TypeError(
-        f"x: found {found}, but the model takes ({', '.join(parameters)}); give one tensor [rows, ...] for one input, or a tuple of tensors "
+        f"x: found {passed}, but the model takes ({', '.join(parameters)}); give one tensor [rows, ...] for one input, or a tuple of tensors "
         "for several, in this order"
     )
 

@@ -92,13 +92,13 @@ def deal(
         )
     lengths = {leaf.shape[0] for leaf in leaves if leaf.dim()} if graphs is None else {graphs.count}
     if len(lengths) != 1:
-        given = flatten((args, kwargs))[0]
+        inputs = flatten((args, kwargs))[0]
         reason = "the inputs have no common number of rows"
-        if any(is_graph(leaf) for leaf in given):
+        if any(is_graph(leaf) for leaf in inputs):
             reason = "the input is a single graph, whose nodes depend on each other"
-        elif given and not lengths:
-            found = ", ".join(sorted({type(leaf).__name__ for leaf in given}))
-            reason = f"no input is a tensor with rows (found {found}; torch.as_tensor(x) makes a tensor of an array)"
+        elif inputs and not lengths:
+            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in inputs}))
+            reason = f"no input is a tensor with rows (found {kinds}; torch.as_tensor(x) makes a tensor of an array)"
         tell_whole(wrapped, "deal", reason)
         return None
     count, kind = lengths.pop(), "row" if graphs is None else "graph"

@@ -96,9 +96,9 @@ def undo_ends(wrapped: Any, branched: Any) -> None:
     for i, (name, meaning) in enumerate(zip(tree_names, meanings, strict=True)):
         leaf = branched.leaves[i]
         if name in ends and isinstance(meaning, Values) and isinstance(leaf, Tensor) and leaf.is_floating_point():
-            own, heads = leaf.narrow(dim, 0, 1), leaf.narrow(dim, 1, leaf.shape[dim] - 1)
+            prediction, heads = leaf.narrow(dim, 0, 1), leaf.narrow(dim, 1, leaf.shape[dim] - 1)
             raw = RAW[ends[name]](at_least_float32(heads), torch.finfo(leaf.dtype).eps / 2)
-            branched.leaves[i] = torch.cat([own, raw.to(leaf.dtype)], dim)
+            branched.leaves[i] = torch.cat([prediction, raw.to(leaf.dtype)], dim)
 
 
 _KEY = "bounded end"

@@ -214,12 +214,12 @@ class _Turns:
         """Accumulate the gradients in the leaf tensors, and return the detached loss []."""
         if not self._reached:
             raise ValueError(DETACHED)
-        given = [(self._bank.get(name), rows.stacked()) for name, rows in self._of_rows.items()]
-        given += self._of_others.values()
+        pairs = [(self._bank.get(name), rows.stacked()) for name, rows in self._of_rows.items()]
+        pairs += self._of_others.values()
         self._of_rows, self._of_others = {}, {}
-        if given:
-            leaves, gradients = map(list, zip(*given, strict=True))
-            del given
+        if pairs:
+            leaves, gradients = map(list, zip(*pairs, strict=True))
+            del pairs
             _GivenGradients.apply(gradients, *leaves).backward(retain_graph=True)
         return torch.cat(self._losses).mean()
 

@@ -77,8 +77,8 @@ class KerasTraining:
             if not self._workbench_called and "No gradients" in str(error):
                 raise RuntimeError(_BYPASSED.format(type(self).__name__)) from error
             step = "train_step" if training else "test_step"
-            own = getattr(type(self._workbench_plain), step) is not getattr(keras.Model, step)
-            if own and self._head is not None:
+            overridden = getattr(type(self._workbench_plain), step) is not getattr(keras.Model, step)
+            if overridden and self._head is not None:
                 error.add_note(_PAIR.format(type(self).__name__))
             raise
         finally:

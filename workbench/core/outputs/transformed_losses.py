@@ -23,8 +23,8 @@ def refuse_transformed(wrapped: Any, criterion: Any, axes: tuple[str, ...], fold
         folds: whether the model is cross-fitted.
     """
     record = wrapped._workbench
-    found = _link_of(criterion)
-    if found is None or isinstance(record.output, Mapping) or has_classes(record.output):
+    link_and_advice = _link_of(criterion)
+    if link_and_advice is None or isinstance(record.output, Mapping) or has_classes(record.output):
         return
     pair = pair_of(record, axes)
     if pair is not None and getattr(pair.distribution, "own_prediction", False):
@@ -33,7 +33,7 @@ def refuse_transformed(wrapped: Any, criterion: Any, axes: tuple[str, ...], fold
         user = "folds choose weights and noise by how far the targets are from it"
     else:
         return
-    link, advice = found
+    link, advice = link_and_advice
     raise ValueError(
         f"criterion: {getattr(criterion, '__name__', type(criterion).__name__)} takes the prediction for {link}, and {user}, in other units: "
         f"{advice}"

@@ -87,8 +87,8 @@ def save(wrapped: Any, path: str | os.PathLike[str]) -> None:
     write(path, text, tensors)
 
 
-def _kind(thing: Any) -> str:
-    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a plain {type(thing).__name__}"
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a plain {type(value).__name__}"
 
 
 def _plain_class(model: Any) -> type:
@@ -143,8 +143,8 @@ def load(path: str | os.PathLike[str], model: Any = None, wrapper: Wrapper | Non
     if callable(model) and not isinstance(model, nn.Module | type):
         model = Function(model)
     if not isinstance(model, nn.Module):
-        found = "; give load(path, model)" if model is None else f", not {_kind(model)}"
-        raise TypeError(f"load needs the plain model of the file, a {text['model']}{found}")
+        instead = "; give load(path, model)" if model is None else f", not {_kind(model)}"
+        raise TypeError(f"load needs the plain model of the file, a {text['model']}{instead}")
     around = text.get("around", [])
     outer, model = split_outer(model)
     check_outer(path, around, outer)

@@ -47,8 +47,8 @@ def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]
         told = {} if module.fitted_on is None else {"data": module.fitted_on}
         described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions, **told})
         state = module.state_dict().items()
-        own = {name: value for name, value in state if isinstance(value, Tensor) and not name.startswith(INNER)}
-        named |= {INNER * level + name: value.clone() for name, value in own.items()}
+        tensors = {name: value for name, value in state if isinstance(value, Tensor) and not name.startswith(INNER)}
+        named |= {INNER * level + name: value.clone() for name, value in tensors.items()}
     return described, named
 
 

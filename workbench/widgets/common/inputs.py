@@ -28,36 +28,36 @@ class Model:
     """The model to wrap: an object, which is never changed, or a factory of models.
 
     Args:
-        given: an nn.Module; a function or class that returns one when called without arguments; or a ready model as text, such as
+        source: an nn.Module; a function or class that returns one when called without arguments; or a ready model as text, such as
             "mlp(width=100)".
         data: data that a ready model is made for; see `on` for other splits.
 
     Raises:
-        TypeError: if `given` is none of these, or is wrapped already.
+        TypeError: if `source` is none of these, or is wrapped already.
         ValueError: if there is no such ready model.
     """
 
-    given: Any
+    source: Any
     data: Data | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.given, str):
+        if isinstance(self.source, str):
             if self._name not in STOCK:
                 raise ValueError(
-                    f"model: there is no ready model {self.given!r} here; there are {', '.join(STOCK)}, such as 'mlp(width=100)'; give another "
+                    f"model: there is no ready model {self.source!r} here; there are {', '.join(STOCK)}, such as 'mlp(width=100)'; give another "
                     "model as an nn.Module, or as a function that returns one"
                 )
-            check_model(self.given)
-        elif isinstance(self.given, nn.Module):
-            if any(is_wrapped(module) for module in self.given.modules()):
+            check_model(self.source)
+        elif isinstance(self.source, nn.Module):
+            if any(is_wrapped(module) for module in self.source.modules()):
                 raise TypeError("model: it is wrapped already; give the plain model, such as workbench.unwrap(wrapped)")
-        elif not callable(self.given):
-            kind = "..." if self.given is ... else type(self.given).__name__
+        elif not callable(self.source):
+            kind = "..." if self.source is ... else type(self.source).__name__
             raise TypeError(f"model: found {kind}; give an nn.Module, or a function that returns one")
 
     @property
     def _name(self) -> str:
-        return self.given.partition("(")[0].strip() if isinstance(self.given, str) else ""
+        return self.source.partition("(")[0].strip() if isinstance(self.source, str) else ""
 
     @property
     def reads_rows(self) -> bool:
@@ -71,15 +71,15 @@ class Model:
     @property
     def makes(self) -> Callable[[], Any] | None:
         """The function or class that makes models; None for a single nn.Module."""
-        if isinstance(self.given, str):
+        if isinstance(self.source, str):
             assert self.data is not None  # a text without data is only ever checked
-            return partial(model_of, self.given, self.data)
-        return None if isinstance(self.given, nn.Module) else self.given
+            return partial(model_of, self.source, self.data)
+        return None if isinstance(self.source, nn.Module) else self.source
 
     def new(self, seed: int) -> nn.Module:
         """Make a new model under this seed, or copy a given nn.Module."""
         if self.makes is None:
-            return copy.deepcopy(self.given)
+            return copy.deepcopy(self.source)
         with own_random(seed, torch.device("cpu")):
             model = self.makes()
         if not isinstance(model, nn.Module) or is_wrapped(model):
@@ -88,9 +88,9 @@ class Model:
         return model
 
     def __str__(self) -> str:
-        if isinstance(self.given, str):
-            return self.given
-        return type(self.given).__name__ if self.makes is None else f"{_name(self.makes)}()"
+        if isinstance(self.source, str):
+            return self.source
+        return type(self.source).__name__ if self.makes is None else f"{_name(self.makes)}()"
 
 
 def _name(function: Any) -> str:

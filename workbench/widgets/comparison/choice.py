@@ -43,7 +43,6 @@ class Choice:
         self._variables, self._options, self.saved = variables, options, saved
         self.model = None if model is None else Chosen(model, self._code_of(model, "model"))
         self.data = None if data is None else Chosen(data, self._code_of(data, "data"))
-        self.given = {"model": model is not None, "data": data is not None}
 
     def given_in_code(self, model: Any, data: Any) -> tuple[Chosen | None, Chosen | None]:
         """Return model and data, replaced by those passed to `Comparison.choose`."""

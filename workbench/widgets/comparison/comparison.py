@@ -407,7 +407,7 @@ class Comparison(Outcome):
         wrapped = [candidate for candidate in entered.ticked if candidate.parts]
         repeats = (entered.seeds, entered.splits)
         return _export.Exported(
-            made.model, made.given, made.data, self._request.split, wrapped, entered.training, made.output, repeats
+            made.model, made.source, made.data, self._request.split, wrapped, entered.training, made.output, repeats
         )
 
     # ---- training

@@ -162,11 +162,11 @@ def _data(what: Exported, imports: set[str]) -> str:
 # ---- model
 def _model(model: Model, imports: set[str]) -> str:
     """Return source code that assigns the model to `model`."""
-    if isinstance(model.given, str):
-        return f"model = {model.given!r}"
+    if isinstance(model.source, str):
+        return f"model = {model.source!r}"
     try:
         if model.makes is None:
-            raise Unwritable(f"the model was an object of class {type(model.given).__name__}, with weights of its own")
+            raise Unwritable(f"the model was an object of class {type(model.source).__name__}, with weights of its own")
         try:
             name = reference(model.makes, imports)
             return f"model = {name}" if name != "model" else "# `model` is imported above"

@@ -59,7 +59,7 @@ class Prepared:
         model: model to wrap.
         plain: one instance of it.
         data: data as they are compared.
-        given: data as given by the user.
+        source: data as given by the user.
         output: what the model gives.
         rows: candidates, whether each is ticked, and whether it can be removed.
     """
@@ -67,7 +67,7 @@ class Prepared:
     model: Model
     plain: nn.Module
     data: Data
-    given: Any
+    source: Any
     output: Any
     rows: list[tuple[Candidate, bool, bool]]
 

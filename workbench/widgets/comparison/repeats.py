@@ -30,13 +30,13 @@ class Splits:
     """
 
     def __init__(self, source: Any, base: Data) -> None:
-        self._given, self._by_split = source, {base.split: base}
+        self._source, self._by_split = source, {base.split: base}
         self.base = base
 
     @property
     def several(self) -> bool:
         """Whether the data can have other splits."""
-        return not isinstance(self._given, Data)
+        return not isinstance(self._source, Data)
 
     def __getitem__(self, split: int) -> Data:
         return self._by_split[split]
@@ -59,12 +59,12 @@ class Splits:
             raise ValueError(
                 f"splits={count}: the data were given as one split of {self.base.name}; give its name, or the pair (x, y), or seeds={count}"
             )
-        if not _same(comparable_data(self._given, self.base.split), self.base):
+        if not _same(comparable_data(self._source, self.base.split), self.base):
             raise ValueError(
                 f"splits={count}: the rows of {self.base.name} were changed since this comparison was made; make a new Comparison of them"
             )
         for split in missing:
-            data = comparable_data(self._given, split)
+            data = comparable_data(self._source, split)
             if _same(data, self.base):
                 raise ValueError(f"splits={count}: split {split} of {data.name} is split {self.base.split}; give seeds")
             self._by_split[split] = data

@@ -197,22 +197,22 @@ def numbered(name: str, taken: Sequence[str] | set[str]) -> str:
     return next(n for n in (name, *(f"{name} {i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
 
-def reference(thing: Any, imports: set[str]) -> str:
+def reference(value: Any, imports: set[str]) -> str:
     """Return the expression for an importable class or function, and add its import to `imports`.
 
     Raises:
         Unwritable: if it can't be imported, such as one defined in a notebook.
     """
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     for short in BUILT_IN:
-        if getattr(sys.modules.get(f"workbench.methods.{short}"), name, None) is thing:
+        if getattr(sys.modules.get(f"workbench.methods.{short}"), name, None) is value:
             imports.add(f"from workbench import {short}")
             return f"{short}.{name}"
     known: Any = sys.modules.get(module or "")
     for step in name.split("."):
         known = getattr(known, step, None)
-    if module in (None, "__main__", "builtins") or known is not thing:
-        raise Unwritable(f"{name or repr(thing)} is not defined in a module that can be imported")
+    if module in (None, "__main__", "builtins") or known is not value:
+        raise Unwritable(f"{name or repr(value)} is not defined in a module that can be imported")
     imports.add(f"from {module} import {name.split('.')[0]}")
     return name
 
