@@ -1,4 +1,4 @@
-"""Check the model or model factory given to `Comparison`, and make models from it."""
+"""Check the models and data given to widgets, and make models from factories."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration.one_output import one_name, pick
+from workbench.core.batches.rows import bad_rows
 from workbench.core.method import evaluating
 from workbench.core.wrapped import is_wrapped
 from workbench.data import Data
@@ -102,6 +103,24 @@ def inputs_like(x: Tensor, model: nn.Module) -> Tensor:
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     tokens = not x.is_floating_point() and x.dtype not in (torch.uint8, torch.bool)
     return x.to(like.device) if tokens else x.to(like.device, like.dtype)
+
+
+def sampled_rows(n: int, most: int) -> Tensor:
+    """Return the numbers of n rows in order; of more than `most` rows, those of as many drawn with seed 0."""
+    if n <= most:
+        return torch.arange(n)
+    return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values
+
+
+def refuse_bad_rows(data: Data) -> None:
+    """Raise ValueError if an input or target of a row is NaN or infinite."""
+    for label, split in (("test", data.test), ("training", data.train)):
+        for name, values in (("x", split.x), ("y", split.y)):
+            if len(bad := bad_rows(values)):
+                raise ValueError(
+                    f"data: {name} of {len(bad)} of {len(split)} {label} rows is NaN or infinite, first in row {int(bad[0])}; leave "
+                    "those rows out, or fill them in"
+                )
 
 
 def check_fits(model: nn.Module, data: Data) -> Any:

@@ -13,6 +13,7 @@ from workbench import plots
 from workbench.data import Data
 from workbench.plots._common import with_unit
 
+from ..common.inputs import sampled_rows
 from ..common.pictures import INK, Spot, paint
 from ..common.positions import has_several, is_map
 from ..common.predictions import Predictions
@@ -84,9 +85,7 @@ def view_of(data: Data, fine: bool = True) -> PanelData:
         shown = f"picture: the first {len(rows)} of {n:,} test rows" if kind == "maps" else ""
         return PanelData(data, kind, data.test.x[rows], rows, shown)
     most = MAX_ROWS if fine else 300
-    rows = torch.arange(n)
-    if n > most:
-        rows = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values
+    rows = sampled_rows(n, most)
     note = f"picture: {most:,} of {n:,} test rows, drawn at random" if n > most else ""
     return PanelData(data, kind, data.test.x[rows], rows, note)
 

@@ -98,10 +98,10 @@ class Abstention(Explored):
         others = [name for name in areas if name not in best]
         if not others:
             return ""
-        drawn = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         differences: dict[str, list[float]] = {name: [] for name in others}
         for _ in range(RESAMPLES):  # paired: both risks on the same rows, so that their common variation cancels
-            rows = torch.randint(len(error), (len(error),), generator=drawn)
+            rows = torch.randint(len(error), (len(error),), generator=generator)
             of_best = aurc(risks[best[0]][rows], error[rows]).item()
             for name, gaps in differences.items():
                 gaps.append(aurc(risks[name][rows], error[rows]).item() - of_best)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration.base import output_of
-from workbench.core.batches.rows import bad_rows
 from workbench.data.reader import data_of
 from workbench.risk import Risk
 from workbench.widgets.common.cases import Case, cases, format_number
+from workbench.widgets.common.inputs import refuse_bad_rows, sampled_rows
 from workbench.widgets.common.labelled import explorable, task_of
 from workbench.widgets.common.positions import refuse_one_class
 from workbench.widgets.common.predictions import Predictions, per_row, predict_cases, rankings, risk_unit
@@ -48,20 +48,11 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
             raise ValueError(
                 f"data: rows have shape {list(self.data.input_shape)}; cases must be table rows or pictures"
             )
-        for label, split in (("test", test), ("training", self.data.train)):
-            for name, values in (("x", split.x), ("y", split.y)):
-                if len(bad := bad_rows(values)):
-                    raise ValueError(
-                        f"data: {name} of {len(bad)} of {len(split)} {label} rows is NaN or infinite, first in row {int(bad[0])}; leave "
-                        "those rows out, or fill them in"
-                    )
+        refuse_bad_rows(self.data)
         for name, count in (("k", k), ("max_rows", max_rows)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1; found {count!r}")
-        self.rows = torch.arange(len(test))
-        if len(test) > max_rows:
-            drawn = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:max_rows]
-            self.rows = drawn.sort().values
+        self.rows = sampled_rows(len(test), max_rows)
         self._models = named_models(wrapped, self.data, lambda model: predict_cases(model, self.data, test.x[:2]))
         self._model, self.wrapped = next(iter(self._models.items()))
         self.output = output_of(self.wrapped)

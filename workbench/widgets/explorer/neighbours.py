@@ -15,6 +15,7 @@ from workbench.data import Data
 from workbench.engine.clone import eager
 from workbench.errors import require
 from workbench.widgets.common.cases import MAX_COLUMNS, format_number, table_head, thumbnail
+from workbench.widgets.common.inputs import sampled_rows
 
 MAX_ROWS = 5000  # training rows that are searched
 
@@ -54,10 +55,7 @@ class NeighbourSearch:
         if space not in ("inputs", "features"):
             raise ValueError(f"space must be 'inputs' or 'features'; found {space!r}")
         self.space, self.x, self.y = space, x, y
-        self.rows = torch.arange(len(x))
-        if len(x) > MAX_ROWS:
-            chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MAX_ROWS]
-            self.rows = chosen.sort().values
+        self.rows = sampled_rows(len(x), MAX_ROWS)
         self._features = Features(wrapped) if space == "features" else None
         known = self._vectors(x[self.rows])
         self._mean = known.mean(0)
@@ -65,10 +63,8 @@ class NeighbourSearch:
         if space == "inputs" and x.ndim > 2:
             spread = spread.square().mean().sqrt().expand_as(spread)
         self._scale = torch.where(spread > 0, spread, 1.0)
-        self._tree = self._index(known)
-
-    def _index(self, known: Tensor) -> Any:
-        return require("sklearn.neighbors").NearestNeighbors().fit(((known - self._mean) / self._scale).numpy())
+        vectors = ((known - self._mean) / self._scale).numpy()
+        self._tree = require("sklearn.neighbors").NearestNeighbors().fit(vectors)
 
     def of(self, x: Tensor, k: int = 5) -> Nearest:
         """Return the k training rows nearest to one row x [...]; ties are in no particular order."""

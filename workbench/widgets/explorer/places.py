@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import SupportsIndex
 
+import torch
 from torch import Tensor
 
 from workbench.widgets.explorer.explored import Explored
@@ -85,11 +86,7 @@ class PlaceChoice(Explored):
 
 def place_of(values: Tensor) -> tuple[int, ...]:
     """Return the index of the largest value."""
-    at, indices = int(values.argmax()), list[int]()
-    for count in reversed(values.shape):
-        at, rest = divmod(at, count)
-        indices.insert(0, rest)
-    return tuple(indices)
+    return tuple(int(at) for at in torch.unravel_index(values.argmax(), values.shape))
 
 
 __all__ = ["PlaceChoice", "place_of"]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from workbench.calibration import Selective
 from workbench.console import progress_bar
-from workbench.core.batches.rows import bad_rows
 from workbench.core.method import evaluating
 from workbench.core.outputs.options import form_of
 from workbench.data import Data
@@ -19,6 +18,7 @@ from workbench.engine.effects.private_random import own_random
 from workbench.experiments.positions import MAX_TARGETS, batch_rows, target_names
 from workbench.risk import Risk
 from workbench.widgets.common.cases import format_number
+from workbench.widgets.common.inputs import refuse_bad_rows, sampled_rows
 from workbench.widgets.common.labelled import explorable
 from workbench.widgets.common.positions import comparable_data
 from workbench.widgets.common.predictions import Predictions
@@ -55,13 +55,7 @@ class SeveralExploration(Exploration):
             self._refuse("there are no neighbours for them: leave out k and space")
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ValueError(f"max_rows must be a whole number of at least 1; found {max_rows!r}")
-        for label, split in (("test", self.data.test), ("training", self.data.train)):
-            for name, values in (("x", split.x), ("y", split.y)):
-                if len(bad := bad_rows(values)):
-                    raise ValueError(
-                        f"data: {name} of {len(bad)} of {len(split)} {label} rows is NaN or infinite, first in row {int(bad[0])}; leave "
-                        "those rows out, or fill them in"
-                    )
+        refuse_bad_rows(self.data)
         self.columns = column_names(self.data)
         y = self.data.test.y
         # leave out rows without any target
@@ -70,10 +64,7 @@ class SeveralExploration(Exploration):
         if not len(rows):
             raise ValueError(f"data: no test row of {self.data.name} has a class, all numbers are -100")
         self._empty, self._drawn_rows = len(y) - len(rows), len(rows) > max_rows
-        if self._drawn_rows:
-            drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:max_rows]
-            rows = rows[drawn.sort().values]
-        self.rows = rows
+        self.rows = rows[sampled_rows(len(rows), max_rows)]
         self._models = named_models(wrapped, self.data, lambda model: self._predict(model, self.data.test.x[:2]))
         self._model_versions, self._numbers_of = versions_of(self._models), {}
         for name, model in self._models.items():
