@@ -26,7 +26,7 @@ from .outputs.class_scores import Classes, Logits
 from .outputs.meanings import Values
 from .outputs.options import form_of
 from .outputs.resolution import check_numbers
-from .outputs.said_distributions import mixture, with_moments
+from .outputs.returned_distributions import mixture, with_moments
 from .outputs.slips import listening, refuse_class_numbers, warn_unsaid
 from .ownership import table_of
 from .standardize import Scaling

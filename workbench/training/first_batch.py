@@ -13,7 +13,7 @@ from workbench.core.batches.rows import Batch, Source, TensorRows
 from workbench.core.calls.bounded_ends import tell_bounded_end
 from workbench.core.calls.risks import pair_of
 from workbench.core.outputs.meanings import IGNORED
-from workbench.core.outputs.said_distributions import nll
+from workbench.core.outputs.returned_distributions import nll
 from workbench.core.standardize import Key
 from workbench.core.wrapped import Wrapped
 from workbench.engine.effects.private_random import own_random

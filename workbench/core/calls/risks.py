@@ -18,7 +18,7 @@ from ..outputs.class_scores import Classes, at_least_float32
 from ..outputs.meanings import Detections, Meaning, Values
 from ..outputs.options import MEAN, form_of, has_detections
 from ..outputs.resolution import check_numbers, resolve
-from ..outputs.said_distributions import distributions_in, with_moments
+from ..outputs.returned_distributions import distributions_in, with_moments
 from ..outputs.slips import tell_doubts, tell_range, tell_whole_numbers
 from ..standardize import Scaling
 from . import running_moments

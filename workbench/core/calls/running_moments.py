@@ -18,7 +18,7 @@ from ..method import Method, sqrt
 from ..outputs.class_scores import Classes, Logits, Probs, at_least_float32, log_of
 from ..outputs.meanings import Meaning, Values
 from ..outputs.resolution import check_numbers, resolve
-from ..outputs.said_distributions import distributions_in
+from ..outputs.returned_distributions import distributions_in
 from ..outputs.slips import tell_doubts, tell_whole_numbers
 
 PIECE_SIZE = 2**20  # number of scores of all branches up to which their entropies are computed in one piece

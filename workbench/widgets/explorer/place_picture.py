@@ -144,7 +144,7 @@ def _page_of_target(e: SeveralExploration) -> tuple[str, str]:
     at, classes, unit = e.at_place(), e.data.classes, e.place_unit()
     target, known = (answers[0][e.place] for answers in targets_of(e.data, e.data.test.y[e.row][None]))
     truth = "no class" if not bool(known) else classes[int(target)] if classes else format_number(target.item(), unit)
-    whole = [name for name, value in e.said_by(e.model)[1].items() if not value.ndim]
+    whole = [name for name, value in e.predicted_by(e.model)[1].items() if not value.ndim]
     lines, words = [], []
     for model, answers in at.items():
         sizes = {name: value.item() for name, value in answers.items() if name != "prediction"}

@@ -84,7 +84,7 @@ def _no_picture(why: str) -> str:
 
 def _maps(e: SeveralExploration, target: Tensor) -> Picture:
     """Draw image, truth, prediction, error and risks of one model side by side."""
-    y, risk, classes = *e.said_by(e.model), e.data.classes
+    y, risk, classes = *e.predicted_by(e.model), e.data.classes
     shown = {name: value for name, value in risk.items() if value.shape == target.shape[1:]}
     height, width = target.shape[1:]
     figure = pictures.themed_figure(1.75 * (4 + len(shown)), 1.75 * min(max(height / width, 0.4), 2.0) + 1.0)
@@ -190,7 +190,7 @@ def panel(ax: Any, size: tuple[int, int], box: Any) -> tuple[float, float, float
 def table_of_columns(e: SeveralExploration, target: Tensor) -> str:
     """Return a table with a line for each column or label: truth, prediction and risks with units; with several models, a line for each."""
     names = e.columns or list(e.data.classes or map(str, range(len(target))))
-    risks = {name: value for name, value in e.said_by(e.model)[1].items() if value.ndim}
+    risks = {name: value for name, value in e.predicted_by(e.model)[1].items() if value.ndim}
     order = list(range(len(target)))
     if len(order) > MAX_ROWS:
         order = next(iter(risks.values()), e.prediction).sort(descending=True).indices[:MAX_ROWS].tolist()
@@ -227,7 +227,7 @@ def _columns_of_models(e: SeveralExploration, target: Tensor, names: list[str], 
     for i in order:
         units[names[i]] = "nats" if labels else e.unit_of(i)
         for model in e.models:
-            y, risk = e.said_by(model)
+            y, risk = e.predicted_by(model)
             sizes = {kind: value[i].item() for kind, value in risk.items() if value.ndim}
             about = "" if labels else names[i]  # each target has its own unit and scales
             cells = html.escape(names[i]), *_truth_and_prediction(e, target, y, i)

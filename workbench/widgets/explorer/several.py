@@ -129,7 +129,7 @@ class SeveralExploration(Exploration):
         value = numbers[by][at[0, 0]]
         return value.item(), 1 + int((numbers[by] > value).sum())
 
-    def said_by(self, model: str) -> tuple[Tensor, dict[str, Tensor]]:
+    def predicted_by(self, model: str) -> tuple[Tensor, dict[str, Tensor]]:
         """Return prediction and risks of the chosen row by a model, as in `prediction` and `risk`."""
         if model not in self._row_predictions:
             self._row_predictions[model] = self._predict_row(model, self._row)
@@ -146,7 +146,7 @@ class SeveralExploration(Exploration):
         """
         by_model = {}
         for name in self._models:
-            y, risk = self.said_by(name)
+            y, risk = self.predicted_by(name)
             risks = {kind: value[None] for kind, value in risk.items()}
             if self.data.task == "labels":
                 by_model[name] = Predictions((y > 0.5).long()[None], risks, y[None])
@@ -200,12 +200,12 @@ class SeveralExploration(Exploration):
     @property
     def prediction(self) -> Tensor:
         """The prediction for the row: values [...], or probabilities of classes [..., classes] or of labels [labels]."""
-        return self.said_by(self._model)[0]
+        return self.predicted_by(self._model)[0]
 
     @property
     def risk(self) -> Risk:
         """The risks of the row, shaped like its targets; [] for risks with one number per row."""
-        return Risk(**self.said_by(self._model)[1])
+        return Risk(**self.predicted_by(self._model)[1])
 
     @property
     def place_shape(self) -> tuple[int, ...]:
@@ -217,12 +217,12 @@ class SeveralExploration(Exploration):
     def at_place(self) -> dict[str, dict[str, Tensor]]:
         place, by_model = self._chosen_place(), {}
         for model in self._models:
-            y, risk = self.said_by(model)
+            y, risk = self.predicted_by(model)
             by_model[model] = {"prediction": y[place]} | {name: r[place] if r.ndim else r for name, r in risk.items()}
         return by_model
 
     def riskiest_place(self) -> tuple[int, ...]:
-        risk = {name: value for name, value in self.said_by(self._model)[1].items() if value.ndim}
+        risk = {name: value for name, value in self.predicted_by(self._model)[1].items() if value.ndim}
         known = targets_of(self.data, self.data.test.y[self._row][None])[1][0]
         carried = risk.get(self._by.partition(OF)[0], next(iter(risk.values()), known.double()))
         return place_of(carried.double().masked_fill(~known, -torch.inf))
