@@ -161,7 +161,7 @@ class Table:
     # ---- looking
     def module(self, path: str) -> nn.Module:
         """Return the sub-module at a path; "" for the root."""
-        return self.root.get_submodule(path) if path else self.root
+        return self.root.get_submodule(path)
 
     def get(self, name: str) -> Tensor:
         """Return the registered tensor of a name such as `fc.weight` or `fc.weight@vote`."""

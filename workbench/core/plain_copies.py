@@ -55,8 +55,7 @@ def plain(
         for owner, attribute in slot.owners:
             if owner != path and path and not owner.startswith(f"{path}."):
                 continue
-            relative_path = owner[len(path) :].lstrip(".") if path else owner
-            part = new.get_submodule(relative_path) if relative_path else new
+            part = new.get_submodule(owner[len(path) :].lstrip("."))
             part.__dict__.pop(attribute, None)
             registry: dict[str, Any] = part._buffers if slot.buffer else part._parameters
             registry[attribute] = views[slot.name]

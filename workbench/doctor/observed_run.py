@@ -170,7 +170,7 @@ class ObservedRun:
         if kind == "outside":
             return lambda: snapshot(current_value(*rest), objects=False)
         path, name = rest
-        module = self.model.get_submodule(path) if path else self.model
+        module = self.model.get_submodule(path)
         if kind == "buffer":
             return lambda: SameObject(module._buffers.get(name))
         return lambda: snapshot(module.__dict__.get(name, MISSING))

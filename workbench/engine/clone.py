@@ -109,7 +109,7 @@ def structural_copy(
 
 
 # `__getstate__` of an object and, in newer versions of torch, of a module: the latter only drops what Module.compile() has made
-_ALL_ATTRIBUTES = (None, getattr(object, "__getstate__", None), getattr(nn.Module, "__getstate__", None))
+_ALL_ATTRIBUTES = (object.__getstate__, nn.Module.__getstate__)
 
 
 def copy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -136,8 +136,7 @@ def left_out(module: nn.Module) -> set[str]:
 
     Functions are copied, since those of a metric of torchmetrics, which excludes them to be pickled, work on the module itself.
     """
-    method = getattr(type(module), "__getstate__", None)
-    if method in _ALL_ATTRIBUTES:
+    if type(module).__getstate__ in _ALL_ATTRIBUTES:
         return set()
     try:
         state = module.__getstate__()

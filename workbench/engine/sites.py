@@ -276,45 +276,11 @@ class Sites(TorchFunctionMode):
         fixed = self._follows and bool(known or computed) and all(map(self._is_fixed, tensors))
         names = frozenset().union(*known, *(() if fixed else computed))
         if not names and not fixed and not (names := self._selecting(name, tensors)):
-            if not self._traces:
-                return function(*args, **kwargs)
-            raw = all(self._is_raw(leaf) or self._is_state(leaf) for leaf in tensors)
-            from_array = any(type(value).__module__ == "numpy" for value in args)
-            constant = raw and not from_array and all(map(self._is_fixed, tensors))
-            out = function(*args, **kwargs)
-            if not raw:
-                self._holds_arrays |= name in _ARRAYS
-                self._holds_numbers |= name in _NUMBERS and is_float(tensors[0])
-                self._note_writes(name, args, kwargs)
-                self._note_selected(name, tensors, out)
-            elif not ((self._holds_arrays and from_array) or (self._holds_numbers and _is_list(name, out))):
-                self._holds_inputs |= name in _NUMBERS and not constant and is_float(tensors[0])
-                constant &= not (self._holds_inputs and _is_list(name, out))
-                self._mark(out, self._raw, not constant)
-                if not constant:
-                    self._note_inputs(_written_by(name, args, kwargs))
-            return out
+            return self._call_on_data(function, name, tensors, args, kwargs)
         if names and name == "custom_function_call":
             raise RuntimeError("under vmap the layer inside a torch.autograd.Function cannot be seen")
         if names and (not self._contractions or name in _SPELLINGS):
-            self._look_for_functions()
-            leaves, rebuild = _flat(args, kwargs)
-            written = tensors_among((kwargs.get("out"), *(args[:1] if name in _IN_PLACE else ())))
-            data = [
-                i
-                for i, leaf in enumerate(leaves)
-                if is_float(leaf)
-                and self._names_of(leaf) is None
-                and (fixed or self._computed_of(leaf) is None)
-                and not self._is_state(leaf)
-                and not any(leaf is tensor for tensor in written)
-            ]
-            if self._selecting(name, tensors):
-                data = [i for i in data if self._selected.get(leaves[i]) is None]
-            live = [i for i in data if not self._is_raw(leaves[i])]
-            of_inputs = [i for i in data if not fixed and self._is_raw(leaves[i])]
-            args, kwargs = rebuild(self._at_site(names, leaves, live, of_inputs))
-            fixed = fixed and not live
+            args, kwargs, fixed = self._change_at_site(names, name, tensors, fixed, args, kwargs)
         out = function(*args, **kwargs)
         if fixed:
             self._mark((out, _written_by(name, args, kwargs)), self._computed, frozenset().union(*known, *computed))
@@ -322,6 +288,50 @@ class Sites(TorchFunctionMode):
             self._note_writes(name, args, kwargs)
             self._note_selected(name, tensors, out)
         return out
+
+    def _call_on_data(self, function: Any, name: str, tensors: list[Tensor], args: tuple, kwargs: dict) -> Any:
+        """Call a function whose arguments hold no parameter, and note what they and its result hold."""
+        if not self._traces:
+            return function(*args, **kwargs)
+        raw = all(self._is_raw(leaf) or self._is_state(leaf) for leaf in tensors)
+        from_array = any(type(value).__module__ == "numpy" for value in args)
+        constant = raw and not from_array and all(map(self._is_fixed, tensors))
+        out = function(*args, **kwargs)
+        if not raw:
+            self._holds_arrays |= name in _ARRAYS
+            self._holds_numbers |= name in _NUMBERS and is_float(tensors[0])
+            self._note_writes(name, args, kwargs)
+            self._note_selected(name, tensors, out)
+        elif not ((self._holds_arrays and from_array) or (self._holds_numbers and _is_list(name, out))):
+            self._holds_inputs |= name in _NUMBERS and not constant and is_float(tensors[0])
+            constant &= not (self._holds_inputs and _is_list(name, out))
+            self._mark(out, self._raw, not constant)
+            if not constant:
+                self._note_inputs(_written_by(name, args, kwargs))
+        return out
+
+    def _change_at_site(
+        self, names: frozenset[str], name: str, tensors: list[Tensor], fixed: bool, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any], bool]:
+        """Return the arguments of a call at a site as `at_site` has changed them, and whether they still depend on no data."""
+        self._look_for_functions()
+        leaves, rebuild = _flat(args, kwargs)
+        written = tensors_among((kwargs.get("out"), *(args[:1] if name in _IN_PLACE else ())))
+        data = [
+            i
+            for i, leaf in enumerate(leaves)
+            if is_float(leaf)
+            and self._names_of(leaf) is None
+            and (fixed or self._computed_of(leaf) is None)
+            and not self._is_state(leaf)
+            and not any(leaf is tensor for tensor in written)
+        ]
+        if self._selecting(name, tensors):
+            data = [i for i in data if self._selected.get(leaves[i]) is None]
+        live = [i for i in data if not self._is_raw(leaves[i])]
+        of_inputs = [i for i in data if not fixed and self._is_raw(leaves[i])]
+        args, kwargs = rebuild(self._at_site(names, leaves, live, of_inputs))
+        return args, kwargs, fixed and not live
 
     def tell(self, parameters: Iterable[Tensor], data: Tensor) -> None:
         """Call `at_site` for a contraction of data and parameters that this mode does not intercept."""

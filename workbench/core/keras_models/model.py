@@ -235,7 +235,7 @@ class WrappedKeras(KerasFiles, KerasTraining):
         places = {id(place.variable): place for place in self._workbench_module.places}
         for variable, old in zip(new.weights, plain.weights, strict=True):
             place = places[id(old)]
-            holder: Any = module.get_submodule(place.path) if place.path else module
+            holder: Any = module.get_submodule(place.path)
             variable.assign(getattr(holder, place.name).detach())
         return new
 

@@ -207,8 +207,7 @@ class KerasModule(nn.Module):
         return output
 
     def _tensor_at(self, place: Place) -> Tensor:
-        module: Any = self.get_submodule(place.path) if place.path else self
-        return getattr(module, place.name)
+        return getattr(self.get_submodule(place.path), place.name)
 
 
 def refuse_layers(model: Any) -> None:

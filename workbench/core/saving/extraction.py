@@ -54,5 +54,5 @@ def extract(model: nn.Module, table: Table, index: dict[str, int], independent: 
 
 def _tensor_of(model: nn.Module, slot: Slot) -> Tensor | None:
     path, attribute = slot.owners[0]
-    owner = model.get_submodule(path) if path else model
+    owner = model.get_submodule(path)
     return (owner._buffers if slot.buffer else owner._parameters)[attribute]
