@@ -59,7 +59,7 @@ class Scaling(nn.Module):
         self._note_keys()
 
     @classmethod
-    def of_state(cls, stored: Mapping[str, Tensor], names: Iterable[str] = ()) -> Scaling:
+    def of_state(cls, stored: Mapping[str, Tensor], names: Iterable[str]) -> Scaling:
         """Create a scaling from the buffers of a state."""
         new = cls(names=names)
         for name, value in stored.items():

@@ -290,9 +290,7 @@ PUBLIC = tuple(
 _CLASSES: dict[tuple[type, frozenset[str], str], type[Wrapped]] = {}
 
 
-def wrapped_class(
-    cls: type[nn.Module], overridden: frozenset[str] = frozenset(), method: str = "forward"
-) -> type[Wrapped]:
+def wrapped_class(cls: type[nn.Module], overridden: frozenset[str], method: str) -> type[Wrapped]:
     """Return the (cached) class of wrapped objects of a user's class, a subclass of it and of `Wrapped`.
 
     Args:
@@ -359,7 +357,7 @@ def copied(model: nn.Module) -> nn.Module:
     return new
 
 
-def adopt(module: nn.Module, method: str = "forward") -> Any:
+def adopt(module: nn.Module, method: str) -> Any:
     """Turn a module into a wrapped object without methods, in place.
 
     Args:

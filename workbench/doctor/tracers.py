@@ -85,8 +85,8 @@ class CallTracer(TorchFunctionMode):
         paths: Mapping[int, str],
         inputs: list[Any],
         parameters: list[Tensor],
-        without_dropout: bool = False,
-        record: bool = False,
+        without_dropout: bool,
+        record: bool,
     ) -> None:
         super().__init__()
         self.reads: list[Read] = []
@@ -213,7 +213,7 @@ class LineTracer:
         probes: key -> function that returns a value, which is compared after every line.
     """
 
-    def __init__(self, paths: Mapping[int, str], probes: Mapping[Any, Callable[[], Any]] | None = None) -> None:
+    def __init__(self, paths: Mapping[int, str], probes: Mapping[Any, Callable[[], Any]] | None) -> None:
         self.events: list[tuple[str, str, Location]] = []  # (kind, name of the function, location of the call)
         self.changes: dict[Any, list[Location]] = {}
         self._paths, self._probes = paths, dict(probes or {})

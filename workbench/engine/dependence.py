@@ -22,9 +22,7 @@ def reached(outputs: list[Tensor]) -> set[int]:
     return ids | {id(tensor) for tensor in outputs if tensor.is_leaf}
 
 
-def nodes_behind(
-    outputs: list[Tensor], is_end: Callable[[Any], bool] = lambda node: False
-) -> tuple[list[Tensor], list[Any]]:
+def nodes_behind(outputs: list[Tensor], is_end: Callable[[Any], bool]) -> tuple[list[Tensor], list[Any]]:
     """Return what gradients from the outputs would reach, but for what lies only behind ends.
 
     Args:

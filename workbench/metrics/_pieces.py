@@ -119,7 +119,7 @@ def value_pieces(
 
 
 def sample_pieces(
-    target: Any, *, void: Any = None, mask: Any = None, positive: bool = False, **samples: Any
+    target: Any, *, void: Any, mask: Any, positive: bool = False, **samples: Any
 ) -> Iterator[tuple[Tensor, ...]]:
     """Yield pieces of samples [m, *piece] and of the target [*piece] along its first dimension; with void or mask, flattened.
 
@@ -160,7 +160,7 @@ def sample_pieces(
 
 # ---- classes
 def class_pieces(
-    scores: Any, target: Any, name: str, dim: Any = None, void: Any = None, mask: Any = None
+    scores: Any, target: Any, name: str, dim: Any, void: Any, mask: Any = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield scores [rows, classes] and labels [rows] of the elements that count, in the order of the target.
 

@@ -310,9 +310,7 @@ def classwise_ece(
 Sums = tuple[Tensor, Tensor, Tensor]
 
 
-def top_class(
-    probabilities: Any, target: Any, dim: int | None = None, void: int | None = None, mask: Any = None
-) -> tuple[Tensor, Tensor]:
+def top_class(probabilities: Any, target: Any, dim: int | None, void: int | None, mask: Any) -> tuple[Tensor, Tensor]:
     """Return the confidence of each row, and whether its predicted class is correct (1 or 0), each [rows]."""
     columns = list(_top_classes(probabilities, target, dim, void, mask))
     if not columns:
@@ -327,9 +325,7 @@ def _top_classes(probabilities: Any, target: Any, dim: Any, void: Any, mask: Any
         yield confidence, (choice == labels).double()
 
 
-def bin_sums(
-    probabilities: Any, target: Any, n_bins: int, dim: int | None = None, void: int | None = None, mask: Any = None
-) -> Sums:
+def bin_sums(probabilities: Any, target: Any, n_bins: int, dim: int | None, void: int | None, mask: Any) -> Sums:
     """Return the sums of confidence, of correct rows and of rows in each bin, each [n_bins]; they can be added over batches."""
     edges = bin_edges(n_bins, probabilities)
     sums = (_sum_by_bin(*columns, edges) for columns in _top_classes(probabilities, target, dim, void, mask))
@@ -337,7 +333,7 @@ def bin_sums(
 
 
 def classwise_bin_sums(
-    probabilities: Any, target: Any, n_bins: int, dim: int | None = None, void: int | None = None, mask: Any = None
+    probabilities: Any, target: Any, n_bins: int, dim: int | None, void: int | None, mask: Any
 ) -> Sums:
     """Return `bin_sums` of the probability of each class, each [classes, n_bins]."""
     edges = bin_edges(n_bins, probabilities)
@@ -351,9 +347,7 @@ def classwise_bin_sums(
     return _total((by_class(*piece) for piece in pieces), (1, n_bins))
 
 
-def class_overlap(
-    scores: Any, target: Any, dim: int | None = None, void: int | None = None, mask: Any = None
-) -> tuple[Tensor, Tensor]:
+def class_overlap(scores: Any, target: Any, dim: int | None, void: int | None, mask: Any) -> tuple[Tensor, Tensor]:
     """Return the sizes of intersection and union of predicted and labelled rows of each class, each [classes]; they add up over batches."""
     both = either = torch.zeros(0, dtype=torch.float64)
     for rows, labels in class_pieces(scores, target, "scores", dim, void, mask):

@@ -16,7 +16,7 @@ from ..experiments.paired import Comparison, differences, standard_error, stated
 from .verdict import number, verdict
 
 
-def first_screen(comparison: Comparison, of: str = "") -> str:
+def first_screen(comparison: Comparison, of: str) -> str:
     """Return the verdict and the headline figure as HTML.
 
     Args:

@@ -131,7 +131,7 @@ def true_height(column: str, truth: Array, true_risk: TrueRisk) -> Array | None:
     return true_risk[0] if column == "aleatoric" and true_risk is not None else None
 
 
-def shading(column: str, drawn: Drawn, n_classes: int = 0) -> dict[str, Any]:
+def shading(column: str, drawn: Drawn, n_classes: int) -> dict[str, Any]:
     """Return the colour map and limits shared by a column, ignoring outliers among the models; for classes one colour each."""
     if n_classes:
         if n_classes > MAX_CLASSES:

@@ -20,7 +20,7 @@ from workbench.engine.tree import flatten, names
 Criterion = Callable[[Any, Any], Tensor]
 
 
-def default_criterion(wrapped: Wrapped, y: Any, structured: bool = False, unlabelled: bool = False) -> Criterion:
+def default_criterion(wrapped: Wrapped, y: Any, structured: bool, unlabelled: bool) -> Criterion:
     """Return the loss of each output by its meaning; for outputs without a stated meaning, mean squared error or (class numbers) cross entropy.
 
     Args:

@@ -60,7 +60,7 @@ def try_first_batch(
     keeps_scaling: bool,
     augment: Sequence[Augmentation],
     class_weight: Weights | Mapping[str, Weights] | None,
-    batch_size: int | None = None,
+    batch_size: int | None,
 ) -> FirstBatch:
     """Try the model on a first batch, and warn of what its prediction shows.
 

@@ -120,9 +120,7 @@ def pair_settings(lr: Any, weight_decay: Any, folds: Any) -> tuple[list[float], 
     return rates, decays
 
 
-def lay_out(
-    wrapped: Any, train: Source, folds: Any, settings: int, seed: int, in_time: bool = False
-) -> tuple[Tensor, Layout]:
+def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int, in_time: bool) -> tuple[Tensor, Layout]:
     """Return the fold of each row, and the layout of the voters.
 
     A number of folds is drawn at random; `in_time`, for windows of a series in time order, each is a period.

@@ -37,7 +37,7 @@ def add_demo(commands: Any) -> None:
     demo.set_defaults(command=lambda a: demo_lab(a.name, port=a.port, browser=not a.no_browser))
 
 
-def demo_lab(name: str = FIRST, *, port: int | None = None, browser: bool = True) -> int:
+def demo_lab(name: str, *, port: int | None, browser: bool) -> int:
     """Start JupyterLab on a copy of a notebook, and return when it has ended.
 
     Args:

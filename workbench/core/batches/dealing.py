@@ -53,7 +53,7 @@ def tell_whole(wrapped: Any, key: str, why: str) -> None:
 
 
 def deal(
-    wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any], graphs: DealtGraphs | None = None
+    wrapped: Any, table: Table, n: int, args: tuple, kwargs: dict[str, Any], graphs: DealtGraphs | None
 ) -> list[Tensor] | None:
     """Draw the rows (or graphs) for each voter at random, in equal shares.
 

@@ -16,7 +16,7 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 _PAIRS = "give pairs (graphs, y), such as a list of them in DataLoader(pairs, batch_size=None)"
 
 
-def graphs_paired(data: Any, mask: str | None = None, targets: bool = True) -> Any:
+def graphs_paired(data: Any, mask: str | None, targets: bool) -> Any:
     """Convert graphs to rows (graph, y), and batches of graphs to pairs; data in any other form is returned unchanged.
 
     Args:

@@ -15,7 +15,7 @@ _NAMES = "workbench_names"
 _SEED = f"seed{MARK}keras."
 
 
-def write_into(store: Any, wrapped: Any, seeds: Iterable[Any] = ()) -> None:
+def write_into(store: Any, wrapped: Any, seeds: Iterable[Any]) -> None:
     """Write the state of a wrapped torch module, settings included.
 
     Args:
@@ -37,7 +37,7 @@ def seeds_of(plain: Any) -> list[Any]:
     return [*{id(generator.state): generator.state for generator in generators}.values()]
 
 
-def load_from(store: Any, wrapped: Any, seeds: Iterable[Any] = ()) -> None:
+def load_from(store: Any, wrapped: Any, seeds: Iterable[Any]) -> None:
     """Load what `write_into` wrote; seed variables that the file does not contain are unchanged.
 
     Raises:

@@ -188,7 +188,7 @@ class _CallRecorder(TorchFunctionMode):
         target: target tensor; anything else is ignored.
     """
 
-    def __init__(self, prediction: Any, target: Any = None) -> None:
+    def __init__(self, prediction: Any, target: Any) -> None:
         super().__init__()
         # messages if a column was broadcast against a row, and if scores were taken for logarithms of probabilities
         self._target, self.pairs, self.unbounded = target, "", ""

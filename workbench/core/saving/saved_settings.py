@@ -30,7 +30,7 @@ def described(wrapped: Any) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def stored_settings(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+def stored_settings(state: dict[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings in a state by method ({} if it has none), and the notes of methods by "name@method"."""
     stored = state.get(prefix + SETTINGS)
     if stored is None:

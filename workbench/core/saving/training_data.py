@@ -105,7 +105,7 @@ def note_trainer(wrapped: Any, frame: Any) -> None:
         note_training(wrapped, facts_of(trainer.train_dataset), "a Trainer of transformers")
 
 
-def card_section(record: Any, around: Sequence[Mapping[str, Any]] = ()) -> str:
+def card_section(record: Any, around: Sequence[Mapping[str, Any]]) -> str:
     """Return the section of a model card about the data.
 
     Args:

@@ -356,7 +356,7 @@ def listing(described: Sequence[Case], caption: str = "", output: str = "values"
     )
 
 
-def render_cases(described: Sequence[Case], caption: str = "", output: str = "values") -> str:
+def render_cases(described: Sequence[Case], caption: str, output: str) -> str:
     """Return cases as cards if they are pictures, and as a table otherwise."""
     return (gallery if any(case.picture for case in described) else listing)(described, caption, output)
 

@@ -38,7 +38,7 @@ class Choice:
     """
 
     def __init__(
-        self, model: Any, data: Any, variables: Variables, options: Mapping[str, Any], saved: Contents | None = None
+        self, model: Any, data: Any, variables: Variables, options: Mapping[str, Any], saved: Contents | None
     ) -> None:
         self._variables, self._options, self.saved = variables, options, saved
         self.model = None if model is None else Chosen(model, self._code_of(model, "model"))
@@ -94,7 +94,7 @@ class Choice:
         return self.saved.model == (ast.literal_eval(offer.code) if ready else str(Model(variables[offer.code])))
 
     # ---- taking an offer
-    def take_data(self, offer: Offer, target: Any = None, task: str | None = None) -> Chosen:
+    def take_data(self, offer: Offer, target: Any, task: str | None) -> Chosen:
         """Return the data of an offer as they are now; for a data set by name, its name.
 
         Raises:
