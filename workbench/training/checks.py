@@ -134,28 +134,7 @@ def try_batch(
         loss(prediction, y)
         _tell_untrained(wrapped, loss, prediction, y)
     elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
-        family = sole_likelihood(wrapped)
-        target_shape = prediction.shape if family is None else family.target_shape(prediction.shape)
-        if y.is_floating_point() or family is not None:
-            # without this check, such shapes would broadcast to a loss over all pairs of rows
-            broadcasts = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
-            if target_shape != y.shape and (allows_standardization(criterion) or broadcasts or family is not None):
-                hint = shape_advice(y, prediction)
-                if output in ("logits", "probs"):
-                    hint = f', or, for output="{output}", be class numbers, y.long()'
-                raise ValueError(
-                    f"y: targets are {shape_of_rows(y)}, but the model gives {shape_of_rows(prediction)}; "
-                    + (
-                        f"they must have one shape{hint}"
-                        if target_shape == prediction.shape
-                        else f"{family} wants [n, times, events]"
-                    )
-                )
-        elif criterion is None:
-            _check_labels(prediction, y, in_memory)
-        if family is not None:
-            for targets in [rows.y for rows in in_memory] or [y]:
-                family.check_targets(targets)
+        _check_tensors(wrapped, prediction, y, criterion, in_memory)
     elif criterion is None:
         naming = 'the output they belong to when wrapping, output={"logits": "logits"}'
         if children(y) is not None:
@@ -172,6 +151,35 @@ def try_batch(
             "training"
         )
     return trainable, converted, prediction
+
+
+def _check_tensors(
+    wrapped: Wrapped, prediction: Tensor, y: Tensor, criterion: Criterion | None, in_memory: list[TensorRows]
+) -> None:
+    """Raise ValueError if one tensor of targets does not fit one tensor of predictions."""
+    output = wrapped._workbench.output
+    family = sole_likelihood(wrapped)
+    target_shape = prediction.shape if family is None else family.target_shape(prediction.shape)
+    if y.is_floating_point() or family is not None:
+        # without this check, such shapes would broadcast to a loss over all pairs of rows
+        broadcasts = prediction.numel() == y.numel() and prediction.squeeze().shape == y.squeeze().shape
+        if target_shape != y.shape and (allows_standardization(criterion) or broadcasts or family is not None):
+            hint = shape_advice(y, prediction)
+            if output in ("logits", "probs"):
+                hint = f', or, for output="{output}", be class numbers, y.long()'
+            raise ValueError(
+                f"y: targets are {shape_of_rows(y)}, but the model gives {shape_of_rows(prediction)}; "
+                + (
+                    f"they must have one shape{hint}"
+                    if target_shape == prediction.shape
+                    else f"{family} wants [n, times, events]"
+                )
+            )
+    elif criterion is None:
+        _check_labels(prediction, y, in_memory)
+    if family is not None:
+        for targets in [rows.y for rows in in_memory] or [y]:
+            family.check_targets(targets)
 
 
 def _tell_untrained(wrapped: Wrapped, loss: LossByMeaning, prediction: Any, y: Any) -> None:

@@ -197,7 +197,9 @@ class Loop:
             self.optimizer.zero_grad()
             if self.changes is not None:
                 batch = augmented(batch, self.augment, self.changes)
-            traced_step = None if self.traced is None else self.traced.take(batch, self._remaining())
+            traced_step = (
+                None if self.traced is None else self.traced.take(batch, max(self._total_steps() - self.steps, 0))
+            )
             loss = self._backward(batch) if traced_step is None else traced_step.loss
             value = losses.add(self._mean(loss), f"epoch {epoch}, step {step}", batch)
             if traced_step is not None:
@@ -231,10 +233,10 @@ class Loop:
                 raise ValueError(advice) from error
             raise
 
-    def _remaining(self) -> int:
-        """Return the number of steps to come, this one included; 0 for a loader without a length."""
+    def _total_steps(self) -> int:
+        """Return the number of steps of the whole training; 0 for a loader without a length."""
         try:
-            return self.epochs * len(self.train) - self.steps
+            return self.epochs * len(self.train)
         except TypeError:
             return 0
 
@@ -244,12 +246,9 @@ class Loop:
     def _call_back(self, epoch: int, loss: float | Tensor, epoch_ended: bool = False) -> None:
         if self.callback is None:
             return
-        try:
-            steps = self.epochs * len(self.train)
-        except TypeError:  # a loader without a length
-            steps = 0
         validation = self.records[-1][2] if self.records else math.nan
-        progress = Progress(epoch, self.epochs, self.steps, steps, loss, validation, self.lr, epoch_ended, self.wrapped)
+        total = self._total_steps()
+        progress = Progress(epoch, self.epochs, self.steps, total, loss, validation, self.lr, epoch_ended, self.wrapped)
         call_back(self.callback, progress, self.seed, self.train.device)
 
     def _collectors(self) -> list[Method]:
