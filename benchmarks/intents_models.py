@@ -21,9 +21,8 @@ RECIPES: dict[str, dict[str, float]] = {
     "bag": {"epochs": 12, "lr": 0.02, "weight_decay": 0.1},
     "transformer": {"epochs": 6, "lr": 0.01, "weight_decay": 0.1},
 }
-UNREAD = (
-    0.1  # share of training words that are replaced by the unknown word, whose embedding is trained in no other way
-)
+# share of training words that are replaced by the unknown word, whose embedding is trained in no other way
+UNREAD = 0.1
 
 WRAPPERS: dict[str, Callable[[], Any]] = {
     "plain": lambda: compose(output="logits"),

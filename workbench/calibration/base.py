@@ -366,9 +366,8 @@ def ask_as_given(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     args, kwargs = opened(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     name = output_name(model, y)
-    return at_least_float32(pick(y, name)).movedim(class_dim(model), -1), risks_at(named_risks(model, risks), name).map(
-        at_least_float32
-    )
+    scores = at_least_float32(pick(y, name)).movedim(class_dim(model), -1)
+    return scores, risks_at(named_risks(model, risks), name).map(at_least_float32)
 
 
 # ---- rows

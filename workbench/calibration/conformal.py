@@ -268,9 +268,8 @@ class SplitConformal(Calibrated):
             )
         draws = torch.rand(len(answers.y), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         known = answers.known
-        return self._class_scores(answers.y[known], draws[known.cpu()], score).gather(1, answers.target[known, None])[
-            :, 0
-        ]
+        scores = self._class_scores(answers.y[known], draws[known.cpu()], score)
+        return scores.gather(1, answers.target[known, None])[:, 0]
 
     def _cqr_scores(self, calibration_rows: Tensor, coverage: float) -> Tensor:
         return self._joint_scores(

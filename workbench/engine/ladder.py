@@ -265,9 +265,8 @@ class Ladder:
             reason = "the branches share a trunk, which is computed once"
             if plan.chunk is not None and plan.chunk < plan.axes[0].size and not (kind.training or kind.gradients):
                 # "vmap" would compute the trunk once per chunk
-                return tuple(
-                    sorted(rungs, key=lambda name: name != "replay")
-                ), f"{reason}, also with chunk={plan.chunk}"
+                rungs = tuple(sorted(rungs, key=lambda name: name != "replay"))
+                return rungs, f"{reason}, also with chunk={plan.chunk}"
             return rungs, reason
         if kind.device != "cpu" and kind.rows:
             return ("loop",), "separate convolutions of this size are faster than grouped ones"

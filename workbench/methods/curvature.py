@@ -37,14 +37,12 @@ class Curvature:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.gram: Any = (
-            0  # sum of phi phi^T [inputs, inputs], or with a noise for each row and output [outputs, inputs, inputs]
-        )
+        # sum of phi phi^T [inputs, inputs], or with a noise for each row and output [outputs, inputs, inputs]
+        self.gram: Any = 0
         self.fisher: Any = 0  # sum of diag(p) - p p^T [outputs, outputs]
         self.squares: Any = 0  # sum of squared residuals [outputs]
-        self.per_output = (
-            False  # whether each row and output has its own noise, so that there is a gram matrix for each output
-        )
+        # whether each row and output has its own noise, so that there is a gram matrix for each output
+        self.per_output = False
 
     def add_values(self, features: Tensor, precision: Tensor | None, residuals: Tensor | None) -> None:
         """Add a batch of regression data.

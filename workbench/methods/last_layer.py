@@ -281,9 +281,8 @@ class CurvatureFit:
                 self._warn_of_others(args, kwargs, output)
         leaf = leaves[self.at]
         if children(target) is not None:  # targets by the names of the outputs
-            target = targets_of(target, names(output), resolve(self.record.output, lambda: names(output), leaves, 0))[
-                self.at
-            ]
+            meanings = resolve(self.record.output, lambda: names(output), leaves, 0)
+            target = targets_of(target, names(output), meanings)[self.at]
         if isinstance(self.meaning, Binary):
             self.curvature.add_labels(
                 phi, flatten_rows(self.meaning.probabilities(leaf)[..., 1].reshape(z.shape)), self.slope

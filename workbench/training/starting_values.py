@@ -20,9 +20,8 @@ from workbench.engine.plan import Rule, Shared, Split, Stacked
 from workbench.training.unshadowed import unshadowed
 
 FAR = 1.0  # log of the factor (e) between the means of targets and predictions above which biases are shifted
-MIN_VARIANCE_SHARE = (
-    1e-2  # lower bound of the variance relative to the squared mean: smaller ones are learned quickly anyway
-)
+# lower bound of the variance relative to the squared mean: smaller ones are learned quickly anyway
+MIN_VARIANCE_SHARE = 1e-2
 
 
 @dataclass(frozen=True)

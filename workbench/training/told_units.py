@@ -17,9 +17,7 @@ from workbench.engine.tree import is_float
 from workbench.training.checks import allows_standardization
 from workbench.training.default_losses import Criterion
 
-FAR = (
-    10.0  # mean, or factor of the standard deviation, above which numbers are far from mean 0 and standard deviation 1
-)
+FAR = 10.0  # mean, or factor of the standard deviation, above which numbers are far from mean 0 and deviation 1
 
 
 def is_far(mean: Tensor, scale: Tensor) -> bool:

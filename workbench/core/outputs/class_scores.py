@@ -319,11 +319,9 @@ def _sum_to_one(target: Tensor) -> bool:
 
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Cast to float32 if the dtype is less precise."""
-    return (
-        tensor
-        if tensor.dtype in (torch.float32, torch.float64)
-        else tensor.to(torch.promote_types(torch.float32, tensor.dtype))
-    )
+    if tensor.dtype in (torch.float32, torch.float64):
+        return tensor
+    return tensor.to(torch.promote_types(torch.float32, tensor.dtype))
 
 
 def log_of(probs: Tensor) -> Tensor:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FLOOR = (
-    1e-3  # smallest unit of a column relative to the layer's largest, so that nearly constant features do not explode
-)
+# smallest unit of a column relative to the layer's largest, so that nearly constant features do not explode
+_FLOOR = 1e-3
 _MIN_SHRINKAGE = 1e-4  # keeps duplicate features from having infinite density
 
 
