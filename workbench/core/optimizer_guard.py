@@ -19,7 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..errors import OptimizerMismatchError, WorkbenchWarning
-from ..introspect.source_lines import user_stacklevel
+from ..introspect.source_lines import some_of, user_stacklevel
 from .batches.dealing import tell
 from .batches.row_weights import rows_equal
 from .calls.frozen import refuse_step
@@ -188,18 +188,18 @@ def _report(
     if assigned:
         history.next = 0  # refuse the next step as well
         raise OptimizerMismatchError(
-            f"load_state_dict(assign=True) has replaced {_some(assigned)} of {model} after this {name} was made, which would go on to train the "
-            f"old ones: create it after loading, {name}(wrapped.parameters()), or load without assign=True"
+            f"load_state_dict(assign=True) has replaced {some_of(assigned)} of {model} after this {name} was made, which would go on to train "
+            f"the old ones: create it after loading, {name}(wrapped.parameters()), or load without assign=True"
         )
     if stale:
         history.next = 0  # refuse the next step as well
         raise OptimizerMismatchError(
-            f"this {name} was made from the parameters of a model before it was wrapped: {_some(stale)} have no gradient, because {model} uses "
-            f"{_some(missed)} in their place, which no optimizer holds. Create it from the wrapped model: {name}(wrapped.parameters())"
+            f"this {name} was made from the parameters of a model before it was wrapped: {some_of(stale)} have no gradient, because {model} "
+            f"uses {some_of(missed)} in their place, which no optimizer holds. Create it from the wrapped model: {name}(wrapped.parameters())"
         )
     history.warned = True
     warnings.warn(
-        f"this {name} trains a part of {model} only: {_some(missed)} have gradients and no optimizer. Create it from all parameters, "
+        f"this {name} trains a part of {model} only: {some_of(missed)} have gradients and no optimizer. Create it from all parameters, "
         f"{name}(wrapped.parameters()), or freeze them with requires_grad_(False)",
         WorkbenchWarning,
         stacklevel=user_stacklevel(),
@@ -220,7 +220,7 @@ def _report_decay(optimizer: Optimizer, wrapped: Any) -> None:
         tell(
             wrapped,
             "decay",
-            f"this {type(optimizer).__name__} spares some parameters weight decay, but not {_some(wrong)}: these are biases, norms or factors "
+            f"this {type(optimizer).__name__} spares some parameters weight decay, but not {some_of(wrong)}: these are biases, norms or factors "
             "of voters, with one dimension more than in the plain model, and usually have no weight decay. Create it from "
             "wrapped.parameter_groups(weight_decay)",
         )
@@ -237,8 +237,8 @@ def _report_sizes(optimizer: Optimizer, wrapped: Any, trained: Mapping[int, Tens
             wrapped,
             "sizes",
             f"a step of {type(optimizer).__name__} depends on the size or the rows and columns of a whole tensor; here one holds the weights "
-            f"of all voters ({_some(shared)}), so voters do not train like plain models that each have their own optimizer. Use an elementwise "
-            "optimizer, such as AdamW, Lion or SGD",
+            f"of all voters ({some_of(shared)}), so voters do not train like plain models that each have their own optimizer. Use an "
+            "elementwise optimizer, such as AdamW, Lion or SGD",
         )
 
 
@@ -297,7 +297,7 @@ def _report_heads(wrapped: Any, trained: Mapping[int, Tensor], history: _History
         tell(
             wrapped,
             "heads",
-            f"{axis.name}: the loss does not reach the risk heads ({_some(sorted(forgotten))} have no gradient), so they stay as they were "
+            f"{axis.name}: the loss does not reach the risk heads ({some_of(sorted(forgotten))} have no gradient), so they stay as they were "
             "drawn and their risk means nothing. Train with workbench.fit or wrapped.loss(criterion, x, y), which adds their likelihood, or use "
             "the risk of wrapped(x, return_risk=True) in your loss; if you train them later, call requires_grad_(False) on them until then",
         )
@@ -316,10 +316,6 @@ def _is_reached(head: Tensor, history: _History) -> bool:
 def _same_for_all(gradient: Tensor) -> bool:
     """Return whether the rows are equal up to rounding errors."""
     return bool((gradient - gradient[:1]).abs().max() <= 1e-4 * gradient.abs().max())
-
-
-def _some(names: list[str]) -> str:
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 __all__ = ["watch"]

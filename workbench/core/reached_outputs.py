@@ -15,6 +15,7 @@ from ..engine.combine import Branched
 from ..engine.effects.private_random import own_random
 from ..engine.effects.random import values_unavailable
 from ..engine.tree import flatten, is_float, map_tensors, paths
+from ..introspect.source_lines import some_of
 from .batches.dealing import tell
 
 _SETTLED = "reached"
@@ -133,7 +134,7 @@ def _described(branched: Branched, places: list[Place]) -> str:
     words: dict[int, str] = {}
     for i, d, indices in places:
         first, last = int(indices[0]), int(indices[-1])
-        shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
+        shown = some_of(indices.tolist(), 8)
         if last - first == len(indices) - 1 and first < last:
             shown = f"{first} to {last}"
         whole = len(indices) == branched.leaves[i].shape[depth + d]

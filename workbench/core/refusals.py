@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from ..engine.clone import eager, is_scripted
 from ..introspect.objects import is_keras
 from ..introspect.references import used_by
+from ..introspect.source_lines import some_of
 from ..introspect.unregistered import warn_unregistered
 from .additions import MARK
 from .method import Method
@@ -143,4 +144,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, 3, cutoff=0.4)
     if near:
         return f"; nearest: {', '.join(near)}"
-    return f"; it has {', '.join(names[:6]) or 'none'}{', ...' * (len(names) > 6)}"
+    return f"; it has {some_of(names, 6) or 'none'}"

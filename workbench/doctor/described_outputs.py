@@ -13,6 +13,7 @@ from ..core.outputs.class_scores import Binary, Logits, Probs
 from ..core.outputs.meanings import Detections, Mean, Meaning
 from ..core.outputs.resolution import _key, _written, resolve
 from ..engine.tree import children, flatten, is_float, names, tensors
+from ..introspect.source_lines import some_of
 from .observed_run import ObservedRun
 from .tracers import SQUASHING
 
@@ -207,7 +208,7 @@ def _detections(output: Any) -> DescribedOutput | None:
             return None
     names_of_image = {name.strip("[].'\"") for name, _ in children(images[0]) or ()}
     meaning = Detections() if "labels" in names_of_image else Detections(labels=None)
-    counts = ", ".join(str(len(tensors(image)[0])) for image in images[:4]) + (", ..." if len(images) > 4 else "")
+    counts = some_of((len(tensors(image)[0]) for image in images), 4)
     return DescribedOutput(
         "",
         None,

@@ -1,4 +1,4 @@
-"""Source files and lines in messages: whether they are user code, and how they are named."""
+"""Parts of messages: source files and lines, whether they are user code and how they are named, and lists of names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from types import TracebackType
 
 import numpy as np
@@ -106,6 +107,17 @@ def first_sentence(message: str) -> str:
         return sentence.removesuffix(".")
     head = sentence[: _MAX_LENGTH - 3]
     return f"{head.rpartition(' ')[0] or head[:-1]} ..."
+
+
+def some_of(names: Iterable[object], most: int = 3) -> str:
+    """List the first of some names, for messages that have no room for all.
+
+    Example:
+        >>> some_of(["a", "b", "c", "d"])
+        'a, b, c, ...'
+    """
+    words = list(map(str, names))
+    return ", ".join([*words[:most], *["..."] * (len(words) > most)])
 
 
 def _same_drive(file: str) -> bool:

@@ -18,6 +18,7 @@ from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
+from ..introspect.source_lines import some_of
 from .computed_weights import holder_of, refuse_signs
 from .design import NAMES, Design
 from .initialization import Draws, is_bias, untrained
@@ -185,7 +186,7 @@ class Vote(Method):
         k = next(trainable_shares, None) if isinstance(self.wrapper.share, int) else None
         path, attribute = table.record.slots[names[0]].owners[0]
         return (
-            f"vote: all parameters that would vote are frozen ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); frozen parameters "
+            f"vote: all parameters that would vote are frozen ({some_of(names)}); frozen parameters "
             f"keep their values, so all voters would be equal. Unfreeze them before wrapping, "
             f"model.{f'{path}.' if path else ''}{attribute}.requires_grad_(True)"
             + (f"; or give share={k}, which includes the last trainable layer" if k else "")

@@ -15,6 +15,7 @@ from ...engine.effects.attributes import HOOKS, ModuleContents, modules, structu
 from ...engine.effects.contents import Contents
 from ...engine.surroundings import guarded
 from ...errors import FrozenModelError
+from ...introspect.source_lines import some_of
 from ..ownership import engine_of
 from .own_train import merging_refused
 
@@ -97,7 +98,7 @@ class Frozen:
             if tensor._version != before
         ]
         if written:
-            return f"{_first_names(written)} {'was' if len(written) == 1 else 'were'} written into"
+            return f"{some_of(written)} {'was' if len(written) == 1 else 'were'} written into"
         for (path, kind), before in self._held.items():
             contents = self._tree[path].__dict__
             contents = contents[kind] if kind else contents
@@ -106,10 +107,6 @@ class Frozen:
                     label = "a hook" if "hooks" in kind else str(name)
                     return f"{path}.{label}" if path else label
         return "a list, a dict or another object that it holds"
-
-
-def _first_names(names: list[str]) -> str:
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 def enter(wrapped: Any) -> Frozen:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from workbench.introspect.source_lines import some_of
 from workbench.widgets.explorer.explored import Explored
 
 UNSEEN = 2.0  # vacuitic risk, in standard deviations over the training data, above which a row counts as never seen
@@ -196,7 +197,7 @@ class RowSelection(Explored):
             return names.index(str(chosen))
         if isinstance(chosen, int) and not isinstance(chosen, bool) and 0 <= chosen < len(names):
             return chosen
-        known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none"
+        known = some_of(names, 20) or "none"
         raise ValueError(f"{argument}={chosen!r}: the classes of {self.data.name} are {known}")
 
     def _confidence_risk(self) -> str:
