@@ -84,7 +84,7 @@ def attributes_of_self(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """Return every `self.a.b` that a method reads, as ("a", "b"); `self.layers[0].weight` is ("layers", "0", "weight")."""
     chains = []
     for each in _with_nested(code):
-        steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+        steps = [step for step in dis.get_instructions(each) if step.opname != "EXTENDED_ARG"]
         for i, step in enumerate(steps):
             loaded = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
             if step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and loaded == code.co_varnames[0]:
@@ -110,7 +110,7 @@ def containers_changed(code: types.CodeType) -> frozenset[str]:
     """Return the names of the attributes whose containers code changes, by a method such as append or by setting an item."""
     changed = set()
     for each in _with_nested(code):
-        steps = [step for step in dis.get_instructions(each) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+        steps = [step for step in dis.get_instructions(each) if step.opname != "EXTENDED_ARG"]
         loads = (i for i, step in enumerate(steps) if "LOAD_ATTR" in step.opname)
         changed |= {str(steps[i].argval) for i in loads if _changes_loaded(steps, i)}
     return frozenset(changed)

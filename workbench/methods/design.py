@@ -13,7 +13,7 @@ from ..core.calls.predict import plan_of, run
 from ..core.calls.risks import reduced
 from ..core.calls.running_moments import entropy
 from ..core.layer_order import watched
-from ..core.method import evaluating
+from ..core.method import Method, evaluating
 from ..core.outputs.class_scores import Classes
 from ..core.outputs.meanings import Values
 from ..core.outputs.options import form_of
@@ -316,6 +316,42 @@ class Design:
         return {**risks, **{name: rebuild([value.to(risk["epistemic"])]) for name, value in refined.items()}}
 
 
+class TakesDesign(Method):
+    """Method whose wrapper has the setting `evidence`: the hooks that pass calls on to its `Design`, if there is one."""
+
+    statistics: tuple[str, ...] = tuple(f"design_{part}" for part in NAMES)
+    design: Design | None
+
+    def check_ready(self, wrapped: Any) -> None:
+        if self.design is not None:
+            self.design.check_ready(wrapped)
+
+    def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if self.design is not None:
+            self.design.try_inputs(wrapped, args, kwargs)
+
+    def fit(self, wrapped: Any, inputs: Any) -> None:
+        if self.design is not None:
+            self.design.fit(wrapped, inputs)
+
+    def tune(self, wrapped: Any, held_out: Any) -> None:
+        if self.design is not None:
+            self.design.tune(wrapped, held_out)
+
+    def refine(
+        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
+    ) -> dict[str, Any]:
+        return risks if self.design is None else self.design.refine(wrapped, args, kwargs, y, risks)
+
+    def adapt(self, table: Table, names: set[str]) -> None:
+        if self.design is not None:
+            self.design.adapt(table, names)
+
+    def forget(self, table: Table) -> None:
+        if self.design is not None:
+            self.design.forget(table)
+
+
 def _predict(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return prediction and risks in evaluation mode, with the epistemic risk of the voters or the posterior."""
     with evaluating(wrapped):
@@ -389,4 +425,4 @@ def _describe(form: str) -> str:
     }[form]
 
 
-__all__ = ["Design"]
+__all__ = ["Design", "TakesDesign"]

@@ -19,7 +19,7 @@ from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Intervention, Shared, Stacked
 from ..engine.tree import flatten, map_tensors, names
 from ..errors import NotFittedError
-from .design import NAMES, Design
+from .design import Design, TakesDesign
 from .last_layer import RISK_CALL, CurvatureFit, head_axes
 from .mean_field import classifier_method, mean_field
 from .posterior_points import CENTRED, PARTS, Shift, normal_points, split_like
@@ -83,13 +83,13 @@ class Wrapper(_Wrapper):
         return [Laplace(self)]
 
 
-class Laplace(Method):
+class Laplace(TakesDesign):
     """Method behind `Wrapper`, for one model."""
 
     name, kind, order, needs_fit = "laplace", "epistemic", 25, True
     statistics = (
         *(f"laplace_{part}" for part in (*PARTS, "prior", "points", "none")),
-        *(f"design_{part}" for part in NAMES),
+        *TakesDesign.statistics,
     )
     detections = (
         "the posterior of a last layer is known for values and class scores, not for boxes selected by their scores; use vote.Wrapper or "
@@ -219,17 +219,7 @@ class Laplace(Method):
 
     def forget(self, table: Table) -> None:
         table.get(self.part("variance")).zero_()
-        if self.design is not None:
-            self.design.forget(table)
-
-    def adapt(self, table: Table, names: set[str]) -> None:
-        if self.design is not None:
-            self.design.adapt(table, names)
-
-    def refine(
-        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
-    ) -> dict[str, Any]:
-        return risks if self.design is None else self.design.refine(wrapped, args, kwargs, y, risks)
+        super().forget(table)
 
     def check_ready(self, wrapped: Any) -> None:
         if wrapped.training or torch.compiler.is_compiling():
@@ -244,8 +234,7 @@ class Laplace(Method):
     def tune(self, wrapped: Any, held_out: Any) -> None:
         """Choose the prior precision by held-out classes, see `laplace.tune`; values keep the one that maximizes the marginal likelihood."""
         self._tune_prior(wrapped, held_out)
-        if self.design is not None:
-            self.design.tune(wrapped, held_out)
+        super().tune(wrapped, held_out)
 
     def _tune_prior(self, wrapped: Any, held_out: Any) -> None:
         from ..core.batches.labelled import batches_of
@@ -279,8 +268,7 @@ class Laplace(Method):
         with torch.no_grad(), evaluating(wrapped):
             curvature_fit.check(args, kwargs)
         self._check_meaning(curvature_fit)
-        if self.design is not None:
-            self.design.try_inputs(wrapped, args, kwargs)
+        super().check(wrapped, args, kwargs)
 
     def _check_meaning(self, curvature_fit: CurvatureFit) -> None:
         if self._draws and not isinstance(curvature_fit.meaning, Classes):
@@ -312,8 +300,7 @@ class Laplace(Method):
                 values = [value for posterior in posteriors if (value := getattr(posterior, part)) is not None]
                 if values:
                     table.get(self.part(part)).copy_(torch.stack(values) if places[0] else values[0])
-        if self.design is not None:
-            self.design.fit(wrapped, inputs)
+        super().fit(wrapped, inputs)
 
 
 def _voters(table: Table) -> Axis | None:

@@ -20,7 +20,7 @@ from ..engine.plan import Axis, RankOne, Shared, Split, Stacked
 from ..errors import WorkbenchWarning
 from ..introspect.source_lines import some_of
 from .computed_weights import holder_of, refuse_signs
-from .design import NAMES, Design
+from .design import Design, TakesDesign
 from .initialization import Draws, is_bias, untrained
 from .settled_prior import settle
 
@@ -98,11 +98,10 @@ class Wrapper(_Wrapper):
         return [Vote(self)]
 
 
-class Vote(Method):
+class Vote(TakesDesign):
     """Method behind `Wrapper`, for one model."""
 
     name, kind, order, members = NAME, "epistemic", 10, True
-    statistics = tuple(f"design_{part}" for part in NAMES)
     member_marks = (NAME, f"{NAME}_out")
     settled = False  # whether the priors are near zero at training rows, see `settle_prior`
     _zeros: frozenset[str] = frozenset()  # weights that start at zero in every voter
@@ -263,36 +262,7 @@ class Vote(Method):
         if self.wrapper.prior and not self.settled:
             self.settled = settle(wrapped, args, kwargs)
 
-    # ---- with evidence="design"
-    def check_ready(self, wrapped: Any) -> None:
-        if self.design is not None:
-            self.design.check_ready(wrapped)
-
-    def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self.design is not None:
-            self.design.try_inputs(wrapped, args, kwargs)
-
-    def fit(self, wrapped: Any, inputs: Any) -> None:
-        if self.design is not None:
-            self.design.fit(wrapped, inputs)
-
-    def tune(self, wrapped: Any, held_out: Any) -> None:
-        if self.design is not None:
-            self.design.tune(wrapped, held_out)
-
-    def refine(
-        self, wrapped: Any, args: tuple, kwargs: dict[str, Any], y: Any, risks: dict[str, Any]
-    ) -> dict[str, Any]:
-        return risks if self.design is None else self.design.refine(wrapped, args, kwargs, y, risks)
-
-    def adapt(self, table: Table, names: set[str]) -> None:
-        if self.design is not None:
-            self.design.adapt(table, names)
-
-    def forget(self, table: Table) -> None:
-        if self.design is not None:
-            self.design.forget(table)
-
+    # ---- tensors of the voters
     def _check(self, table: Table, parameters: list[str]) -> None:
         """Refuse parameters that voters cannot have copies of, and warn about gradient hooks that the copies lack."""
         if self.wrapper.share == "rank1":
