@@ -82,11 +82,8 @@ class Merging:
         finally:
             table.show()
 
-    def __deepcopy__(self, memo: Any) -> Merging:
-        return Merging(self.name, self.path)
-
     def __reduce__(self) -> Any:
-        return Merging, (self.name, self.path)
+        return type(self), (self.name, self.path)
 
 
 class RefusedAllocation(Merging):
@@ -97,12 +94,6 @@ class RefusedAllocation(Merging):
             f"{self.name} of {self.path!r} in this wrapped {type(self._root())._plain_class.__name__} would rank the adapters of all voters "
             "together. Train without it, all voters at the initial rank, or train and allocate each of wrapped.voters() by itself"
         )
-
-    def __deepcopy__(self, memo: Any) -> RefusedAllocation:
-        return RefusedAllocation(self.name, self.path)
-
-    def __reduce__(self) -> Any:
-        return RefusedAllocation, (self.name, self.path)
 
 
 def merge_for_voters(root: Any) -> None:
