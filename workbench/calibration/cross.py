@@ -117,7 +117,6 @@ class CrossConformal(Calibrated):
         True
     """
 
-    needs_risk = True
     options = ("score",)
     new_buffers = ("support",)
 

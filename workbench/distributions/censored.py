@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,8 +47,6 @@ class Censored(FromTorch):
     family: str | type = field(
         default="Weibull", metadata={"help": "Exponential, Weibull or LogNormal of torch.distributions"}
     )
-
-    own_prediction: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
