@@ -16,7 +16,7 @@ from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import ask, check_model, output_of
 from workbench.calibration.ranked_rows import row_risk
 from workbench.console import progress_bar
-from workbench.core.batches.rows import bad_rows, place
+from workbench.core.batches.rows import bad_rows, first_weight, place
 from workbench.core.method import evaluating
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
@@ -111,7 +111,7 @@ def integrated_gradients(
     chosen, with_others = one_input(x, of, "floating-point numbers")
     _check(chosen, steps, tolerance)
     start = cover(chosen, baseline) if chosen.ndim in (3, 4) or baseline is not None else chosen.mean(0)
-    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(wrapped)
     nodes, weights = (torch.from_numpy(values) for values in np.polynomial.legendre.leggauss(steps))
     parts: list[tuple[dict[str, Tensor], ...]] = []
     left_out: dict[str, str] = {}

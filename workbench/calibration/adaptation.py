@@ -14,6 +14,7 @@ from workbench.calibration.rows import batches_of_rows
 from workbench.core.batches.call_arguments import opened
 from workbench.core.batches.graphs import is_graph
 from workbench.core.batches.labelled import paired
+from workbench.core.batches.rows import first_weight
 from workbench.core.method import evaluating
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import flatten, tensors
@@ -62,7 +63,7 @@ def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size:
     if not norms:
         raise ValueError("the model has no batch norm with running statistics, and nothing else is adapted")
     momenta = [norm.momentum for norm in norms]
-    parameter = next((p for p in adapted.parameters() if p.is_floating_point()), torch.empty(0))
+    parameter = first_weight(adapted)
     wrapped, rows, largest = innermost(adapted), 0, 0
     with own_random(seed, parameter.device), torch.no_grad(), evaluating(adapted, whole=True):
         for batch in batches_of_rows(paired(wrapped, inputs, targets=False), parameter, batch_size, targets=False):

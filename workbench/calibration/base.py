@@ -20,6 +20,7 @@ from workbench.calibration.support import REAL, refuse_censored, support_of
 from workbench.core.additions import extra
 from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.labelled import paired
+from workbench.core.batches.rows import first_weight
 from workbench.core.calls.risks import noise_moves_classes
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
@@ -401,7 +402,7 @@ def collect(
     check_model(model)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise ValueError(f"batch_size must be a whole number of at least 1; found {batch_size!r}")
-    parameter = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    parameter = first_weight(model)
     parts: list[tuple[Tensor, Risk, Tensor]] = []
     offset_parts: list[Tensor] = []
     values_of_inputs: dict[str, list[Tensor]] = {name: [] for name in of_inputs or {}}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core.batches.rows import first_weight
 from ..core.outputs.class_scores import Binary, Logits
 from ..data.reader import in_memory
 from ..data.targets import VOID, kind
@@ -93,7 +94,7 @@ def output_for(model: nn.Module, data: Data) -> Any:
 
 def _outputs(model: nn.Module, data: Data, n_rows: int) -> Any:
     """Return the outputs of a copy of the model for the first training rows."""
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(model)
     with torch.no_grad(), own_random(0, like.device):
         return copy.deepcopy(model).eval()(data.train.x[:n_rows].to(like.device))
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from workbench.core.additions import add_extra, remove_extra
 from workbench.core.batches.call_arguments import check_arguments, opened
 from workbench.core.batches.dealing import tell
-from workbench.core.batches.rows import Batch, TensorRows, describe, is_one_hot, shape_advice
+from workbench.core.batches.rows import Batch, TensorRows, describe, first_weight, is_one_hot, shape_advice
 from workbench.core.outputs.class_scores import Classes
 from workbench.core.outputs.meanings import IGNORED, Values
 from workbench.core.outputs.resolution import resolve
@@ -239,7 +239,7 @@ def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, tor
 
 
 def _converted(x: Any, keys: Mapping[Key, torch.dtype], wrapped: Wrapped) -> Any:
-    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(wrapped)
     if isinstance(x, Tensor):
         return x.to(like.dtype)
     new = {key: leaf.to(like.dtype) if key in keys else leaf for key, leaf in items_of(x)}

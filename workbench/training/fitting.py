@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from workbench.core.additions import MARK
 from workbench.core.batches.arrays import check_index
 from workbench.core.batches.labelled import paired
-from workbench.core.batches.rows import Source, TensorRows, place
+from workbench.core.batches.rows import Source, TensorRows, first_weight, place
 from workbench.core.crossfit import seat
 from workbench.core.outputs.options import has_detections
 from workbench.core.outputs.transformed_losses import refuse_transformed
@@ -227,7 +227,7 @@ def fit(
     if patience is not None and valid is None:
         raise ValueError("patience: there are no validation rows to decide when to stop; give validation=0.1")
     data_facts = facts(data, train, valid)
-    parameter = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    parameter = first_weight(wrapped)
     keeps_scaling = keeps_standardization(wrapped, standardize)
     savepoint = Savepoint(wrapped)
     try:

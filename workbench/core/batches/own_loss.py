@@ -27,7 +27,7 @@ from ..saving.extraction import extract
 from .call_arguments import opened
 from .dict_rows import LABELS
 from .label_losses import CLASSES, KINDS, Kind
-from .rows import describe, place, with_class_numbers
+from .rows import describe, first_weight, place, with_class_numbers
 
 DECODER = "decoder_input_ids"
 MASK = "attention_mask"
@@ -98,7 +98,7 @@ def pairing_of(wrapped: Any, batch: Mapping[str, Any]) -> Pairing:
     """
     wrapped = eager(wrapped)
     model = getattr(type(wrapped), "_plain_class", type(wrapped)).__name__
-    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(wrapped)
     labels = batch[LABELS]
     if not isinstance(labels, Tensor):
         raise ValueError(f"data: {LABELS} of a batch must be a tensor [rows, ...], not {describe(labels)}. {_REMEDY}")

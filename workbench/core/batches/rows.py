@@ -188,7 +188,7 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
         source = read(data, targets=not (inputs_only or isinstance(data, Dataset)), several=True)
         if not isinstance(source, TensorRows):
             return rows_loader(cast(Dataset, source), batch_size=BATCH)
-        like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+        like = first_weight(wrapped)
         batches = (rows.to(rows.device, like.dtype) for rows in source.batches(BATCH))
         return [rows.x if inputs_only else (rows.x, rows.y) for rows in batches]
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
@@ -259,6 +259,11 @@ def place(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
         return leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device)
 
     return tree_map(moved, tree)
+
+
+def first_weight(model: Any) -> Tensor:
+    """Return the first floating-point parameter of a model, whose device and dtype its inputs get; an empty tensor if there is none."""
+    return next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
 
 
 def bad_rows(values: Any, infinite: bool = True) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration.one_output import one_name, pick
-from workbench.core.batches.rows import bad_rows
+from workbench.core.batches.rows import bad_rows, first_weight
 from workbench.core.method import evaluating
 from workbench.core.wrapped import is_wrapped
 from workbench.data import Data
@@ -100,7 +100,7 @@ def _name(function: Any) -> str:
 
 def inputs_like(x: Tensor, model: nn.Module) -> Tensor:
     """Move inputs to the device and dtype of a model, as `fit` does; integers (tokens) keep their dtype."""
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(model)
     tokens = not x.is_floating_point() and x.dtype not in (torch.uint8, torch.bool)
     return x.to(like.device) if tokens else x.to(like.device, like.dtype)
 

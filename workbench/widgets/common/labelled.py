@@ -13,7 +13,7 @@ from workbench.calibration.base import ask, check_model, innermost, output_of
 from workbench.calibration.one_output import one_meaning
 from workbench.core.batches.call_arguments import positional_names
 from workbench.core.batches.labelled import LabelledLoader, LabelledRows, paired
-from workbench.core.batches.rows import TensorRows, place
+from workbench.core.batches.rows import TensorRows, first_weight, place
 from workbench.core.batches.rows import read as read_rows
 from workbench.core.method import evaluating
 from workbench.core.outputs.options import form_of
@@ -45,7 +45,7 @@ def explorable(models: nn.Module | Mapping[str, nn.Module], data: Any) -> Any:
         join = torch.cat if isinstance(pairs, LabelledLoader) else torch.stack
         pairs = {name: join([x[name] for x, _ in parts]) for name in parts[0][0]}, join([y for _, y in parts])
     inputs, y = pairs
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(model)
     few = place({name: value[:PROBE_ROWS] for name, value in inputs.items()}, like.device, like.dtype)
     main, scores = _one_input(model, inputs, few)
     classes = None if output_of(model) == "values" else scores.shape[-1]
@@ -88,7 +88,7 @@ def task_of(models: nn.Module | Mapping[str, nn.Module], data: Any) -> str | Non
 
 def _gives_one(model: nn.Module, x: Tensor) -> bool:
     """Return whether a model gives one number a row; False if it fails, of which the error comes where all rows are predicted."""
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(model)
     try:
         with own_random(0, like.device), torch.no_grad(), evaluating(model, whole=True):
             y = ask(model, place(x, like.device, like.dtype), False)[0]

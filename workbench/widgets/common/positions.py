@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.base import ask_as_given
+from workbench.core.batches.rows import first_weight
 from workbench.core.outputs.options import meaning_of
 from workbench.data import Data, load
 from workbench.data.reader import data_of
@@ -77,7 +78,7 @@ def is_map(data: Data) -> bool:
 
 def answers(wrapped: Any, data: Data, x: Tensor, seed: int) -> Predictions:
     """Predict class numbers or values, and risks, of rows [n, ...]; the result is on the CPU."""
-    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(wrapped)
     with torch.no_grad(), own_random(seed, like.device):
         was_training = wrapped.training
         try:

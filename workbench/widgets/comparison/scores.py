@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import metrics
+from workbench.core.batches.rows import first_weight
 from workbench.core.method import evaluating
 from workbench.core.wrapper import compose
 from workbench.data import Data
@@ -180,7 +181,7 @@ def passes(wrapped: Any, plain: nn.Module, x: Tensor, repeats: int = 5) -> float
     The two are called in turn, at least `repeats` times and for a fifth of a second, so that a moment in which the machine is busy
     with something else does not fall on one of them alone.
     """
-    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(wrapped)
     x = inputs_like(x[:TIMED_ROWS], wrapped)
     # wrapped as well, since small models spend most of the time outside the forward pass
     move(plain, like.device, like.dtype)

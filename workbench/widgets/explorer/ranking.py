@@ -21,7 +21,7 @@ from torch import Tensor
 from workbench.calibration.answers import log_probabilities
 from workbench.calibration.base import _record, ask, ask_as_given
 from workbench.calibration.one_output import one_meaning
-from workbench.core.batches.rows import place
+from workbench.core.batches.rows import first_weight, place
 from workbench.core.outputs.options import form_of, meaning_of
 from workbench.data import Data
 from workbench.data.targets import VOID
@@ -37,7 +37,7 @@ def predict_positions(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict
     Raises:
         ValueError: if shapes or meaning do not fit the targets, or numbers are not finite.
     """
-    like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+    like = first_weight(wrapped)
     meaning = output_meaning(wrapped)
     form = form_of(meaning)
     answer = ask_as_given if form == "binary" else ask

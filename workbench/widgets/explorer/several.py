@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from workbench.calibration import Selective
 from workbench.console import progress_bar
+from workbench.core.batches.rows import first_weight
 from workbench.core.method import evaluating
 from workbench.core.outputs.options import form_of
 from workbench.data import Data
@@ -76,7 +77,7 @@ class SeveralExploration(Exploration):
 
     def _predict(self, wrapped: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Predict inputs by a model, in evaluation mode and with the same random draws each time."""
-        like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+        like = first_weight(wrapped)
         with own_random(0, like.device), torch.no_grad(), evaluating(wrapped, whole=True):
             return predict_positions(wrapped, self.data, x)
 
@@ -84,7 +85,7 @@ class SeveralExploration(Exploration):
         test, scales = self.data.test, scales_of(self.data)
         rankings: list[dict[str, Tensor]] = []
         wrongs: list[dict[str, Tensor]] = []
-        like = next((p for p in wrapped.parameters() if p.is_floating_point()), torch.empty(0))
+        like = first_weight(wrapped)
         batches = progress_bar(self.rows.split(batch_rows(test.y, BATCH)), desc=f"{name}: rows", delay=2, leave=False)
         with own_random(0, like.device), torch.no_grad(), evaluating(wrapped, whole=True):
             for rows in batches:
