@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import random
 import sys
 from typing import Any
@@ -87,3 +88,30 @@ def require(module: str, extra: str = "lab") -> Any:
     finally:
         if state is not None:
             random.setstate(state)
+
+
+def as_count(name: str, value: Any, least: int = 1) -> int:
+    """Return an argument that counts something as an int, whatever its type.
+
+    Args:
+        name: name of the argument.
+        value: an integer of Python, numpy or another library; True and False are none.
+        least: smallest value.
+
+    Raises:
+        ValueError: the value is no whole number, or below the smallest.
+
+    Example:
+        >>> as_count("jobs", torch.tensor(2))
+        2
+        >>> as_count("jobs", 0)
+        Traceback (most recent call last):
+        ValueError: jobs must be a whole number of at least 1; found 0
+    """
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # arrays and tensors have errors of their own
+        number = least - 1
+    if number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}; found {value!r:.100}")
+    return number

@@ -166,7 +166,7 @@ def test_no_prompts_and_no_beams_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="prompts: expected texts or token ids, found NoneType"):
         generate(wrapped, None)  # type: ignore[arg-type]
     for name in ("num_beams", "num_return_sequences"):
-        with pytest.raises(ValueError, match=f"{name}: expected a whole number of at least 1, found 0"):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1; found 0"):
             generate(wrapped, [[3]], **{name: 0})
 
 

@@ -20,6 +20,7 @@ from workbench.core.batches.rows import bad_rows, first_weight, place
 from workbench.core.method import evaluating
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import tree_map
+from workbench.errors import as_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,8 +235,7 @@ def _check(x: Tensor, steps: Any, tolerance: Any) -> None:
         raise ValueError(f"x has shape {list(x.shape)}; expected [n, ...] with at least one row")
     if len(bad := bad_rows(x)):
         raise ValueError(f"x is NaN or infinite in {len(bad)} of {len(x)} rows, first in row {int(bad[0])}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps must be a whole number of at least 1; found {steps!r}")
+    as_count("steps", steps)
     if not isinstance(tolerance, int | float) or not 0 < tolerance < 1:
         raise ValueError(f"tolerance: expected a share between 0 and 1; found {tolerance!r}")
 

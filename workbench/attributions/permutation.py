@@ -22,7 +22,7 @@ from workbench.data.columns import names_in
 from workbench.data.frames import FrameEncoding
 from workbench.data.reader import data_of
 from workbench.engine.tree import tree_map
-from workbench.errors import require
+from workbench.errors import as_count, require
 
 # standard deviation over rows, relative to the largest value, below which values count as constant in float32
 CONSTANT = 1e-5
@@ -135,9 +135,7 @@ def permutation_importance(
         >>> importance.mean["aleatoric"].shape, importance.names
         (torch.Size([3]), ('prediction', 'aleatoric', 'total', 'error'))
     """
-    for name, count, minimum in (("n_repeats", n_repeats, 2), ("max_rows", max_rows, 2)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < minimum:
-            raise ValueError(f"{name} must be a whole number of at least {minimum}; found {count!r}")
+    n_repeats, max_rows = as_count("n_repeats", n_repeats, 2), as_count("max_rows", max_rows, 2)
     check_model(wrapped)
     form = output_of(wrapped)
     model_inputs, y, named_columns, unit = _rows(data)

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +32,7 @@ from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
 from workbench.engine.effects.private_random import generator_of, own_random
+from workbench.errors import as_count
 from workbench.risk import Risk
 
 
@@ -400,17 +400,14 @@ def collect(
         ValueError: there are no rows, they are the training rows of a Data, or predictions or targets are not finite.
     """
     check_model(model)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number of at least 1; found {batch_size!r}")
+    batch_size = as_count("batch_size", batch_size)
     parameter = first_weight(model)
     parts: list[tuple[Tensor, Risk, Tensor]] = []
     offset_parts: list[Tensor] = []
     values_of_inputs: dict[str, list[Tensor]] = {name: [] for name in of_inputs or {}}
     with own_random(seed, parameter.device), torch.no_grad(), evaluating(model, whole=True):
         generator_state = generator_of(parameter.device).get_state()
-        for batch in batches_of_rows(
-            paired(innermost(model), data, targets=targets), parameter, int(batch_size), targets
-        ):
+        for batch in batches_of_rows(paired(innermost(model), data, targets=targets), parameter, batch_size, targets):
             y, risks = ask(model, batch.x, risk)
             if y.dim() == 0 or (targets and len(batch.y) != len(y)):
                 rows = f"a batch of {len(batch.y)} rows" if targets else "a batch"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..engine.clone import is_scripted, own_attributes, places
 from ..engine.plan import Bank, Index, RankOne, Rule
 from ..engine.tree import is_float, version
+from ..errors import as_count
 from ..introspect.bytecode import walks_parameters
 from ..introspect.references import used_by
 from .additions import MARK
@@ -319,15 +320,12 @@ class Table:
         layers = self.layers()
         if n is None:
             n = min(default or len(layers), len(layers))
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"{argument} must be a whole number of at least 1, not {n!r}")
+        n = as_count(argument, n)
         if n > len(layers):
             raise ValueError(
                 f"{argument}={n}, but {type(self.root).__name__} has {len(layers)} layers with weights "
                 f"({', '.join(path or 'its own' for path in layers)})"
             )
-        if not layers:
-            return list(self.record.slots)
         paths = list(self.record.order)
         if self.record.execution is None or not set(self.record.execution.modules()) & set(layers):
             if n < len(layers):

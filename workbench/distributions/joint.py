@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal, constraints, transform_to
 
 from workbench.distributions.parametric import LARGEST_RAW, Parametric, raw_of, refuse_unless, wide_dtype
+from workbench.errors import as_count
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,8 @@ class JointNormal(Parametric):
     needs: ClassVar[str] = "the raw rows of the Cholesky factor"
 
     def __post_init__(self) -> None:
-        k = self.n_targets
-        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-            raise ValueError(f"n_targets must be a whole number of at least 1, found {k!r}")
+        if self.n_targets is not None:
+            object.__setattr__(self, "n_targets", as_count("n_targets", self.n_targets))
 
     @property
     def support(self) -> constraints.Constraint:  # type: ignore[override]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from workbench.distributions.parametric import Parametric, raw_of, refuse_unless, wide_dtype
+from workbench.errors import as_count
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ class MixtureDensity(Parametric):
     standardizable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise ValueError(f"k must be a whole number of at least 1, found {self.k!r}")
+        object.__setattr__(self, "k", as_count("k", self.k))
 
     @property
     def n_heads(self) -> int:

@@ -20,10 +20,9 @@ from workbench.core.additions import extra
 from workbench.core.method import evaluating
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data.series import as_series, chosen, column_numbers, windows
-from workbench.data.split_drawing import whole_number
 from workbench.distributions.mixture import Mixture
 from workbench.engine.effects.private_random import own_random
-from workbench.errors import require
+from workbench.errors import as_count, require
 from workbench.risk import Risk
 from workbench.training import fit
 from workbench.training.checkpoint import Checkpoint
@@ -369,8 +368,7 @@ def _check_numbers(
     minima |= {} if refit is None else {"refit": (refit, 1)}
     minima |= {} if history is None else {"history": (history, window + horizon)}
     for name, (number, minimum) in minima.items():
-        if isinstance(number, bool) or whole_number(name, number) < minimum:
-            raise ValueError(f"{name} must be a whole number of at least {minimum}; found {number!r}")
+        as_count(name, number, minimum)
     if start + horizon > len(values):
         raise ValueError(
             f"start: the series has {len(values)} values, none to compare with the forecast of {horizon} from {start} on"

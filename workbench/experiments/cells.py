@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import atomic
 from ..console import progress_bar
-from ..errors import WorkbenchWarning, require
+from ..errors import WorkbenchWarning, as_count, require
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
 from . import environment
@@ -111,9 +111,7 @@ def run_cells(
     reference = _reference(function)
     path = Path(path).parent.resolve() / Path(path).name  # the file itself is not resolved: `Store` refuses a link
     cells = _checked(cells)
-    for name, number in (("jobs", jobs), ("threads", threads)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, not {number!r}")
+    jobs, threads = as_count("jobs", jobs), as_count("threads", threads)
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, or None for no limit, not {timeout!r}")
     check_path(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.settings import hint
 from ..core.texts import wrapper_of
+from ..errors import as_count
 from ..trackers.base import Tracker
 from .cells import run_cells
 from .specs import REFERENCE, check_model, file_of, model_of, one_spelling, reference
@@ -127,7 +127,7 @@ def grid_cells(
         "model": [one_spelling(reference(model, "a model")) for model in _as_list(models)],
         "wrapper": [one_spelling(text) for text in wrappers],
         "data": [reference(name, "a data set") for name in _as_list(data)],
-        "seed": [_integer("seed", seed, 0) for seed in _as_list(seeds)],
+        "seed": [as_count("seed", seed, 0) for seed in _as_list(seeds)],
     }
     for name, values in chosen.items():
         if not values:
@@ -144,9 +144,9 @@ def grid_cells(
         if name not in OPTIONS:
             raise ValueError(f"grid has no argument {name!r}: {hint(name, OPTIONS)}")
         if name in ("batch_size", "folds", "patience", "rows") and value is not None:
-            _integer(name, value, 1 if name == "patience" else 2)
+            as_count(name, value, 1 if name == "patience" else 2)
     _check_options(**options)
-    shared: dict[str, Any] = {"epochs": _integer("epochs", epochs, 1)}
+    shared: dict[str, Any] = {"epochs": as_count("epochs", epochs, 1)}
     options |= {"device": str(options["device"])} if options.get("device") is not None else {}
     shared |= {ARGUMENTS.get(name, name): value for name, value in options.items() if value is not None}
     if metric_names:
@@ -291,13 +291,3 @@ def _check_options(
             torch.device(device)
         except (TypeError, RuntimeError) as error:
             raise ValueError(f'device must be "auto" or the name of a device, not {device!r}') from error
-
-
-def _integer(name: str, value: Any, minimum: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = minimum - 1
-    if isinstance(value, bool) or number < minimum:
-        raise ValueError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
-    return number

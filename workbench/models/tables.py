@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor, nn
 
+from workbench.errors import as_count
 from workbench.models.embedding_choice import MIN_TRAINED_ROWS, best_trained, chosen_rows, helps
 from workbench.models.embeddings import (
     ColumnLinear,
@@ -104,8 +105,7 @@ def tabular(
         ("width", width, 1),
         ("depth", depth, 0),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ValueError(f"{name} must be a whole number of at least {minimum}; found {value!r}")
+        as_count(name, value, minimum)
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1; found {dropout!r}")
     if not isinstance(components, bool | None):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import atomic
 from ..console import progress_bar
+from ..errors import as_count
 from ..experiments.environment import environment
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
@@ -102,8 +103,7 @@ def run_grid(
     nb = load_notebook(notebook)
     check_timeout(timeout)
     log = None if log_to is None else Delivery(tracker_of(log_to))
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
-        raise ValueError(f"jobs must be a whole number of at least 1, not {jobs!r}")
+    jobs = as_count("jobs", jobs)
     planned = [
         plan(nb, notebook, folder / f"{name}.ipynb", values)
         for name, values in combinations(notebook.stem, parameters or {}, grid or {})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.errors import as_count
 from workbench.plots._common import (
     COLOURS,
     SERIES,
@@ -66,8 +67,7 @@ def importance(
         ['dose', 'age']
     """
     bars = _bars(values)
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise ValueError(f"most must be a whole number of at least 1; found {most!r}")
+    most = as_count("most", most)
     errors = _standard_errors(standard_error or {}, bars)
     count = len(next(iter(bars.values())))
     if not isinstance(columns, Sequence) or len(columns) != count:

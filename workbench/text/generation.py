@@ -16,6 +16,7 @@ from workbench.core.crossfit import committee_of
 from workbench.core.members import next_token_probabilities
 from workbench.core.wrapped import copied, is_wrapped
 from workbench.engine.clone import eager
+from workbench.errors import as_count
 from workbench.risk import Risk
 from workbench.text.pieces import words_of
 from workbench.text.prompts import check_ids, check_padding, features, padded
@@ -190,8 +191,7 @@ def _check_options(model: Any, options: dict[str, Any], max_new_tokens: int, n_a
         )
     counts = {name: options[name] for name in ("num_beams", "num_return_sequences") if options.get(name) is not None}
     for name, value in {"max_new_tokens": max_new_tokens, "n_alternatives": n_alternatives, **counts}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected a whole number of at least 1, found {value!r}")
+        as_count(name, value)
     config = copy.deepcopy(model.generation_config)
     config.update(**{name: value for name, value in options.items() if name != "logits_processor"})
     mode = str(getattr(config.get_generation_mode(), "value", config.get_generation_mode()))

@@ -24,6 +24,7 @@ from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.parametric import Parametric
 from workbench.engine.tree import children, flatten, is_float, names, tensors
+from workbench.errors import as_count
 from workbench.training.default_losses import Criterion, LossByMeaning
 
 LR = 0.01  # learning rate of the default optimizer
@@ -41,8 +42,8 @@ def check_numbers(
 ) -> None:
     """Raise if a setting of `fit` is out of range, or an optimizer is not a callable that makes one."""
     for name, value, minimum in (("epochs", epochs, 1), ("batch_size", batch_size, 2), ("patience", patience, 1)):
-        if (value is not None or name == "epochs") and not _is_whole(value, minimum):
-            raise ValueError(f"{name} must be a whole number of at least {minimum}; found {value!r}")
+        if value is not None or name == "epochs":
+            as_count(name, value, minimum)
     for name, number in (("lr", lr), ("weight_decay", weight_decay)):
         if not hasattr(number, "__float__"):
             raise TypeError(f"{name} must be a number; found {number!r}")
@@ -61,13 +62,6 @@ def check_numbers(
         raise ValueError(
             "lr and weight_decay apply to the default optimizer only; set those of your own optimizer where it is made"
         )
-
-
-def _is_whole(value: Any, minimum: int) -> bool:
-    try:
-        return not isinstance(value, bool) and operator.index(value) >= minimum
-    except TypeError:
-        return False
 
 
 def check_objects(seed: Any, standardize: Any, callback: Any, checkpoint: Any) -> None:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from types import FrameType
 from typing import Any
 
-from ...errors import WorkbenchWarning
+from ...errors import WorkbenchWarning, as_count
 
 REPORT_INTERVAL = 0.25  # seconds between two reports
 ENDED = ("done", "stopped", "failed")
@@ -211,8 +211,7 @@ class Jobs:
             ValueError: if threads is not a whole number of at least 1.
             BaseException: with block, whatever the function raised.
         """
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise ValueError(f"threads must be a whole number of at least 1; found {threads!r}")
+        threads = None if threads is None else as_count("threads", threads)
         job = Job(function, args, name or getattr(function, "__name__", type(function).__name__), on_change)
         with self._lock:
             if self._closed:

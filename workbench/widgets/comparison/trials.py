@@ -20,6 +20,7 @@ from workbench import metrics, plots
 from workbench.calibration.base import collect
 from workbench.data import Data, Split
 from workbench.engine.effects.private_random import own_random
+from workbench.errors import as_count
 from workbench.experiments.positions import batch_rows
 from workbench.training import History, fit
 from workbench.training.progress import Progress
@@ -222,8 +223,7 @@ def check_training(training: Training) -> None:
     from workbench.training.checks import check_numbers
 
     check_numbers(training.epochs, training.batch_size, training.lr, training.weight_decay, None, None, None)
-    if isinstance(training.seed, bool) or not isinstance(training.seed, int) or training.seed < 0:
-        raise ValueError(f"seed must be a whole number of at least 0; found {training.seed!r}")
+    as_count("seed", training.seed, 0)
 
 
 def threads_for(plain: nn.Module, data: Data) -> int | None:

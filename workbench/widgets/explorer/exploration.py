@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workbench.calibration.base import output_of
 from workbench.data.reader import data_of
+from workbench.errors import as_count
 from workbench.risk import Risk
 from workbench.widgets.common.cases import Case, cases, format_number
 from workbench.widgets.common.inputs import refuse_bad_rows, sampled_rows
@@ -49,9 +50,7 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
                 f"data: rows have shape {list(self.data.input_shape)}; cases must be table rows or pictures"
             )
         refuse_bad_rows(self.data)
-        for name, count in (("k", k), ("max_rows", max_rows)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1; found {count!r}")
+        k, max_rows = as_count("k", k), as_count("max_rows", max_rows)
         self.rows = sampled_rows(len(test), max_rows)
         self._models = named_models(wrapped, self.data, lambda model: predict_cases(model, self.data, test.x[:2]))
         self._model, self.wrapped = next(iter(self._models.items()))

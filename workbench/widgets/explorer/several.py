@@ -16,6 +16,7 @@ from workbench.core.outputs.options import form_of
 from workbench.data import Data
 from workbench.data.targets import VOID
 from workbench.engine.effects.private_random import own_random
+from workbench.errors import as_count
 from workbench.experiments.positions import MAX_TARGETS, batch_rows, target_names
 from workbench.risk import Risk
 from workbench.widgets.common.cases import format_number
@@ -54,8 +55,7 @@ class SeveralExploration(Exploration):
         self.data = comparable_data(explorable(wrapped, data))
         if k is not None or space is not None:
             self._refuse("there are no neighbours for them: leave out k and space")
-        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-            raise ValueError(f"max_rows must be a whole number of at least 1; found {max_rows!r}")
+        max_rows = as_count("max_rows", max_rows)
         refuse_bad_rows(self.data)
         self.columns = column_names(self.data)
         y = self.data.test.y
