@@ -173,7 +173,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Exclude from garbage collections also what the tests of a file have imported or left.
 
-    After some thousand tests a collection would take a second, and transformers' Trainer asks for several in every training.
+    They grow with every library that a test imports, and transformers' Trainer asks for several collections in every training.
     """
     if nextitem and nextitem.path != item.path:
         gc.collect()

@@ -116,17 +116,19 @@ def test_rows_in_any_form_that_calibrate_takes_have_the_importance_of_their_tens
     y = x[:, :1] + 1
     wrapped = vote.Wrapper(2)(nn.Linear(3, 1))
     frame = pd.DataFrame(x.numpy(), columns=["a", "b", "c"])
-    data = Data.from_arrays(frame, y, test=range(40 - 1))
-    wanted = attributions.permutation_importance(wrapped, (data.test.x, data.test.y), n_repeats=3)
+    data = Data.from_arrays(frame, y, test=range(39))
+    expected = attributions.permutation_importance(wrapped, (data.test.x, data.test.y), n_repeats=3)
     tested, target = frame[:-1], y[:-1].numpy()
     forms = (data.test, (tested.to_numpy(), target), (tested, target), (tested, pd.DataFrame(target)))
     for rows in forms:
-        found = attributions.permutation_importance(wrapped, rows, n_repeats=3)
-        assert all(torch.equal(found.values[name], wanted.values[name]) for name in wanted.names), type(rows)
-        assert found.columns == (("a", "b", "c") if isinstance(rows, tuple) and rows[0] is tested else wanted.columns)
+        importance = attributions.permutation_importance(wrapped, rows, n_repeats=3)
+        assert all(torch.equal(importance.values[name], expected.values[name]) for name in expected.names), type(rows)
+        assert importance.columns == (
+            ("a", "b", "c") if isinstance(rows, tuple) and rows[0] is tested else expected.columns
+        )
     alone = attributions.permutation_importance(wrapped, tested, n_repeats=3)
     assert alone.columns == ("a", "b", "c")
-    assert alone.names == wanted.names[:-1]
+    assert alone.names == expected.names[:-1]
 
 
 def test_classes_count_by_all_probabilities_and_by_minus_log_p() -> None:

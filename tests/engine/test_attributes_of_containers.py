@@ -132,8 +132,7 @@ def test_noise_on_inputs_reaches_their_attributes(make: Any, read: str) -> None:
 def test_attributes_are_named_once_and_only_if_they_hold_tensors_of_their_own() -> None:
     x = torch.zeros(2)
     prepared = Prepared(x)
-    prepared.again, prepared.text = x, "none"  # type: ignore[attr-defined]
-    prepared.circle = [prepared]  # type: ignore[attr-defined]
+    vars(prepared).update(again=x, text="none", circle=[prepared])
     assert names(prepared) == ["mean", "note", "parts.0", "parts.1"]
     assert names(AttributeDict(mean=x)) == names(KeepsBoth(mean=x)) == names(Cached(x)) == ["mean"]
 

@@ -18,6 +18,7 @@ from workbench.data.conversion import PickedColumns, lazily, targets
 from workbench.data.folders import check_lossless, find_files, is_grey
 from workbench.data.frames import FrameEncoding, rows_by_index
 from workbench.data.images import open_image
+from workbench.data.series import as_series, column_numbers, windows
 from workbench.data.split_drawing import partition, whole_number
 from workbench.data.splits import LazySplit, Split, row_index
 from workbench.data.targets import as_inputs, category_names, holds_texts
@@ -68,6 +69,24 @@ def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: An
         options,
         ["test rows: those that were given"],
     )
+
+
+def of_series(series: Any, window: int, horizon: int, test: Any, target: Any, name: str, card: Card | None) -> Parts:
+    """Return the arguments of a `Data` from the windows of a series; see `Data.from_series`."""
+    if not isinstance(test, float) or not 0 < test < 1:
+        raise ValueError(
+            f"test: found {test!r:.100}; give the share of the latest values to use as test targets, such as 0.2"
+        )
+    values, target = as_series(series), column_numbers(series, target)
+    cut = len(values) - round(test * len(values))
+    first_test_value = max(0, cut - whole_number("window", window))
+    (x, y, _), (test_x, test_y, _) = (
+        windows(part, window, horizon, target=target) for part in (values[:cut], values[first_test_value:])
+    )
+    # each of a few steps has a score of its own
+    steps = ", ".join(f"step {i + 1}" for i in range(horizon)) if y.dim() == 2 and 1 < horizon <= 8 else None
+    settings = options("regression", None, None, None, steps, name, card)
+    return {**of_arrays(x, y, (test_x, test_y), 0, settings), "horizon": horizon}
 
 
 def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts) -> Parts:

@@ -15,8 +15,7 @@ from workbench.data import assembly
 from workbench.data.columns import Card, Column
 from workbench.data.conversion import check_targets
 from workbench.data.digests import arrays_of, digest, row_bytes
-from workbench.data.series import as_series, column_numbers, windows
-from workbench.data.split_drawing import latest, partition, whole_number
+from workbench.data.split_drawing import latest, partition
 from workbench.data.splits import LazySplit, Split
 from workbench.data.summary import as_html, as_text
 from workbench.data.targets import TASKS, kind
@@ -336,20 +335,7 @@ class Data:
             >>> d.train.x.shape, d.train.y.max(), d.test.y.min()
             (torch.Size([71, 8]), tensor(79.), tensor(80.))
         """
-        if not isinstance(test, float) or not 0 < test < 1:
-            raise ValueError(
-                f"test: found {test!r:.100}; give the share of the latest values to use as test targets, such as 0.2"
-            )
-        values, target = as_series(series), column_numbers(series, target)
-        cut = len(values) - round(test * len(values))
-        (x, y, _), (test_x, test_y, _) = (
-            windows(part, window, horizon, target=target)
-            for part in (values[:cut], values[max(0, cut - whole_number("window", window)) :])
-        )
-        # each of a few steps has a score of its own
-        steps = ", ".join(f"step {i + 1}" for i in range(horizon)) if y.dim() == 2 and 1 < horizon <= 8 else None
-        options = assembly.options("regression", None, None, None, steps, name, card)
-        return cls(**assembly.of_arrays(x, y, (test_x, test_y), 0, options), horizon=horizon)
+        return cls(**assembly.of_series(series, window, horizon, test, target, name, card))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
