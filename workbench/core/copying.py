@@ -84,12 +84,8 @@ class Persistent(Freezable):
         if "_workbench" not in self.__dict__:
             return super().load_state_dict(state_dict, *args, **kwargs)
         refuse_change(self, "load_state_dict()")
-        savepoint = Savepoint(self)
-        try:
+        with Savepoint(self):
             return load_state(self, state_dict, *args, **kwargs)
-        except BaseException as error:
-            savepoint.restore(error)
-            raise
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if "_workbench" in self.__dict__:

@@ -145,13 +145,9 @@ class Wrapped(WrappedParameters, Persistent):
             ValueError: if no method is fitted in closed form; use `workbench.fit` to train by gradient descent.
         """
         refuse_change(self, "fit()")
-        savepoint = Savepoint(self, values=any(method.collects for method in self._workbench.methods))
-        try:
+        with Savepoint(self, values=any(method.collects for method in self._workbench.methods)):
             calling.fit(self, inputs)
             note_fit(self, inputs)
-        except BaseException as error:
-            savepoint.restore(error)
-            raise
         return self
 
     @property

@@ -192,12 +192,11 @@ def load_with_outer(
         model: the model to restore after an error.
         path: path of the file, for errors.
     """
-    savepoint = Savepoint(outer[0] if outer else model)
     try:
-        return load_outer(around, outer, load_inner(), tensors)
-    except BaseException as error:
-        savepoint.restore(error)
-        if not isinstance(error, KeyError | TypeError | ValueError) or str(path) in str(error):
+        with Savepoint(outer[0] if outer else model):
+            return load_outer(around, outer, load_inner(), tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        if str(path) in str(error):
             raise
         raise ValueError(f"{path}: the modules around its model do not load: {error}") from error
 
@@ -215,13 +214,12 @@ def load_contents(
     model = eager(model)
     if _parts(model) and wrapper is not None:
         raise ValueError("the model is wrapped already: give wrapper= only with a plain model")
-    savepoint = Savepoint(model)
     try:
-        return _loaded(model, wrapper, text, tensors, path)
-    except BaseException as error:
-        savepoint.restore(error)
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or not isinstance(error, Exception):
-            raise
+        with Savepoint(model):
+            return _loaded(model, wrapper, text, tensors, path)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         raise ValueError(

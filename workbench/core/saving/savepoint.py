@@ -16,18 +16,20 @@ from ..quantized import scales_of
 class Savepoint:
     """Snapshot of everything that a load or a fit may change in a module: values, dtypes and flags of tensors, and attributes.
 
-    Copies of the tensors are kept for the lifetime of the savepoint, those of GPU tensors in host memory.
+    As a context manager it restores the snapshot if its block raises. Copies of the tensors are kept for the lifetime of the savepoint, those
+    of GPU tensors in host memory.
 
     Args:
         root: the module, wrapped or not.
         values: whether the values of the model's parameters may change; otherwise only those of buffers and of extra modules are copied.
 
     Example:
+        >>> import contextlib
         >>> model = nn.Linear(1, 1)
-        >>> savepoint = Savepoint(model)
         >>> weight = model.weight.item()
-        >>> _ = nn.init.zeros_(model.weight)
-        >>> savepoint.restore(KeyboardInterrupt())
+        >>> with contextlib.suppress(KeyboardInterrupt), Savepoint(model):
+        ...     _ = nn.init.zeros_(model.weight)
+        ...     raise KeyboardInterrupt
         >>> model.weight.item() == weight
         True
     """
@@ -56,6 +58,13 @@ class Savepoint:
             if changes and not memory.is_meta:
                 for part in (memory, *scales_of(tensor)):
                     self._values.append((part, part.cpu() if part.is_cuda else part.clone()))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self.restore(error)
 
     def restore(self, error: BaseException) -> None:
         """Restore the snapshot; idempotent.
