@@ -193,11 +193,7 @@ def fit(
     """
     wrapped = _checked(wrapped)
     check_modes(wrapped)
-    if has_detections(wrapped._workbench.output) and (criterion is None or folds is not None):
-        raise ValueError(
-            "wrapped: a detector computes its losses itself; train it in your own loop, "
-            "sum(wrapped(images, targets).values()).backward(), or give criterion=... without folds"
-        )
+    _refuse_detector(wrapped, criterion, folds)
     refuse_transformed(wrapped, criterion, unshadowed(wrapped, "methods"), folds is not None)
     transforms = augmentations(augment)
     parallel = None if strategy == "eager" else strategy
@@ -211,12 +207,11 @@ def fit(
     batch_size = None if batch_size is None else operator.index(batch_size)
     tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None:
-        _check_folds(wrapped, validation, optimizer, patience)
-        if isinstance(data, tuple | list) and len(data) == 2:
-            check_index(data[0], folds, "folds", ("x", "folds"))
+        _check_folds(wrapped, data, folds, validation, optimizer, patience)
         validation = 0
     if parallel is not None:
         device = join(parallel, folds, device)
+
     if isinstance(data, str):
         data = load(data)
     rows = paired(wrapped, data, mask="train_mask")
@@ -227,35 +222,26 @@ def fit(
     if patience is not None and valid is None:
         raise ValueError("patience: there are no validation rows to decide when to stop; give validation=0.1")
     data_facts = facts(data, train, valid)
+
     parameter = first_weight(wrapped)
     keeps_scaling = keeps_standardization(wrapped, standardize)
-    savepoint = Savepoint(wrapped)
-    try:
+    with Savepoint(wrapped):  # ends before the training, which keeps its own copies of the state
         first = try_first_batch(
             wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight, batch_size
         )
         with own_random(seed, parameter.device):
-            refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y, has_folds=fold_layout is not None)
-    except BaseException as error:
-        savepoint.restore(error)
-        raise
-    scaling = choose_standardization(
-        wrapped, train, criterion, standardize, first.trainable, first.converted, first.limits
-    )
-    moments = (scaling or {}).get("y_mean")
-    if moments is not None and isinstance(first.prediction, Tensor) and not fits(moments, first.prediction):
-        raise ValueError(
-            f"standardize: each of the {len(moments)} columns of y gets its own mean and scale, and the model gives "
-            f"{list(first.prediction.shape)}, which they do not fit. Leave standardize out, and standardize x and y yourself"
+            refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y, has_folds=folds is not None)
+        scaling = choose_standardization(
+            wrapped, train, criterion, standardize, first.trainable, first.converted, first.limits
         )
-    target, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
-    if not keeps_scaling:
-        warn_about_columns(wrapped, train, dtype)
-    size = batch_size or default_batch_size(train)
-    batches = Batches(train, size, target, dtype, torch.Generator().manual_seed(seed))
+        _check_scaling(scaling, first.prediction)
+        device, dtype = resolve_device(device, parameter.device), dtype or parameter.dtype
+        if not keeps_scaling:
+            warn_about_columns(wrapped, train, dtype)
+        size = batch_size or default_batch_size(train)
+        batches = Batches(train, size, device, dtype, torch.Generator().manual_seed(seed))
 
-    try:
-        move(wrapped, target, dtype)
+        move(wrapped, device, dtype)
         criterion = (
             criterion
             or first.weighted_loss
@@ -263,10 +249,9 @@ def fit(
                 wrapped,
                 [first.batch, train, valid],
                 structured=not isinstance(first.prediction, Tensor),
-                has_folds=fold_layout is not None,
+                has_folds=folds is not None,
             )
         )
-        code = fingerprint((criterion, *transforms))
         settings = described_settings(
             wrapped,
             criterion,
@@ -277,10 +262,12 @@ def fit(
             patience=patience,
             standardize=standardize,
             seed=seed,
-            device=target.type,
+            device=device.type,
             dtype=dtype,
-            **({} if checkpoint is None else {"data": checksum(train), "validation": checksum(valid), CODE: code}),
         )
+        if checkpoint is not None:
+            settings |= {"data": checksum(train), "validation": checksum(valid)}
+            settings[CODE] = fingerprint((criterion, *transforms))
         if fold_layout is None:
             resolved_optimizer, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, lengths[0])
             settings["optimizer"] = describe_optimizer(resolved_optimizer, scheduler is not None)
@@ -291,15 +278,12 @@ def fit(
             check_agreement(train, valid, settings, callback is not None)
 
         initial_state = copied_state(wrapped)
-        _reset(wrapped, scaling, train, target, dtype)
+        _reset(wrapped, scaling, train, device, dtype)
         note_training(wrapped, data_facts, "workbench.fit")
         if first.trainable and not keeps_scaling and standardize is not False:
             start_at_targets(wrapped, train, size, seed)
         settle_priors(wrapped, train)
-    except BaseException as error:
-        savepoint.restore(error)
-        raise
-    del savepoint  # the loop keeps its own copies of the state
+
     checkpoint_file = None if checkpoint is None else Checkpoint(checkpoint, settings)
     log = None
     if tracker is not None:
@@ -320,7 +304,7 @@ def fit(
         criterion=criterion,
         batch_size=size,
         seed=seed,
-        device=target,
+        device=device,
         dtype=dtype,
         progress=progress,
         strategy=strategy,
@@ -353,7 +337,15 @@ def _checked(wrapped: Any) -> Wrapped:
     raise TypeError(f"wrapped: found {type(wrapped).__name__}; give a wrapped model, such as vote.Wrapper(5)(model)")
 
 
-def _check_folds(wrapped: Wrapped, validation: Any, optimizer: Any, patience: Any) -> None:
+def _refuse_detector(wrapped: Wrapped, criterion: Criterion | None, folds: Any) -> None:
+    if has_detections(wrapped._workbench.output) and (criterion is None or folds is not None):
+        raise ValueError(
+            "wrapped: a detector computes its losses itself; train it in your own loop, "
+            "sum(wrapped(images, targets).values()).backward(), or give criterion=... without folds"
+        )
+
+
+def _check_folds(wrapped: Wrapped, data: Any, folds: Any, validation: Any, optimizer: Any, patience: Any) -> None:
     if (family := sole_likelihood(wrapped)) is not None:
         raise ValueError(
             f"folds: cross-fitting rescales a standard deviation, and {family} has no such parameter; leave folds out"
@@ -361,6 +353,8 @@ def _check_folds(wrapped: Wrapped, validation: Any, optimizer: Any, patience: An
     for name, value in (("validation", validation), ("optimizer", optimizer), ("patience", patience)):
         if value is not None:
             raise ValueError(f"{name}: with folds, the rows held out from each voter decide; leave {name} out")
+    if isinstance(data, tuple | list) and len(data) == 2:
+        check_index(data[0], folds, "folds", ("x", "folds"))
 
 
 def _check_combination(folds: Any, transforms: Any, class_weight: Any, criterion: Any, strategy: Any) -> None:
@@ -377,6 +371,15 @@ def _check_combination(folds: Any, transforms: Any, class_weight: Any, criterion
         raise ValueError(
             "class_weight: with strategy each process takes the weighted mean of its own rows, and the mean of these is not the weighted mean "
             "of the batch; leave class_weight out, or train in one process"
+        )
+
+
+def _check_scaling(scaling: dict[str, Any] | None, prediction: Any) -> None:
+    moments = (scaling or {}).get("y_mean")
+    if moments is not None and isinstance(prediction, Tensor) and not fits(moments, prediction):
+        raise ValueError(
+            f"standardize: each of the {len(moments)} columns of y gets its own mean and scale, and the model gives "
+            f"{list(prediction.shape)}, which they do not fit. Leave standardize out, and standardize x and y yourself"
         )
 
 
