@@ -129,20 +129,8 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int, i
         TypeError: the rows are not in memory, so that they can't be split.
         ValueError: the rows can't be split into these folds, or the number of voters does not fit.
     """
-    if not isinstance(train, TensorRows):
-        kind = "DataLoader" if isinstance(train, DataLoader) else type(train).__name__
-        raise TypeError(f"folds: the rows of a {kind} can't be split into folds; give tensors or arrays (x, y)")
-    if isinstance(train.x, dict):
-        raise TypeError("folds: x is a dict; cross-fitting takes a tensor, or a tuple of positional inputs")
-    if form_of(wrapped._workbench.output) == "several" or not isinstance(train.y, Tensor):
-        raise TypeError(
-            "folds: cross-fitting needs a model with one output and one tensor of targets; wrap a function that returns this output"
-        )
-    if form_of(wrapped._workbench.output) in ("logits", "probs") and train.y.is_floating_point():
-        raise TypeError(
-            f"folds: the model gives class scores, and y is {train.y.dtype}; cross-fitting takes class numbers"
-        )
-    n = len(train)
+    rows = _checked_rows(wrapped, train)
+    n = len(rows)
     if is_frame(folds):
         folds = folds.to_numpy()
     if isinstance(folds, np.ndarray | list | tuple):
@@ -153,30 +141,55 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int, i
         except TypeError as error:
             raise ValueError(f"folds: {error}") from error
     if isinstance(folds, Tensor):
-        if folds.shape != (n,) or folds.is_floating_point():
-            raise ValueError(
-                f"folds: found {folds.dtype} {list(folds.shape)}; give a number, or one whole number for each of {n} rows"
-            )
-        if n and (lowest := int(folds.min())) < 0:
-            raise ValueError(
-                f"folds: {lowest} in {int((folds < 0).sum())} of {n} rows, which elsewhere marks rows without a fold or group; leave these rows "
-                "out, or give them a fold from 0 on"
-            )
-        fold = folds.cpu().unique(return_inverse=True)[1]
+        fold = _numbered(folds, n)
         count = int(fold.max()) + 1
-        if (n_others := n - int(fold.bincount().max())) == 1:
-            raise ValueError(
-                f"folds: one fold has {n - n_others} of {n} rows, so that a voter would be trained on one row; give at least 2"
-            )
+    elif isinstance(folds, bool) or not isinstance(folds, int | np.integer):
+        raise ValueError(
+            "folds must be a whole number, or a tensor, array or Series with the fold of each row, in their order; found "
+            f"{folds if isinstance(folds, str | float) else type(folds).__name__!r}"
+        )
     else:
-        if isinstance(folds, bool) or not isinstance(folds, int | np.integer):
-            raise ValueError(
-                "folds must be a whole number, or a tensor, array or Series with the fold of each row, in their order; found "
-                f"{folds if isinstance(folds, str | float) else type(folds).__name__!r}"
-            )
         count = int(folds)
-        labels = train.y if not train.y.is_floating_point() and train.y.dim() == 1 else None
+        labels = rows.y if not rows.y.is_floating_point() and rows.y.dim() == 1 else None
         fold = torch.arange(n) * count // n if in_time else assign_folds(n, max(count, 1), labels, seed)
     if not 2 <= count <= n // 2:
         raise ValueError(f"folds: {count} for {n} rows; there must be at least 2, and 2 rows in each")
     return fold, check_voters(wrapped, count, settings)
+
+
+def _checked_rows(wrapped: Any, train: Source) -> TensorRows:
+    """Return the rows if voters of this model can be cross-fitted on them."""
+    if not isinstance(train, TensorRows):
+        kind = "DataLoader" if isinstance(train, DataLoader) else type(train).__name__
+        raise TypeError(f"folds: the rows of a {kind} can't be split into folds; give tensors or arrays (x, y)")
+    if isinstance(train.x, dict):
+        raise TypeError("folds: x is a dict; cross-fitting takes a tensor, or a tuple of positional inputs")
+    form = form_of(wrapped._workbench.output)
+    if form == "several" or not isinstance(train.y, Tensor):
+        raise TypeError(
+            "folds: cross-fitting needs a model with one output and one tensor of targets; wrap a function that returns this output"
+        )
+    if form in ("logits", "probs") and train.y.is_floating_point():
+        raise TypeError(
+            f"folds: the model gives class scores, and y is {train.y.dtype}; cross-fitting takes class numbers"
+        )
+    return train
+
+
+def _numbered(folds: Tensor, n: int) -> Tensor:
+    """Return the fold of each of n rows as numbers from 0 on, without gaps."""
+    if folds.shape != (n,) or folds.is_floating_point():
+        raise ValueError(
+            f"folds: found {folds.dtype} {list(folds.shape)}; give a number, or one whole number for each of {n} rows"
+        )
+    if n and (lowest := int(folds.min())) < 0:
+        raise ValueError(
+            f"folds: {lowest} in {int((folds < 0).sum())} of {n} rows, which elsewhere marks rows without a fold or group; leave these rows "
+            "out, or give them a fold from 0 on"
+        )
+    fold = folds.cpu().unique(return_inverse=True)[1]
+    if (n_others := n - int(fold.bincount().max())) == 1:
+        raise ValueError(
+            f"folds: one fold has {n - n_others} of {n} rows, so that a voter would be trained on one row; give at least 2"
+        )
+    return fold
