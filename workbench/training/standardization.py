@@ -48,52 +48,62 @@ def choose_standardization(
         raise ValueError(
             f"standardize: this needs tensors or arrays, not a {type(train).__name__}, whose rows are not in memory"
         )
-    uses_rows = isinstance(train, TensorRows) and standardize is not False
-    if not uses_rows and not converted:
-        return {} if standardize is False else None
-    values: dict[str, Any] = {}
-    rows = dict(items_of(train.x)) if uses_rows else dict.fromkeys(converted)  # type: ignore[union-attr]
+    if standardize is False or not isinstance(train, TensorRows):
+        if not converted:
+            return {} if standardize is False else None
+        return _scaling_of_inputs(wrapped, dict.fromkeys(converted), converted)
+    inputs = _scaling_of_inputs(wrapped, dict(items_of(train.x)), converted)
+    return inputs | _scaling_of_targets(wrapped, train.y, criterion, limits, always=bool(standardize))
+
+
+def _scaling_of_inputs(wrapped: Wrapped, rows: dict[Key, Any], converted: Mapping[Key, torch.dtype]) -> dict[str, Any]:
+    """Return x_mean, x_scale and, where inputs are converted, x_dtype; empty if no input is standardized."""
     if any(getattr(module, "standardizes_inputs", False) for module in nn.Module.modules(wrapped)):
         rows = _bytes_only(wrapped, rows, converted)
     moments_by_key = {
         key: _input_moments(leaf, converted.get(key), several=None not in rows) for key, leaf in rows.items()
     }
-    if any(mean_and_scale is not None for mean_and_scale in moments_by_key.values()):
-        kinds: dict[str, dict[Key, Any]] = {
-            "x_mean": {
-                key: None if mean_and_scale is None else mean_and_scale[0]
-                for key, mean_and_scale in moments_by_key.items()
-            },
-            "x_scale": {
-                key: None if mean_and_scale is None else mean_and_scale[1]
-                for key, mean_and_scale in moments_by_key.items()
-            },
-        }
-        if converted:
-            kinds["x_dtype"] = {key: converted.get(key) for key in moments_by_key}
-        values.update({name: entries.get(None, entries) for name, entries in kinds.items()})
-    if not uses_rows:
-        return values
-    y = train.y  # type: ignore[union-attr]
-    if standardize is None and criterion is None and not isinstance(y, Tensor):
+    if not any(moments_by_key.values()):
+        return {}
+    kinds: dict[str, dict[Key, Any]] = {
+        "x_mean": {key: pair and pair[0] for key, pair in moments_by_key.items()},
+        "x_scale": {key: pair and pair[1] for key, pair in moments_by_key.items()},
+    }
+    if converted:
+        kinds["x_dtype"] = {key: converted.get(key) for key in moments_by_key}
+    return {name: entries.get(None, entries) for name, entries in kinds.items()}
+
+
+def _scaling_of_targets(
+    wrapped: Wrapped, y: Any, criterion: Criterion | None, limits: Limits, always: bool
+) -> dict[str, Any]:
+    """Return y_mean and y_scale; empty if targets keep their units.
+
+    `always` standardizes values even if the criterion or the range of the predictions speaks against it.
+    """
+    if not always and criterion is None and not isinstance(y, Tensor):
         _warn_about_units(wrapped, y)
-    has_values = isinstance(y, Tensor) and y.is_floating_point() and not has_classes(wrapped._workbench.output)
     methods = wrapped._workbench.methods
     keeps_units = any(not getattr(method.distribution, "standardizable", True) for method in methods)
-    if keeps_units or wrapped._workbench.says_distributions:
-        return values  # counts and shares must keep their units
-    if has_values and not standardize and allows_standardization(criterion):
-        tell_out_of_range(wrapped, limits.ends, y)
-    if has_values and (standardize or (allows_standardization(criterion) and min(limits.ranges) != Range.FIXED)):
+    if keeps_units or wrapped._workbench.says_distributions:  # counts and shares
+        return {}
+    if not isinstance(y, Tensor) or not y.is_floating_point() or has_classes(wrapped._workbench.output):
+        return {}
+    if always:
         mean, scale = moments(y, unshadowed(wrapped, "_location_scale"))
-        if not standardize:  # each column as far as its range lets it
-            ranges = torch.tensor(limits.ranges, device=y.device).reshape(scale.shape)
-            mean = mean.where(ranges == Range.FREE, 0.0)
-            scale = scale.where(ranges == Range.FREE, moments(y, centre=False)[1]).where(ranges != Range.FIXED, 1.0)
-        values["y_mean"], values["y_scale"] = mean, scale
-        if standardize is None:
-            _warn_about_series(wrapped, y, values["y_scale"])
-    return values
+        return {"y_mean": mean, "y_scale": scale}
+    if not allows_standardization(criterion):
+        return {}
+    tell_out_of_range(wrapped, limits.ends, y)
+    if min(limits.ranges) == Range.FIXED:
+        return {}
+    mean, scale = moments(y, unshadowed(wrapped, "_location_scale"))
+    # each column as far as its range lets it
+    ranges = torch.tensor(limits.ranges, device=y.device).reshape(scale.shape)
+    mean = mean.where(ranges == Range.FREE, 0.0)
+    scale = scale.where(ranges == Range.FREE, moments(y, centre=False)[1]).where(ranges != Range.FIXED, 1.0)
+    _warn_about_series(wrapped, y, scale)
+    return {"y_mean": mean, "y_scale": scale}
 
 
 def _bytes_only(wrapped: Wrapped, rows: dict[Key, Any], converted: Mapping[Key, torch.dtype]) -> dict[Key, Any]:
