@@ -228,7 +228,7 @@ def run_with_prior(
     return branched, results
 
 
-def _kind_of_scores(scores: Tensor, meaning: Meaning, depth: int) -> str:
+def _kind_of_scores(scores: Tensor, meaning: Meaning | None, depth: int) -> str:
     """Return what scores [branches, ..., n, classes] are by their numbers, probabilities or their logarithms; "" for logits and values."""
     if isinstance(meaning, Binary) or scores.dim() - depth < 2 or scores.is_complex():
         return ""
@@ -248,11 +248,12 @@ def _side_effects(engine: Any) -> str:
 
 def _add(wrapped: Any, branched: Branched, fixed: Branched, prior: Prior, axes: Sequence[Axis]) -> None:
     """Add the outputs of the prior to those of the branches, in place."""
-    scale, n_sums = prior.scale, 0
+    n_sums = 0
     meanings = meanings_of(wrapped._workbench, branched)
     tree_names = names(branched.rebuild(branched.leaves))
-    own_first = {axis.name for axis in axes if axis.own_first}
     depth = len(branched.axes)
+    own_first = {axis.name for axis in axes if axis.own_first}
+    heads = next((dim for dim, axis in enumerate(branched.axes) if axis in own_first), None)
     is_first = not values_unavailable() and "prior" not in wrapped._workbench.told
     check_equal = is_first and bool(fixed.axes)
     if is_first:
@@ -265,18 +266,7 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, prior: Prior, axes: 
         zip(branched.leaves, fixed.leaves, meanings, tree_names, strict=True)
     ):
         what = f"output {name!r}" if name else "the output"
-        if not isinstance(leaf, Tensor):
-            if isinstance(leaf, str | bool | int | float | None) and leaf == other:  # a constant needs no prior
-                continue
-            raise ValueError(f"prior: {what} is a {type(leaf).__name__}, to which nothing can be added; return tensors")
-        if meaning is None or leaf.dim() == depth:
-            kind = "a number without dimensions, such as a loss" if meaning else f"of {leaf.dtype}"
-            raise ValueError(
-                f"prior: {what} is {kind}, which the model computes from outputs without the prior; compute it outside, from the outputs of "
-                "the wrapped model"
-            )
-        _check_meaning(meaning, what)
-        if not isinstance(meaning, Values | Classes):
+        if not _takes_prior(leaf, other, meaning, what, depth):
             continue
         if is_first and (kind := _kind_of_scores(leaf.detach(), meaning, depth)):
             prior.left_out = {**prior.left_out, name: f"holds {kind}"}
@@ -303,17 +293,36 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, prior: Prior, axes: 
             raise ValueError(
                 f"prior: {what} is {list(leaf.shape[depth:])} and that of an untrained model {list(other.shape[depth:])}; return a fixed shape"
             )
-        heads = next((dim for dim, axis in enumerate(branched.axes) if axis in own_first), None)
-        if heads is None:
-            branched.leaves[i] = (leaf + scale * other).to(leaf.dtype)
-            continue
-        primary, auxiliary = leaf.narrow(heads, 0, 1), leaf.narrow(heads, 1, leaf.shape[heads] - 1)
-        branched.leaves[i] = torch.cat([(primary + scale * other).to(leaf.dtype), auxiliary], heads)
+        branched.leaves[i] = _sum(leaf, prior.scale * other, heads)
     if prior.left_out and not n_sums:
         model = type(wrapped)._plain_class.__name__
         raise ValueError(
             f"prior: no output of {model} takes one, since all are probabilities or of limited range; leave prior out"
         )
+
+
+def _takes_prior(leaf: Any, untrained: Any, meaning: Meaning | None, what: str, depth: int) -> bool:
+    """Return whether an output has values or class scores, to which a prior is added; outputs that would contradict the sum are refused."""
+    if not isinstance(leaf, Tensor):
+        if isinstance(leaf, str | bool | int | float | None) and leaf == untrained:  # a constant needs no prior
+            return False
+        raise ValueError(f"prior: {what} is a {type(leaf).__name__}, to which nothing can be added; return tensors")
+    if meaning is None or leaf.dim() == depth:
+        kind = "a number without dimensions, such as a loss" if meaning else f"of {leaf.dtype}"
+        raise ValueError(
+            f"prior: {what} is {kind}, which the model computes from outputs without the prior; compute it outside, from the outputs of "
+            "the wrapped model"
+        )
+    _check_meaning(meaning, what)
+    return isinstance(meaning, Values | Classes)
+
+
+def _sum(leaf: Tensor, prior: Tensor, heads: int | None) -> Tensor:
+    """Return the sum; along the dimension of risk heads, only the first, which is the prediction, gets the prior."""
+    if heads is None:
+        return (leaf + prior).to(leaf.dtype)
+    primary, auxiliary = leaf.narrow(heads, 0, 1), leaf.narrow(heads, 1, leaf.shape[heads] - 1)
+    return torch.cat([(primary + prior).to(leaf.dtype), auxiliary], heads)
 
 
 __all__ = ["NAME", "Prior", "Whole", "check_prior", "install", "limited_outputs", "run_with_prior"]
