@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -39,18 +39,27 @@ class WholeForward(LayerForward):
             sites, source = torch._C._get_function_stack_at(0), args[0] if args else kwargs.get("src")
             if isinstance(sites, Sites) and sites.wanted is not None and type(source) is Tensor:
                 with _pop_mode_temporarily():
-                    if source.dim() == 3 and not source.is_nested:
-                        attention = layer.self_attn
-                        first = sites.names_among([attention.in_proj_weight])
-                        inside = {name for name in sites.wanted if name.startswith(f"{self._path}.")} - first
-                        if not inside:
-                            sites.tell([attention.in_proj_weight], source.transpose(0, 1))  # as attention computes
-                            return type(layer).forward(layer, *args, **kwargs)
-                        if _is_plain(layer, *args, **kwargs):
-                            weights = (attention.out_proj.weight, layer.linear1.weight, layer.linear2.weight)
-                            if inside <= sites.names_among(weights):
-                                return _by_parts(layer, source, sites)
+                    output = self._told(layer, sites, sites.wanted, source, args, kwargs)
+                if output is not None:
+                    return output
         return type(layer).forward(layer, *args, **kwargs)
+
+    def _told(
+        self, layer: Any, sites: Sites, wanted: Collection[str], source: Tensor, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the output after telling `sites` of the data at the weights that they want; None if only their mode can see these data."""
+        if source.dim() != 3 or source.is_nested:
+            return None
+        attention = layer.self_attn
+        first = sites.names_among([attention.in_proj_weight])
+        inside = {name for name in wanted if name.startswith(f"{self._path}.")} - first
+        if not inside:
+            sites.tell([attention.in_proj_weight], source.transpose(0, 1))  # as attention computes
+            return type(layer).forward(layer, *args, **kwargs)
+        weights = (attention.out_proj.weight, layer.linear1.weight, layer.linear2.weight)
+        if _is_plain(layer, *args, **kwargs) and inside <= sites.names_among(weights):
+            return _by_parts(layer, source, sites)
+        return None
 
 
 def can_be_whole(layer: nn.Module) -> bool:
