@@ -74,22 +74,7 @@ def deal(
         RuntimeError: inside a CUDA graph capture, torch.export or torch.func.vmap.
     """
     leaves = tensors((args, kwargs))
-    if any(leaf.is_cuda for leaf in leaves) and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "vote: rows are dealt out anew at each call, on the CPU, but a CUDA graph would deal the same rows at each replay. Capture "
-            "wrapped.loss, which trains all voters on every row, or call with tile_and_reduce=True"
-        )
-    if is_exporting():
-        raise RuntimeError(
-            "vote: in training mode rows are dealt out to the voters at random, which torch.export does not support: export after "
-            'wrapped.eval(), or for training the mean of all voters, torch.export.export(wrapped, (x,), {"tile_and_reduce": True})'
-        )
-    stack = () if torch.compiler.is_compiling() else torch._C._functorch.get_interpreter_stack() or ()
-    if any(interpreter.key() == torch._C._functorch.TransformType.Vmap for interpreter in stack):
-        raise RuntimeError(
-            "vote: in training mode rows are dealt out to the voters, which is not possible inside torch.func.vmap; call with "
-            "tile_and_reduce=True, which averages all voters, or after wrapped.eval()"
-        )
+    _refuse_transforms(leaves)
     lengths = {leaf.shape[0] for leaf in leaves if leaf.dim()} if graphs is None else {graphs.count}
     if len(lengths) != 1:
         inputs = flatten((args, kwargs))[0]
@@ -128,6 +113,26 @@ def deal(
         tell_whole(wrapped, "mixed", MIXED)  # only issued for unpickled objects, otherwise the warning above was
         return None
     return rows
+
+
+def _refuse_transforms(leaves: Sequence[Tensor]) -> None:
+    """Raise RuntimeError inside a CUDA graph capture, torch.export or torch.func.vmap."""
+    if any(leaf.is_cuda for leaf in leaves) and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "vote: rows are dealt out anew at each call, on the CPU, but a CUDA graph would deal the same rows at each replay. Capture "
+            "wrapped.loss, which trains all voters on every row, or call with tile_and_reduce=True"
+        )
+    if is_exporting():
+        raise RuntimeError(
+            "vote: in training mode rows are dealt out to the voters at random, which torch.export does not support: export after "
+            'wrapped.eval(), or for training the mean of all voters, torch.export.export(wrapped, (x,), {"tile_and_reduce": True})'
+        )
+    stack = () if torch.compiler.is_compiling() else torch._C._functorch.get_interpreter_stack() or ()
+    if any(interpreter.key() == torch._C._functorch.TransformType.Vmap for interpreter in stack):
+        raise RuntimeError(
+            "vote: in training mode rows are dealt out to the voters, which is not possible inside torch.func.vmap; call with "
+            "tile_and_reduce=True, which averages all voters, or after wrapped.eval()"
+        )
 
 
 def rows_of(
