@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader
 
 from workbench import compose, fit, sculpt, vote
-from workbench.core.calls import predict
+from workbench.core.calls import training_losses
 from workbench.distributions import JointNormal, Normal, Quantiles, StudentT
 
 
@@ -108,7 +108,7 @@ def test_one_call_for_all_voters_gives_the_gradients_of_one_for_each(
     output = "logits" if "classes" in name else "values"
     wrapped = compose(vote.Wrapper(n_voters, output=output), *inner)(net()).train()
     counted: list[bool] = []
-    joined = predict.joined
+    joined = training_losses.joined
 
     def count(*arguments: Any) -> Any:
         rows = joined(*arguments)
@@ -127,9 +127,9 @@ def test_one_call_for_all_voters_gives_the_gradients_of_one_for_each(
     gradients(8)  # in the first batch it is listened to what a criterion does
     for rows, possible in ((16, together), (12, False), (96, together and n_voters == 16)):
         counted.clear()
-        monkeypatch.setattr(predict, "joined", count)
+        monkeypatch.setattr(training_losses, "joined", count)
         loss, at_once = gradients(rows)
-        monkeypatch.setattr(predict, "joined", lambda *arguments: None)
+        monkeypatch.setattr(training_losses, "joined", lambda *arguments: None)
         expected, one_by_one = gradients(rows)
         assert counted == [possible]
         torch.testing.assert_close(loss, expected)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from workbench import compose, fit, sculpt, vote
-from workbench.core.calls import model_by_model, predict
+from workbench.core.calls import model_by_model, training_losses
 from workbench.engine.tree import is_float, tensors
 from workbench.testing.models import build, inputs, seeded
 from workbench.training import Backward
@@ -224,7 +224,7 @@ def _zoo_step(case: Case, wrapper: Any, in_turn: bool) -> list[Tensor | None]:
             if in_turn:
                 loss = model_by_model._backward(wrapped, _squared, args, kwargs, torch.zeros(()), None)
             else:
-                loss = predict.loss(wrapped, _squared, args, kwargs, torch.zeros(()))
+                loss = training_losses.loss(wrapped, _squared, args, kwargs, torch.zeros(()))
                 loss.backward()
             results += [loss.detach(), *(parameter.grad for parameter in parameters)]
     return [*results, *(value for value in wrapped.state_dict().values() if isinstance(value, Tensor))]

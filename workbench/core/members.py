@@ -18,8 +18,9 @@ from ..engine.run import Branched
 from ..engine.state import Path
 from ..risk import Risk
 from .additions import extra
-from .calls.predict import loss_of_model, plan_of, run
+from .calls.predict import plan_of, run
 from .calls.risks import meanings_of, pair_of, reduced
+from .calls.training_losses import loss_of_model
 from .crossfit import Committee, committee_of
 from .method import Call, split_heads
 from .outputs.class_scores import Classes, Logits

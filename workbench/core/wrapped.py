@@ -19,7 +19,7 @@ from ..engine.surroundings import Surroundings
 from .additions import MARK, add_extra, extra, remove_extra
 from .batches.call_arguments import opened, positional_names
 from .batches.own_loss import LABELS
-from .calls import labelled_calls
+from .calls import labelled_calls, training_losses
 from .calls import predict as calling
 from .calls.frozen import asked, refuse_change
 from .calls.recorded_calls import Taken
@@ -129,7 +129,7 @@ class Wrapped(WrappedParameters, Persistent):
         Returns:
             A scalar tensor, the mean over the voters; in standardized units if a scaling is set.
         """
-        return asked(calling.loss, self, criterion, *entered(self, *opened(self, x)), y)
+        return asked(training_losses.loss, self, criterion, *entered(self, *opened(self, x)), y)
 
     def fit(self, inputs: Any) -> Any:
         """Fit in closed form to the training data: neo's signature, laplace's posterior, swag's models.

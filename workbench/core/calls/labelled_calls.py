@@ -18,6 +18,7 @@ from ..outputs.meanings import IGNORED
 from . import predict as calling
 from .feedback import mark_means
 from .risks import reduced
+from .training_losses import loss_of_branches
 
 ITEMS = "num_items_in_batch"  # of all batches of one step; transformers divides the summed loss by it
 
@@ -50,7 +51,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     y, _ = reduced(wrapped, branched, False, None)
     mark_means(wrapped, plan, y)
     x, target = pairing.pair(batch)
-    likelihood = calling.loss_of_branches(wrapped, branched, None, (), x, target)
+    likelihood = loss_of_branches(wrapped, branched, None, (), x, target)
     if (items := kwargs.get(ITEMS)) is not None:
         likelihood = likelihood * ((target != IGNORED).sum() / items)
     leaves, rebuild = flatten(y)

@@ -21,8 +21,9 @@ from ..method import Call
 from ..ownership import engine_of, table_of
 from ..parameters import stacked_names
 from .frozen import asked
-from .predict import check_criterion, complete, loss_of_branches, losses_of_models, plan_of, run
+from .predict import complete, plan_of, run
 from .surrounding import entered
+from .training_losses import check_criterion, loss_of_branches, losses_of_models
 
 # seconds of a model's forward pass on a CPU from which a backward pass of its own costs next to nothing
 LONG_PASS = 0.003
