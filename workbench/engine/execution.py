@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .plan import Index, Intervention
-from .sites import CHOOSING, METADATA, Sites, TensorFacts, tensors_among
+from .sites import CHOOSING, METADATA, Sites, tensors_among
+from .tensor_facts import TensorFacts
 from .tree import flatten, is_float, paths
 
 Positions = dict[str, int]  # path of a module with parameters -> position of its last run

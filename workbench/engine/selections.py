@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import OutputShapeError
 from ..introspect.source_lines import is_user_code, line_name
-from .sites import TensorFacts, tensors_among
+from .sites import tensors_among
+from .tensor_facts import TensorFacts
 from .tree import flatten, is_float, paths
 
 _PYTHON_READS = frozenset(["item", "tolist", "bool", "int", "float", "index", "numpy", "array", "len"])

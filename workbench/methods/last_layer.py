@@ -23,8 +23,9 @@ from ..core.ownership import engine_of, table_of
 from ..engine.branch import is_batched
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Axis, Bank, Index, Intervention, Plan
-from ..engine.sites import Sites, TensorFacts, tensors_among
+from ..engine.sites import Sites, tensors_among
 from ..engine.state import Sealed
+from ..engine.tensor_facts import TensorFacts
 from ..engine.tree import children, flatten, is_float, map_tensors, names, paths
 from ..errors import WorkbenchWarning
 from ..introspect.objects import tensors_and_generators
