@@ -288,7 +288,13 @@ def _adapt(model: Any, names: Iterable[str]) -> None:
 
 def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path: Any) -> None:
     """Raise ValueError if the file does not fit the model, before any tensor is loaded."""
-    parts = _parts(wrapped)
+    _check_parts(_parts(wrapped), text, tensors, path)
+    complete(tensors, wrapped)
+    _check_tensors(wrapped, text, tensors, path)
+
+
+def _check_parts(parts: dict[str, Any], text: dict[str, Any], tensors: dict[str, Tensor], path: Any) -> None:
+    """Raise ValueError if other parts of the model are wrapped than in the file, or with other settings."""
     if parts.keys() != text["parts"].keys():
         in_file, in_model = (
             " and ".join(at or "the whole" for at in sorted(paths)) for paths in (text["parts"], parts)
@@ -307,8 +313,11 @@ def _check(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path:
                 raise ValueError(
                     f"{path} was saved with {name}={saved!r}, this model is wrapped with {name}={current!r}"
                 )
-    complete(tensors, wrapped)
-    axes = {members_axis(part._workbench.methods) for part in parts.values()} - {""}
+
+
+def _check_tensors(wrapped: Any, text: dict[str, Any], tensors: dict[str, Tensor], path: Any) -> None:
+    """Raise ValueError if names, shapes or kinds of numbers differ between file and model."""
+    axes = {members_axis(part._workbench.methods) for part in _parts(wrapped).values()} - {""}
     state = wrapped.state_dict()
     current, saved_entries = _tensors(state), text.get("entries", {}).keys()
     stored, current_shapes = (
