@@ -52,20 +52,8 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
                 f"save_pretrained of this wrapped {type(self).__name__} would write files that the plain class reads as another model. "
                 "Use workbench.save(wrapped, path), or wrapped.unwrap().save_pretrained(folder) for the plain model only"
             )
-        bound = inspect.signature(save).bind(self, *args, **kwargs).arguments
-        options = {
-            **{name: value for name, value in bound.items() if name not in ("self", "kwargs")},
-            **bound.get("kwargs", {}),
-        }
+        options = _options(save, self, args, kwargs)
         data = options.pop("data", None)
-        if data is not None and not (isinstance(data, str) and data.strip()):
-            raise TypeError(f"data: found {data!r:.80}; give a text that says what the model was trained on")
-        for name, value in _UNSUPPORTED.items():
-            if options.get(name, value) != value:
-                raise TypeError(
-                    f"save_pretrained of a wrapped {type(self).__name__} does not support {name}: save to a folder, and upload that "
-                    "(huggingface_hub.upload_folder)"
-                )
         folder, main = Path(options.pop("save_directory")), options.get("is_main_process", True)
         by_trainer = "state_dict" in options  # the Trainer passes it (None in newer versions), users do not
         state = options.pop("state_dict", None)
@@ -97,6 +85,23 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return save_pretrained
+
+
+def _options(save: Callable[..., Any], wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of `save_pretrained` by name, once they are checked."""
+    bound = inspect.signature(save).bind(wrapped, *args, **kwargs).arguments
+    options = {name: value for name, value in bound.items() if name not in ("self", "kwargs")}
+    options |= bound.get("kwargs", {})
+    data = options.get("data")
+    if data is not None and not (isinstance(data, str) and data.strip()):
+        raise TypeError(f"data: found {data!r:.80}; give a text that says what the model was trained on")
+    for name, value in _UNSUPPORTED.items():
+        if options.get(name, value) != value:
+            raise TypeError(
+                f"save_pretrained of a wrapped {type(wrapped).__name__} does not support {name}: save to a folder, and upload that "
+                "(huggingface_hub.upload_folder)"
+            )
+    return options
 
 
 def _readable(wrapped: Any, state: dict[str, Any] | None) -> dict[str, Any] | None:
