@@ -111,23 +111,7 @@ def of_dataset(dataset: Any, test: Any, split: int, workers: int, options: Parts
 def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> Parts:
     """Return the arguments of a `Data` from a pandas DataFrame; see `Data.from_dataframe`."""
     pandas = require("pandas")
-    if not isinstance(frame, pandas.DataFrame):
-        remedy = "frame.to_pandas() makes one" if hasattr(frame, "to_pandas") else "give a pandas.DataFrame"
-        package = type(frame).__module__.partition(".")[0]
-        raise TypeError(f"frame: found {type(frame).__name__} of {package}, not of pandas; {remedy}")
-    is_single = isinstance(target, str) or not isinstance(target, Sequence | pandas.Index)
-    # a tuple is one column name if the columns have several levels
-    if isinstance(target, tuple) and target in frame.columns:
-        is_single = True
-    names = [target] if is_single else list(target)
-    if not frame.columns.is_unique:
-        duplicates = frame.columns[frame.columns.duplicated()].unique()
-        raise ValueError(
-            f"frame: several columns have the same name: {', '.join(map(str, duplicates))}; "
-            "frame.loc[:, ~frame.columns.duplicated()] keeps the first of each"
-        )
-    if missing := [name for name in names if name not in frame.columns]:
-        raise ValueError(f"target: there is no column {missing[0]!r}; there are {', '.join(map(str, frame.columns))}")
+    names = _target_names(frame, target)
     test_is_frame = isinstance(test, pandas.DataFrame)
     test = test if test_is_frame else rows_by_index(test, frame.index)
     all_rows = pandas.concat([frame, test], ignore_index=True) if test_is_frame else frame
@@ -171,6 +155,29 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
         "target": columns if isinstance(y, Mapping) else Column(", ".join(map(str, names))),
     }
     return {**_parts(parts[0], parts[1], task, classes, split, options, notes), "encoding": encoding}
+
+
+def _target_names(frame: Any, target: Any) -> list[Any]:
+    """Return the names of the target columns of a frame, once both are checked."""
+    pandas = require("pandas")
+    if not isinstance(frame, pandas.DataFrame):
+        remedy = "frame.to_pandas() makes one" if hasattr(frame, "to_pandas") else "give a pandas.DataFrame"
+        package = type(frame).__module__.partition(".")[0]
+        raise TypeError(f"frame: found {type(frame).__name__} of {package}, not of pandas; {remedy}")
+    is_single = isinstance(target, str) or not isinstance(target, Sequence | pandas.Index)
+    # a tuple is one column name if the columns have several levels
+    if isinstance(target, tuple) and target in frame.columns:
+        is_single = True
+    names = [target] if is_single else list(target)
+    if not frame.columns.is_unique:
+        duplicates = frame.columns[frame.columns.duplicated()].unique()
+        raise ValueError(
+            f"frame: several columns have the same name: {', '.join(map(str, duplicates))}; "
+            "frame.loc[:, ~frame.columns.duplicated()] keeps the first of each"
+        )
+    if missing := [name for name in names if name not in frame.columns]:
+        raise ValueError(f"target: there is no column {missing[0]!r}; there are {', '.join(map(str, frame.columns))}")
+    return names
 
 
 def _frame_targets(frame: Any, names: list[Any], options: Parts) -> Any:
