@@ -224,33 +224,45 @@ def decision_map(
     # points beyond the map stay hidden where the legend raises the limit
     corner, size = (first.min(), second.min()), (np.ptp(first), np.ptp(second))
     ground = require("matplotlib.patches").Rectangle(corner, *size, transform=ax.transData)
-    if data is not None:
-        inputs, labels = data
-        chosen, note = thinned(len(labels), "data")
-        inputs, labels = inputs[chosen], labels[chosen]
-        names = np.unique(labels)
-        words_of = {name: f"class {name:g}" if classes is None else classes[int(name)] for name in names}
-        groups = [(labels == name, words_of[name]) for name in names]
-        if len(names) > len(MARKERS):  # markers would repeat, and a legend of so many have no room
-            groups = [(np.full(len(labels), True), f"data of {len(names)} classes")]
-        for i, (members, words) in enumerate(groups):
-            drawn = ax.scatter(
-                inputs[members, 0],
-                inputs[members, 1],
-                s=16,
-                marker=MARKERS[i],
-                facecolor=("white", "black")[i % 2],
-                edgecolor=("black", "white")[i % 2],
-                linewidth=0.6,
-                label=words,
-            )
-            drawn.set_clip_path(ground)
-    notes = ([note] if data is not None and "drawn" in note else []) + (
-        [f"{missing:,} of {values.size:,} values not finite, blank"] if missing else []
-    )
+    notes = [] if data is None else _draw_points(ax, *data, classes, ground)
+    if missing:
+        notes.append(f"{missing:,} of {values.size:,} values not finite, blank")
     if data is not None or missing:
         legend(ax, notes)
     return ax
+
+
+def _draw_points(
+    ax: Axes, inputs: np.ndarray, labels: np.ndarray, classes: Sequence[str] | None, ground: Any
+) -> list[str]:
+    """Draw data on a map, one marker shape for each label, and return a note for the legend if only some are drawn.
+
+    Args:
+        ax: Axes of the map.
+        inputs: [n, 2].
+        labels: [n].
+        classes: names of the labels, None for numbers.
+        ground: the patch of the map, beyond which no point is drawn.
+    """
+    chosen, note = thinned(len(labels), "data")
+    inputs, labels = inputs[chosen], labels[chosen]
+    names = np.unique(labels)
+    groups = [(labels == name, f"class {name:g}" if classes is None else classes[int(name)]) for name in names]
+    if len(names) > len(MARKERS):  # markers would repeat, and a legend of so many have no room
+        groups = [(np.full(len(labels), True), f"data of {len(names)} classes")]
+    for i, (members, words) in enumerate(groups):
+        drawn = ax.scatter(
+            inputs[members, 0],
+            inputs[members, 1],
+            s=16,
+            marker=MARKERS[i],
+            facecolor=("white", "black")[i % 2],
+            edgecolor=("black", "white")[i % 2],
+            linewidth=0.6,
+            label=words,
+        )
+        drawn.set_clip_path(ground)
+    return [note] if "drawn" in note else []
 
 
 def _check_range(low: float, high: float, scale_note: str, limits: tuple[float, float] | None) -> None:
