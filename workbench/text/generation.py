@@ -116,20 +116,7 @@ def generate(
     start = 1 if encoder else inputs["input_ids"].shape[1]
     # a first token that is forced, such as a language, is not chosen by the model and counts as part of the prompt
     n_forced = int(start == 1 and setting("forced_bos_token_id") is not None)
-    steps: list[Tensor] = []
-    recorder: Any = copied(model)  # so that the user's model stays unchanged
-    recorder.__dict__["forward"] = _recording(model, steps)
-    devices = {value.device for value in inputs.values() if value.device.type == "cuda"}
-    with torch.random.fork_rng(devices=devices) if seed is not None else contextlib.nullcontext():
-        if seed is not None:
-            torch.manual_seed(seed)
-        output = recorder.generate(
-            **inputs,
-            max_new_tokens=n_forced + max_new_tokens,
-            return_dict_in_generate=True,
-            output_scores=True,  # required for beam_indices
-            **options,
-        )
+    output, steps = _recorded(model, inputs, seed, max_new_tokens=n_forced + max_new_tokens, **options)
     start, steps = start + n_forced, steps[n_forced:]
     tokens = output.sequences[:, start:]
     beams = getattr(output, "beam_indices", None)
@@ -209,6 +196,24 @@ def _setting(model: Any, options: dict[str, Any], name: str) -> Any:
 
 
 # ---- passes
+def _recorded(model: Any, inputs: dict[str, Tensor], seed: int | None, **options: Any) -> tuple[Any, list[Tensor]]:
+    """Return what transformers generates, and all members' log-probabilities of each step."""
+    steps: list[Tensor] = []
+    recorder: Any = copied(model)  # so that the user's model stays unchanged
+    recorder.__dict__["forward"] = _recording(model, steps)
+    devices = {value.device for value in inputs.values() if value.device.type == "cuda"}
+    with torch.random.fork_rng(devices=devices) if seed is not None else contextlib.nullcontext():
+        if seed is not None:
+            torch.manual_seed(seed)
+        output = recorder.generate(
+            **inputs,
+            return_dict_in_generate=True,
+            output_scores=True,  # required for beam_indices
+            **options,
+        )
+    return output, steps
+
+
 def _recording(model: Any, steps: list[Tensor]) -> Callable[..., Any]:
     """Return a forward for `generate` that records all members' log-probabilities of the next token in `steps`."""
     state = tuple(dict.fromkeys((*(model._workbench.state or ()), *CACHES)))
