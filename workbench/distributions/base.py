@@ -108,7 +108,7 @@ class Distribution(ABC):
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', found {reduction!r}")
         losses: list[Tensor | None] = []
-        for where, loc, risk, target in _matching(y_pred, y_risk=_aleatoric(y_risk), y=y):
+        for where, loc, risk, target in _matching(y_pred, y_risk=aleatoric_of(y_risk), y=y):
             if risk is None or not (isinstance(loc, Tensor) and loc.is_floating_point()):
                 losses.append(None)
                 continue
@@ -144,7 +144,7 @@ class Distribution(ABC):
             raise TypeError(f"sample takes one pair (y_pred, y_risk), found {type(prediction).__name__}")
         y_pred, y_risk = prediction
         draws = []
-        for where, leaf, risk in _matching(y_pred, y_risk=_aleatoric(y_risk)):
+        for where, leaf, risk in _matching(y_pred, y_risk=aleatoric_of(y_risk)):
             if risk is None or not (isinstance(leaf, Tensor) and leaf.is_floating_point()):
                 draws.append(leaf)
                 continue
@@ -155,13 +155,13 @@ class Distribution(ABC):
     @on_class_or_instance
     def log_prob(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         """Return the logarithm of the density (LogitNormal: of the probability) at y, elementwise, in nats; risk > 0."""
-        loc, risk, y = self._checked("", loc, _aleatoric(risk), y)
+        loc, risk, y = self._checked("", loc, aleatoric_of(risk), y)
         return self._log_prob(y, loc, risk)
 
     @on_class_or_instance
     def cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         """Return the probability of a value up to y, elementwise; at risk 0, a step at the location, with one half on it."""
-        loc, risk, y = self._checked("", loc, _aleatoric(risk), y, zero_risk=True)
+        loc, risk, y = self._checked("", loc, aleatoric_of(risk), y, zero_risk=True)
         return self._cdf(y, loc, risk)
 
     @on_class_or_instance
@@ -173,7 +173,7 @@ class Distribution(ABC):
             loc: Location.
             risk: Risk >= 0, shaped like loc.
         """
-        loc, risk = self._checked("", loc, _aleatoric(risk), zero_risk=True)
+        loc, risk = self._checked("", loc, aleatoric_of(risk), zero_risk=True)
         try:
             q = torch.as_tensor(q, dtype=loc.dtype, device=loc.device)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -192,18 +192,18 @@ class Distribution(ABC):
 
         The integral of (cdf(t) - 1[t >= y])^2 over t (Gneiting & Raftery 2007); at risk 0 it is the absolute error.
         """
-        loc, risk, y = self._checked("", loc, _aleatoric(risk), y, zero_risk=True)
+        loc, risk, y = self._checked("", loc, aleatoric_of(risk), y, zero_risk=True)
         return self._crps(y, loc, risk)
 
     @on_class_or_instance
     def mean(self, loc: Tensor, risk: Tensor) -> Tensor:
         """Return the expected value, elementwise, in the units of loc."""
-        return self._mean(*self._checked("", loc, _aleatoric(risk), zero_risk=True))
+        return self._mean(*self._checked("", loc, aleatoric_of(risk), zero_risk=True))
 
     @on_class_or_instance
     def stddev(self, loc: Tensor, risk: Tensor) -> Tensor:
         """Return the standard deviation, elementwise, in the units of loc."""
-        return self._stddev(*self._checked("", loc, _aleatoric(risk), zero_risk=True))
+        return self._stddev(*self._checked("", loc, aleatoric_of(risk), zero_risk=True))
 
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class Distribution(ABC):
             raise TypeError(
                 f"raw must be a real tensor, found {raw.dtype if isinstance(raw, Tensor) else type(raw).__name__}"
             )
-        return F.softplus(raw.to(_at_least_float32(raw))) + RISK_FLOOR
+        return F.softplus(raw.to(common_dtype(raw))) + RISK_FLOOR
 
     @on_class_or_instance
     def variances(self, risk: Tensor) -> dict[str, Tensor]:
@@ -239,7 +239,7 @@ class Distribution(ABC):
         names = ("y_pred", "y_risk", "y")
         for name, value in zip(names, (loc, risk, *y), strict=False):
             _check_tensor(f"{name}{where}", value)
-        dtype = _at_least_float32(loc, risk, *(target for target in y if target.is_floating_point()))
+        dtype = common_dtype(loc, risk, *(target for target in y if target.is_floating_point()))
         loc, risk = loc.to(dtype), risk.to(dtype)
         same_shape(**{f"y_risk{where}": risk, f"y_pred{where}": loc})
         if not holds((risk >= 0 if zero_risk else risk > 0) | risk.isnan()):
@@ -295,7 +295,7 @@ class ManyHeads(Distribution):
                 f"{self.needs} of every element of y_pred{where}, shape {tuple(loc.shape)}. A Risk holds standard deviations, "
                 "which do not determine them: train with wrapped.loss(criterion, x, y), or give to_risk of the raw heads"
             )
-        dtype = _at_least_float32(loc, risk, *(target for target in y if target.is_floating_point()))
+        dtype = common_dtype(loc, risk, *(target for target in y if target.is_floating_point()))
         loc, risk = loc.to(dtype), risk.to(dtype)
         return [loc, risk, *(self._target(where, target, loc) for target in y)]
 
@@ -321,14 +321,15 @@ def _broadcasts(first: torch.Size, second: torch.Size) -> bool:
     return all(1 in (a, b) or a == b for a, b in zip(reversed(first), reversed(second), strict=False))
 
 
-def _at_least_float32(*tensors: Tensor) -> torch.dtype:
+def common_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype to which tensors are promoted together, float32 at least."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 
-def _aleatoric(risk: Any) -> Any:
+def aleatoric_of(risk: Any) -> Any:
     """Return the aleatoric part of a Risk; anything else unchanged."""
     return getattr(risk, "aleatoric", risk)
 

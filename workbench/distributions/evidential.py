@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.distributions.base import RISK_FLOOR, ManyHeads, _at_least_float32, on_class_or_instance
+from workbench.distributions.base import RISK_FLOOR, ManyHeads, common_dtype, on_class_or_instance
 from workbench.distributions.values import StudentT
 from workbench.engine.tree import holds
 
@@ -64,7 +64,7 @@ class NormalInverseGamma(ManyHeads):
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
         """Map unconstrained outputs of three heads [3, ...] to the evidence [3, ...]: nu, alpha and beta by softplus, alpha above 1."""
-        parts = F.softplus(raw.to(_at_least_float32(raw)))
+        parts = F.softplus(raw.to(common_dtype(raw)))
         return torch.stack(
             [part + floor for part, floor in zip(parts, (NU_FLOOR, ALPHA_FLOOR, RISK_FLOOR), strict=True)]
         )

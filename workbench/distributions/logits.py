@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from workbench.distributions.base import Distribution, _aleatoric, on_class_or_instance
+from workbench.distributions.base import Distribution, aleatoric_of, on_class_or_instance
 from workbench.engine.tree import holds
 
 
@@ -57,7 +57,7 @@ class LogitNormal(Distribution):
     @on_class_or_instance
     def probs(self, loc: Tensor, risk: Tensor) -> Tensor:
         """Return expected class probabilities [..., classes] for logits loc [..., classes] with risk [..., classes] >= 0."""
-        return self._log_probs(*self._checked("", loc, _aleatoric(risk), zero_risk=True)).exp()
+        return self._log_probs(*self._checked("", loc, aleatoric_of(risk), zero_risk=True)).exp()
 
     def _log_probs(self, loc: Tensor, risk: Tensor) -> Tensor:
         if self.pairwise:

@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from workbench.distributions.base import (
     Distribution,
     ManyHeads,
-    _at_least_float32,
+    common_dtype,
     on_class_or_instance,
     same_shape,
 )
@@ -58,7 +58,7 @@ class Parametric(ManyHeads):
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
         """Return the raw outputs themselves, at least in float32: their meaning depends on the output of the model."""
-        return raw.to(_at_least_float32(raw))
+        return raw.to(common_dtype(raw))
 
     @on_class_or_instance
     def variances(self, risk: Tensor) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workbench.distributions.base import RISK_FLOOR, ManyHeads, _at_least_float32, on_class_or_instance
-from workbench.distributions.values import LOG_SQRT_2PI, _ndtr
+from workbench.distributions.base import RISK_FLOOR, ManyHeads, common_dtype, on_class_or_instance
+from workbench.distributions.values import LOG_SQRT_2PI, normal_cdf
 from workbench.engine.tree import holds
 
 
@@ -67,7 +67,7 @@ class Quantiles(ManyHeads):
     @on_class_or_instance
     def to_risk(self, raw: Tensor) -> Tensor:
         """Map unconstrained outputs of the heads [levels, ...] to offsets that increase with the level."""
-        raw = raw.to(_at_least_float32(raw))
+        raw = raw.to(common_dtype(raw))
         middle = self.n_heads // 2
         gaps = F.softplus(raw) + RISK_FLOOR
         below = -gaps[:middle].flip(0).cumsum(0).flip(0)
@@ -120,7 +120,7 @@ class Quantiles(ManyHeads):
         return -0.5 * z**2 - LOG_SQRT_2PI - slope.log()
 
     def _cdf(self, y: Tensor, loc: Tensor, offsets: Tensor) -> Tensor:
-        return _ndtr(self._standard(y, loc, offsets)[0])
+        return normal_cdf(self._standard(y, loc, offsets)[0])
 
     def _icdf(self, q: Tensor, loc: Tensor, offsets: Tensor) -> Tensor:
         return loc + self._at(torch.special.ndtri(q), offsets)

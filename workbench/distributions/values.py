@@ -99,7 +99,7 @@ class Normal(_LocationScale):
         return -0.5 * z**2 - LOG_SQRT_2PI
 
     def _standard_cdf(self, z: Tensor) -> Tensor:
-        return _ndtr(z)
+        return normal_cdf(z)
 
     def _standard_icdf(self, q: Tensor) -> Tensor:
         return torch.special.ndtri(q)
@@ -352,7 +352,7 @@ class LogNormal(Distribution):
         return (-0.5 * z**2 - LOG_SQRT_2PI - s.log() - log_y).to(loc.dtype)
 
     def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
-        return _ndtr(self._z(y, *self._log_moments(loc, risk))).to(loc.dtype)
+        return normal_cdf(self._z(y, *self._log_moments(loc, risk))).to(loc.dtype)
 
     def _icdf(self, q: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         mu, s = self._log_moments(loc, risk)
@@ -394,6 +394,6 @@ def _log1p_square(z: Tensor, df: Any = 1.0, scale: Tensor | None = None) -> Tens
     return torch.where(far, squared, torch.log1p(z**2 / df))
 
 
-def _ndtr(z: Tensor) -> Tensor:
+def normal_cdf(z: Tensor) -> Tensor:
     """Return the standard normal cdf, accurate also in the far lower tail, where torch.special.ndtr rounds to 0."""
     return 0.5 * torch.erfc(-z / SQRT2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.outputs.class_scores import Binary, Logits, Probs
 from ..core.outputs.meanings import Detections, Mean, Meaning
-from ..core.outputs.resolution import _key, _written, resolve
+from ..core.outputs.resolution import in_code, quoted, resolve
 from ..engine.tree import children, flatten, is_float, names, tensors
 from ..introspect.source_lines import some_of
 from .observed_run import ObservedRun
@@ -173,14 +173,14 @@ def _line(name: str, meaning: Meaning, comment: str) -> str:
 
 def write(meaning: Meaning) -> str:
     """Return a meaning as it is written in the option `output`."""
-    return _written(meaning) if meaning != Detections() else "Detections()"
+    return in_code(meaning) if meaning != Detections() else "Detections()"
 
 
 def _option(name: str, meaning: Meaning) -> str:
     """The option for one output."""
     written = write(meaning)
     if name and name.rpartition(".")[2] != written.strip('"'):  # "logits" finds an output of this name
-        written = f"{{{_key(name)}: {written}}}"
+        written = f"{{{quoted(name)}: {written}}}"
     return f"output={written}"
 
 
@@ -195,7 +195,7 @@ def _is_state(i: int, leaf: Any, made_by: str) -> bool:
 def _state_line(name: str, dotted_names: list[str], states: list[bool]) -> str:
     first = name.partition(".")[0]
     siblings = [states[i] for i, other in enumerate(dotted_names) if other.partition(".")[0] == first]
-    return f"state={_key(first if all(siblings) else name)}  # if the caller passes it to the next call"
+    return f"state={quoted(first if all(siblings) else name)}  # if the caller passes it to the next call"
 
 
 # ---- detections

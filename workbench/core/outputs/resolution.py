@@ -63,10 +63,10 @@ def _named(meaning: Classes, names: list[str], leaves: Sequence[Any], sized: lis
     chosen = [i for i in sized if names[i].rpartition(".")[2] == meaning.short]
     if len(chosen) == 1:
         return chosen
-    lines = [f"    {_key(names[i])}: ...,  # {list(leaves[i].shape[depth:])}" for i in sized]
+    lines = [f"    {quoted(names[i])}: ...,  # {list(leaves[i].shape[depth:])}" for i in sized]
     raise ValueError(
         f'output="{meaning.short}": the model gives {len(sized)} outputs, and any of them could hold the scores. Write\n'
-        f"    output={{{_key(names[sized[0]])}: {_written(meaning)}}}\n"
+        f"    output={{{quoted(names[sized[0]])}: {in_code(meaning)}}}\n"
         "if it is that one (the others are averaged, without a risk), or add others of\n" + "\n".join(lines)
     )
 
@@ -85,11 +85,11 @@ def _by_name(
         if key is not None:
             unused.pop(key, None)
             if leaves[i].dim() == depth and isinstance(meaning_of(output[key]), Classes) and len(floats) > 1:
-                shapes = ", ".join(f"{_key(names[j])}: {list(leaves[j].shape[depth:])}" for j in floats)
+                shapes = ", ".join(f"{quoted(names[j])}: {list(leaves[j].shape[depth:])}" for j in floats)
                 raise ValueError(
-                    f"output={{{_key(key)}: {_written(meaning_of(output[key]))}}}, but {_key(names[i])} is a number without dimensions, such as "
-                    f"a loss, which some models return first when called with labels; here the model gives {shapes}. Give the name of the "
-                    "scores in your calls, or let the model return names (return_dict=True), which do not depend on labels"
+                    f"output={{{quoted(key)}: {in_code(meaning_of(output[key]))}}}, but {quoted(names[i])} is a number without dimensions, "
+                    f"such as a loss, which some models return first when called with labels; here the model gives {shapes}. Give the name of "
+                    "the scores in your calls, or let the model return names (return_dict=True), which do not depend on labels"
                 )
             meanings[i] = _checked(meaning_of(output[key]), leaves[i], depth, names, i)
     missing = [
@@ -100,9 +100,10 @@ def _by_name(
     # a named output may be absent in this call (such as one of training only), unless an unnamed output suggests a wrong name
     unnamed = [i for i in floats if leaves[i].dim() > depth and _key_of(names[i], output) is None]
     if missing and (unnamed or len(missing) == len(output)):
-        shapes = ", ".join(f"{_key(names[i])}: {list(leaves[i].shape[depth:])}" for i in floats)
+        shapes = ", ".join(f"{quoted(names[i])}: {list(leaves[i].shape[depth:])}" for i in floats)
         raise ValueError(
-            f"output names {', '.join(map(_key, missing))}, which the model does not return; it returns {shapes or 'no floating-point numbers'}"
+            f"output names {', '.join(map(quoted, missing))}, which the model does not return; it returns "
+            f"{shapes or 'no floating-point numbers'}"
             + (
                 ". It returns a single output, whose meaning is given without a name: output=..."
                 if names == [""]
@@ -123,15 +124,17 @@ def _checked(meaning: Meaning, leaf: Tensor, depth: int, names: list[str], i: in
     if leaf.is_complex():
         raise ValueError(f'output="{meaning.short}": scores must be real numbers, and this output is complex')
     name = names[i]
-    meaning.check_shape(leaf.shape[depth:], lambda line: f"{{{_key(name)}: {line}}}" if name else line)
+    meaning.check_shape(leaf.shape[depth:], lambda line: f"{{{quoted(name)}: {line}}}" if name else line)
     return meaning.at_end(leaf.dim() - depth)
 
 
-def _key(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return the name of an output as a key in code: a number as it is, otherwise in quotes."""
     return name if name.isdecimal() else repr(name)
 
 
-def _written(meaning: Meaning) -> str:
+def in_code(meaning: Meaning) -> str:
+    """Return a meaning as in code, by its short name if it has one."""
     short = next((short for short, known in SHORT.items() if known == meaning), "")
     return f'"{short}"' if short else repr(meaning)
 
@@ -174,10 +177,10 @@ def targets_of(y: Any, names: Sequence[str], meanings: Sequence[Meaning | None])
                 "Also return the output that is compared with the target"
             )
         if len(scored) != 1:
-            outputs = ", ".join(_key(names[i]) for i in scored)
+            outputs = ", ".join(quoted(names[i]) for i in scored)
             raise ValueError(
                 f"the target is a single {type(y).__name__}, and the outputs {outputs} have a risk: give a dict of targets with the names of "
-                f"the outputs, or choose the output that it belongs to, output={{{_key(names[scored[0]])}: ...}}"
+                f"the outputs, or choose the output that it belongs to, output={{{quoted(names[scored[0]])}: ...}}"
             )
         targets[scored[0]] = y
         return targets
@@ -185,12 +188,12 @@ def targets_of(y: Any, names: Sequence[str], meanings: Sequence[Meaning | None])
     unknown = [name for name in by_name if name not in {names[i] for i in scored}]
     if unknown:
         raise ValueError(
-            f"there are targets for {', '.join(map(_key, unknown))}, but the outputs with a risk are "
-            f"{', '.join(_key(names[i]) for i in scored) or 'none'}: give targets the names of their outputs"
+            f"there are targets for {', '.join(map(quoted, unknown))}, but the outputs with a risk are "
+            f"{', '.join(quoted(names[i]) for i in scored) or 'none'}: give targets the names of their outputs"
         )
     for i in scored:
         targets[i] = by_name.get(names[i])
     return targets
 
 
-__all__ = ["check_numbers", "detections_at", "resolve", "targets_of"]
+__all__ = ["check_numbers", "detections_at", "in_code", "quoted", "resolve", "targets_of"]
