@@ -20,12 +20,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..errors import OptimizerMismatchError, WorkbenchWarning
 from ..introspect.source_lines import some_of, user_stacklevel
-from .batches.dealing import tell
 from .batches.row_weights import rows_equal
 from .calls.frozen import refuse_step
 from .crossfit import members_axis
 from .method import Call
 from .parameters import split_for_decay, stacked_names
+from .single_warnings import warn_once
 
 _wrapped: dict[int, weakref.ref[nn.Module]] = {}  # id -> living wrapped objects
 _histories: dict[int, _History] = {}  # id -> living optimizers that have stepped
@@ -217,7 +217,7 @@ def _report_decay(optimizer: Optimizer, wrapped: Any) -> None:
     weights, others = split_for_decay(wrapped)
     wrong = [name for name, p in others.items() if id(p) in decayed and p.dim() > 1]
     if wrong and not any(id(p) in spared for p in weights.values()):
-        tell(
+        warn_once(
             wrapped,
             "decay",
             f"this {type(optimizer).__name__} spares some parameters weight decay, but not {some_of(wrong)}: these are biases, norms or factors "
@@ -233,7 +233,7 @@ def _report_sizes(optimizer: Optimizer, wrapped: Any, trained: Mapping[int, Tens
     parameters = dict(nn.Module.named_parameters(wrapped))
     stacks = [name for name in stacked_names(wrapped._workbench.rules.values()) if name in parameters]
     if shared := [name for name in stacks if id(parameters[name]) in trained and len(parameters[name]) > 1]:
-        tell(
+        warn_once(
             wrapped,
             "sizes",
             f"a step of {type(optimizer).__name__} depends on the size or the rows and columns of a whole tensor; here one holds the weights "
@@ -262,7 +262,7 @@ def _report_alike(wrapped: Any, trained: Mapping[int, Tensor], history: _History
             history.differing.add(wrapped)
         return
     if all(map(_same_for_all, gradients)) and any(g.any() for g in gradients):
-        tell(
+        warn_once(
             wrapped,
             "alike",
             f"{axis}: all voters have the same weights and the same gradient, so they stay alike and the epistemic risk stays 0: the loss is "
@@ -294,7 +294,7 @@ def _report_heads(wrapped: Any, trained: Mapping[int, Tensor], history: _History
     if history.steps < MIN_STEPS or not forgotten:
         return
     if any(_has_gradient(p) and id(p) in trained for name, p in present.items() if name not in heads):
-        tell(
+        warn_once(
             wrapped,
             "heads",
             f"{axis.name}: the loss does not reach the risk heads ({some_of(sorted(forgotten))} have no gradient), so they stay as they were "

@@ -19,13 +19,13 @@ from ..engine.run import Branched
 from ..engine.tree import flatten, map_tensors, names
 from ..introspect.ends import ends_of
 from .additions import EXTRAS, add_extra, extra
-from .batches.dealing import tell
 from .calls.risks import meanings_of
 from .method import evaluating
 from .outputs.class_scores import Binary, Classes, Logits
 from .outputs.meanings import Meaning, Values
 from .outputs.options import has_detections, meaning_of
 from .ownership import engine_of, table_of
+from .single_warnings import warn_once
 
 NAME = "prior"
 
@@ -275,11 +275,11 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, prior: Prior, axes: 
                 raise ValueError(_no_sum(name, why))
             if check_equal:
                 advice = "if it is a prediction, let it end in its last linear layer"
-                tell(wrapped, f"prior {i}", f"{what} gets no prior, since it {why}; {advice}")
+                warn_once(wrapped, f"prior {i}", f"{what} gets no prior, since it {why}; {advice}")
             continue
         n_sums += 1
         if check_equal and len(other) > 1 and other[0].numel() and all(torch.equal(row, other[0]) for row in other[1:]):
-            tell(
+            warn_once(
                 wrapped,
                 f"prior {i}",
                 f"{what} is the same in all untrained models of prior=, so that it adds no risk: what differs between them is multiplied by "

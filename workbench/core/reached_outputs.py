@@ -16,7 +16,7 @@ from ..engine.effects.private_random import own_random
 from ..engine.effects.random import values_unavailable
 from ..engine.tree import flatten, is_float, map_tensors, paths
 from ..introspect.source_lines import some_of
-from .batches.dealing import tell
+from .single_warnings import warn_once
 
 _SETTLED = "reached"
 _DRAWS = 3  # changes of the weights after which a number that is still the same does not depend on them
@@ -148,7 +148,7 @@ def _report(wrapped: Any, method: Any, where: str) -> None:
             f"{method.name}: no layer that the risk head has of its own reaches {where}, and the risk there would be made of the prediction: "
             "give a larger n_layers="
         )
-    tell(
+    warn_once(
         wrapped,
         "part not reached",
         f"{method.name}: no layer that each voter has of its own reaches {where}: all share the layers that compute this, and its epistemic "

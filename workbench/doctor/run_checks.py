@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.batches.dealing import _alike
+from ..core.batches.dealing import alike
 from ..core.wrapped import is_wrapped
 from ..engine.dependence import reached
 from ..engine.tree import flatten, is_float, names, paths, tensors, tree_map
@@ -243,7 +243,7 @@ def _mixing(call: ExampleCall, modes: list[bool]) -> Iterator[Finding]:
             yield make_finding("batch_mixing", call.name, what + mode, location)
             return
         pairs = zip(whole.float_outputs(), partial.float_outputs(), strict=True)
-        if not all(_alike(a[rows.to(a.device)], b) for a, b in pairs):
+        if not all(alike(a[rows.to(a.device)], b) for a, b in pairs):
             what = f"the outputs for {len(rows)} rows differ when they are among {n_rows}{mode}"
             yield make_finding("batch_mixing", call.name, what, _first_difference(whole, partial, rows, n_rows))
             return
@@ -253,7 +253,7 @@ def _agree(run: ObservedRun, again: ObservedRun) -> bool:
     """Whether two runs succeeded and gave the same floating-point outputs, at least one."""
     if run.error or again.error or not run.float_outputs():
         return False
-    return all(_alike(a, b) for a, b in zip(run.float_outputs(), again.float_outputs(), strict=True))
+    return all(alike(a, b) for a, b in zip(run.float_outputs(), again.float_outputs(), strict=True))
 
 
 def _rows_of_inputs(call: ExampleCall, rows: Tensor) -> Any:
@@ -279,10 +279,10 @@ def _same_rows(a: Tensor, b: Tensor, rows: Tensor, n_rows: int) -> bool:
         return False
     axes = [i for i in range(a.dim()) if a.shape[i] != b.shape[i]]
     if not axes:
-        return _alike(a, b)
+        return alike(a, b)
     if len(axes) > 1:
         return False
     i = axes[0]
     if a.shape[i] == n_rows:
-        return b.shape[i] == len(rows) and _alike(a.index_select(i, rows.to(a.device)), b)
+        return b.shape[i] == len(rows) and alike(a.index_select(i, rows.to(a.device)), b)
     return a.shape[i] * len(rows) == b.shape[i] * n_rows  # rows flattened together with another axis

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ..core.batches.dealing import tell
+from ..core.single_warnings import warn_once
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -91,7 +91,7 @@ class SitesWithAmounts:
             ),
         ]
         if problems:
-            tell(
+            warn_once(
                 table.root,
                 "amounts",
                 f"sample(trainable=True): {'; '.join(problems)}. Wrap with example=x, inputs that the model takes: then exactly the layers "

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 
 from workbench.core.additions import add_extra, remove_extra
 from workbench.core.batches.call_arguments import check_arguments, opened
-from workbench.core.batches.dealing import tell
 from workbench.core.batches.rows import Batch, TensorRows, describe, first_weight, is_one_hot, shape_advice
 from workbench.core.outputs.class_scores import Classes
 from workbench.core.outputs.meanings import IGNORED, Values
 from workbench.core.outputs.resolution import resolve
+from workbench.core.single_warnings import warn_once
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.parametric import Parametric
@@ -126,7 +126,7 @@ def try_batch(
         for targets in [rows.y for rows in in_memory] or [y]:
             loss.check_labels(prediction, targets)
         loss(prediction, y)
-        _tell_untrained(wrapped, loss, prediction, y)
+        _warn_of_untrained(wrapped, loss, prediction, y)
     elif isinstance(prediction, Tensor) and isinstance(y, Tensor):
         _check_tensors(wrapped, prediction, y, criterion, in_memory)
     elif criterion is None:
@@ -176,7 +176,7 @@ def _check_tensors(
             family.check_targets(targets)
 
 
-def _tell_untrained(wrapped: Wrapped, loss: LossByMeaning, prediction: Any, y: Any) -> None:
+def _warn_of_untrained(wrapped: Wrapped, loss: LossByMeaning, prediction: Any, y: Any) -> None:
     """Warn once of outputs that have a meaning and could be trained, and no targets."""
     trained = {name for name, *_ in loss.matched(prediction, y)}
     leaves, paths = flatten(prediction)[0], names(prediction)
@@ -188,7 +188,7 @@ def _tell_untrained(wrapped: Wrapped, loss: LossByMeaning, prediction: Any, y: A
     ]
     if left_out:
         outputs = ", ".join(left_out)
-        tell(
+        warn_once(
             wrapped,
             f"untrained {outputs}",
             f"y: there are targets for {', '.join(map(repr, sorted(trained)))}, and none for {outputs}, which no loss trains: prediction and "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.batches.rows import Batch, Source, TensorRows
-from workbench.core.calls.bounded_ends import tell_bounded_end
+from workbench.core.calls.bounded_ends import warn_of_bounded_end
 from workbench.core.calls.risks import pair_of
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.outputs.returned_distributions import nll
@@ -24,7 +24,7 @@ from workbench.training.checks import sole_likelihood, try_batch
 from workbench.training.class_weights import Weights, weighted_criterion
 from workbench.training.default_losses import Criterion, LossByMeaning, default_criterion
 from workbench.training.target_range import Limits, Range, limits_of, with_graph
-from workbench.training.told_units import warn_about_batch
+from workbench.training.unit_warnings import warn_about_batch
 from workbench.training.unshadowed import unshadowed
 
 ROWS = 32  # of the batch that is tried
@@ -92,7 +92,7 @@ def try_first_batch(
         if trainable and not keeps_scaling and not isinstance(train, TensorRows):
             warn_about_batch(wrapped, batch, prediction, criterion)
         leaves = flatten(prediction)[0]
-        tell_bounded_end(wrapped, leaves, lambda: names(prediction), 0, unshadowed(wrapped, "methods"))
+        warn_of_bounded_end(wrapped, leaves, lambda: names(prediction), 0, unshadowed(wrapped, "methods"))
         weighted_loss = None
         if class_weight is not None:
             weighted_loss = weighted_criterion(wrapped, class_weight, prediction, batch.y, train)

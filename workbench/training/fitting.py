@@ -31,7 +31,6 @@ from workbench.data.provenance import facts
 from workbench.engine.effects.private_random import own_random
 from workbench.trackers.base import Tracker
 from workbench.trackers.delivery import tracker_of
-from workbench.training.asked_device import on_requested_device
 from workbench.training.augmentation import Augmentation, augmentations
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint
@@ -56,12 +55,13 @@ from workbench.training.history import History
 from workbench.training.named_arguments import naming_arguments
 from workbench.training.one_sided_losses import refuse_one_sided
 from workbench.training.progress import Callback
+from workbench.training.requested_device import on_requested_device
 from workbench.training.runs import Run
 from workbench.training.standardization import choose_standardization, keeps_standardization, warn_about_bytes
 from workbench.training.starting_priors import settle_priors
 from workbench.training.starting_values import start_at_targets
-from workbench.training.told_units import warn_about_columns
 from workbench.training.tracking import TrainingLog
+from workbench.training.unit_warnings import warn_about_columns
 from workbench.training.unshadowed import unshadowed
 from workbench.training.validation import read_and_hold_out
 

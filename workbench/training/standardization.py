@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.core.batches.dealing import tell
 from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.outputs.options import has_classes
+from workbench.core.single_warnings import warn_once
 from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.training.checks import allows_standardization
 from workbench.training.default_losses import Criterion
-from workbench.training.target_range import Limits, Range, tell_out_of_range
-from workbench.training.told_units import FAR, is_far
+from workbench.training.target_range import Limits, Range, warn_out_of_range
+from workbench.training.unit_warnings import FAR, is_far
 from workbench.training.unshadowed import unshadowed
 
 # non-floating-point dtypes that can be scaled, and their largest values
@@ -94,7 +94,7 @@ def _scaling_of_targets(
         return {"y_mean": mean, "y_scale": scale}
     if not allows_standardization(criterion):
         return {}
-    tell_out_of_range(wrapped, limits.ends, y)
+    warn_out_of_range(wrapped, limits.ends, y)
     if min(limits.ranges) == Range.FIXED:
         return {}
     mean, scale = moments(y, unshadowed(wrapped, "_location_scale"))
@@ -112,7 +112,7 @@ def _bytes_only(wrapped: Wrapped, rows: dict[Key, Any], converted: Mapping[Key, 
     With several inputs it is unknown which of them this layer takes, so none is standardized; a warning says so once.
     """
     if len(rows) > 1:
-        tell(
+        warn_once(
             wrapped,
             "own units",
             "fit: a layer of the model standardizes inputs (standardizes_inputs = True), so none of the inputs "
@@ -128,7 +128,7 @@ def _warn_about_units(wrapped: Wrapped, targets: Any) -> None:
             continue
         scale, mean = torch.std_mean(target.double(), correction=0)
         if is_far(mean, scale):
-            tell(
+            warn_once(
                 wrapped,
                 "units",
                 f"fit: of several targets none is standardized, and y[{key!r}] has mean {mean:.3g} and standard deviation {scale:.3g}, which "
@@ -143,7 +143,7 @@ def _warn_about_series(wrapped: Wrapped, y: Tensor, scale: Tensor) -> None:
     spread = y.double().flatten(0, 1).std(0, correction=0)
     small = ((spread > 0) & (spread * FAR < scale)).nonzero()[:, 0].tolist()
     if small:
-        tell(
+        warn_once(
             wrapped,
             "series",
             f"fit: all numbers of y [n, {y.shape[1]}, {y.shape[2]}] have one scale, {scale:.3g}, and y[..., {small[0]}] varies by "
@@ -164,7 +164,7 @@ def warn_about_bytes(wrapped: Wrapped, values: Mapping[str, Any]) -> None:
                 if float(scale.max()) == 255 and not mean.any()
                 else "standardized by their mean and scale"
             )
-            tell(
+            warn_once(
                 wrapped,
                 "bytes",
                 f"fit: {name} is uint8, which the model does not take as it is: the bytes are {how}, here and whenever wrapped(x) is called "

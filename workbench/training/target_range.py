@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from workbench.core.batches.dealing import tell
 from workbench.core.calls.bounded_ends import BOUNDED, KEEPING, along_graph, bounded_end
+from workbench.core.single_warnings import warn_once
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import is_float, tree_map
 
@@ -122,7 +122,7 @@ def with_graph(inputs: Any) -> Any:
     )
 
 
-def tell_out_of_range(wrapped: Wrapped, ends: Sequence[str | None], y: Tensor) -> None:
+def warn_out_of_range(wrapped: Wrapped, ends: Sequence[str | None], y: Tensor) -> None:
     """Warn once of targets that a model cannot predict since it ends in a function of limited range.
 
     Args:
@@ -138,7 +138,7 @@ def tell_out_of_range(wrapped: Wrapped, ends: Sequence[str | None], y: Tensor) -
         if smallest < low or largest > high:
             bounds = f"below {low:g}" if high == math.inf else f"below {low:g} or above {high:g}"
             of = f" of y[:, {i}]" if len(set(ends)) > 1 else ""
-            tell(
+            warn_once(
                 wrapped,
                 "out of range",
                 f"fit: the model ends in {end}, so that no prediction{of} is {bounds}, but the targets go from {smallest:.3g} to {largest:.3g}. "
@@ -146,4 +146,4 @@ def tell_out_of_range(wrapped: Wrapped, ends: Sequence[str | None], y: Tensor) -
             )
 
 
-__all__ = ["Limits", "Range", "limits_of", "tell_out_of_range", "with_graph"]
+__all__ = ["Limits", "Range", "limits_of", "warn_out_of_range", "with_graph"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +14,10 @@ from ...engine.plan import Bank, Plan
 from ...engine.state import BranchedState
 from ...engine.surroundings import is_exporting
 from ...engine.tree import flatten, is_float, paths, tensors
-from ...errors import WorkbenchWarning
 from ...introspect.objects import is_graph
-from ...introspect.source_lines import user_stacklevel
 from ..method import evaluating
 from ..ownership import Table, engine_of
+from ..single_warnings import warn_once
 from .dealt_graphs import DealtGraphs
 from .kept_rows import kept_by_row
 
@@ -38,18 +36,9 @@ NO_ROWS = "the output has no row for each row of the input"
 NUMBER = "the model gives a number for all rows of a batch, as models do that compute their own loss from labels"
 
 
-def tell(wrapped: Any, key: str, message: str) -> None:
-    """Issue a warning once per wrapped object and key, attributed to the user's line."""
-    if key not in wrapped._workbench.told:
-        wrapped._workbench.told.add(key)
-        # Dynamo does not follow frames
-        level = 5 if torch.compiler.is_dynamo_compiling() else user_stacklevel()
-        warnings.warn(message, WorkbenchWarning, stacklevel=level)
-
-
-def tell_whole(wrapped: Any, key: str, why: str) -> None:
+def warn_not_dealt(wrapped: Any, key: str, why: str) -> None:
     """Warn once per key that the mean of all voters is returned although rows should have been dealt out."""
-    tell(wrapped, key, f"vote: {why}, {OWN_LOSS if why.startswith(NUMBER) else WHOLE}")
+    warn_once(wrapped, key, f"vote: {why}, {OWN_LOSS if why.startswith(NUMBER) else WHOLE}")
 
 
 def deal(
@@ -84,7 +73,7 @@ def deal(
         elif inputs and not lengths:
             kinds = ", ".join(sorted({type(leaf).__name__ for leaf in inputs}))
             reason = f"no input is a tensor with rows (found {kinds}; torch.as_tensor(x) makes a tensor of an array)"
-        tell_whole(wrapped, "deal", reason)
+        warn_not_dealt(wrapped, "deal", reason)
         return None
     count, kind = lengths.pop(), "row" if graphs is None else "graph"
     norms = any(
@@ -95,7 +84,7 @@ def deal(
     min_rows = 2 if norms else 1
     if count < n * min_rows:
         size = f"{count} {kind if count == 1 else f'{kind}s'}"
-        tell_whole(wrapped, "small", f"a batch of {size} is too small to deal {min_rows} to each of {n} voters")
+        warn_not_dealt(wrapped, "small", f"a batch of {size} is too small to deal {min_rows} to each of {n} voters")
         return None
     parts = torch.randperm(count).tensor_split(n)
     rows = list(parts)
@@ -108,9 +97,9 @@ def deal(
         reason = _dependence(wrapped, table, rows[0], count, args, kwargs, graphs)
         record.dealable = not reason
         if reason:
-            tell_whole(wrapped, "mixed", reason)
+            warn_not_dealt(wrapped, "mixed", reason)
     if record.dealable is False:
-        tell_whole(wrapped, "mixed", MIXED)  # only issued for unpickled objects, otherwise the warning above was
+        warn_not_dealt(wrapped, "mixed", MIXED)  # only issued for unpickled objects, otherwise the warning above was
         return None
     return rows
 
@@ -141,7 +130,7 @@ def rows_of(
     """Return the rows for each voter in a call that continues from states: those that it answered before; None if all answered all rows."""
     rows = states[0].rows
     if rows is None:
-        tell_whole(wrapped, "state", "the state comes from a call in which every voter answered all rows")
+        warn_not_dealt(wrapped, "state", "the state comes from a call in which every voter answered all rows")
         return None
     count = sum(map(len, rows))
     lengths = sorted({leaf.shape[0] for leaf in tensors((args, kwargs)) if leaf.dim()})
@@ -211,7 +200,7 @@ def _dependence(
                 if not answered[place]:
                     return f"{NO_ROWS} ({place} is {list(whole.shape)} for {count} {'rows' if graphs is None else 'graphs'})"
             if all(
-                any(_alike(whole[numbers.to(whole.device)], subset[place]) for numbers in answered[place])
+                any(alike(whole[numbers.to(whole.device)], subset[place]) for numbers in answered[place])
                 for place, whole in whole_batch.items()
             ):
                 if not engine_of(wrapped).clones.ever_impure:
@@ -220,12 +209,13 @@ def _dependence(
                 return KEPT.format(name=name) if name else ""
             # a model that draws random numbers in evaluation mode gives different answers anyway, so the test is inconclusive
             again = answers(copies)
-            return MIXED if all(_alike(whole, again[place]) for place, whole in whole_batch.items()) else ""
+            return MIXED if all(alike(whole, again[place]) for place, whole in whole_batch.items()) else ""
         finally:
             sources.restore(random_state)
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Return whether two answers agree within a hundredth, of each number or of their root mean square."""
     return a.shape == b.shape and torch.allclose(a, b, rtol=0.01, atol=0.01 * float(_size(a)), equal_nan=True)
 
 

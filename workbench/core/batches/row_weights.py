@@ -15,7 +15,7 @@ from ..crossfit import members_axis
 from ..method import Method
 from ..ownership import table_of
 from ..parameters import stacked_names
-from .dealing import tell
+from ..single_warnings import warn_once
 
 MAX_VALUES = 1024  # number of values of a row that enter its fingerprint
 
@@ -79,7 +79,7 @@ def weighed(
             leaf = _Weighed.apply(leaf, (weights if rows else mean_weights).reshape(shape).to(leaf.device))
         out.append(leaf)
     if not by_row:
-        tell(
+        warn_once(
             wrapped,
             "rows",
             f"{method.name}: all voters start at the same weights, and the output has no row for each target, so each voter weights whole "

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...engine.tree import is_float, names
-from ..batches.dealing import tell
 from ..outputs.class_scores import at_least_float32
 from ..outputs.meanings import Values
 from ..outputs.resolution import resolve
+from ..single_warnings import warn_once
 from .risks import meanings_of, pair_of
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ def undo_ends(wrapped: Any, branched: Any) -> None:
 _KEY = "bounded end"
 
 
-def tell_bounded_end(
+def warn_of_bounded_end(
     wrapped: Any, leaves: Sequence[Any], tree_names: Callable[[], list[str]], depth: int, axes: tuple[str, ...]
 ) -> None:
     """Warn, once per wrapped object, if risk heads of values end in a function of limited range that is not undone.
@@ -145,7 +145,7 @@ def tell_bounded_end(
     harm = f"{family} gets no raw numbers but those"
     if family.by_risk:
         harm = "where that is 0 or above, their softplus, the risk, is at least 0.69, in the units that the model is trained in"
-    tell(
+    warn_once(
         wrapped,
         _KEY,
         f"{pair.name}: {f'output {name!r} of the model' if name else 'the model'} ends in {end}, and so do the risk heads, which are copies of "
@@ -193,4 +193,4 @@ def along_graph(root: Any, followed: Set[str], value: Callable[[str, Any, list[T
     return values[root]
 
 
-__all__ = ["RAISED", "RAW", "along_graph", "bounded_end", "tell_bounded_end", "undo_ends"]
+__all__ = ["RAISED", "RAW", "along_graph", "bounded_end", "undo_ends", "warn_of_bounded_end"]

@@ -11,10 +11,10 @@ from torch import Tensor
 from ...engine.tree import flatten, is_float, names
 from ..additions import extra
 from ..batches.call_arguments import positional_names
-from ..batches.dealing import tell
 from ..batches.own_loss import LABELS, OTHERS, Pairing, pairing_of, refuse_others
 from ..method import Call, Method
 from ..outputs.meanings import IGNORED
+from ..single_warnings import warn_once
 from . import predict as calling
 from .feedback import mark_means
 from .risks import reduced
@@ -44,7 +44,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
     if isinstance(pairing, str):
         y = calling.predict(wrapped, args, kwargs, return_risk, tile_and_reduce)
         if _loss_among(y) is not None:  # otherwise labels are an ordinary input
-            tell(wrapped, "labels", _NOT_TRAINED.format(heads.name, pairing))
+            warn_once(wrapped, "labels", _NOT_TRAINED.format(heads.name, pairing))
         return y
     plan = calling.plan_of(wrapped, Call(wrapped.training, True, loss=True))
     branched, _ = calling.run(wrapped, plan, args, kwargs)

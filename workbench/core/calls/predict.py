@@ -19,7 +19,7 @@ from ...engine.state import of_one_branch, states_in
 from ...engine.tree import is_float, map_tensors, names, tensors
 from ...risk import Risk
 from ..additions import extra
-from ..batches.dealing import NO_ROWS, NUMBER, deal, rows_of, tell, tell_whole
+from ..batches.dealing import NO_ROWS, NUMBER, deal, rows_of, warn_not_dealt
 from ..batches.dealt_graphs import DealtGraphs
 from ..batches.dict_rows import as_inputs
 from ..crossfit import committee_of
@@ -32,7 +32,8 @@ from ..outputs.options import has_classes, has_detections
 from ..ownership import engine_of, table_of
 from ..prior import run_with_prior
 from ..reached_outputs import check_reached
-from .bounded_ends import tell_bounded_end, undo_ends
+from ..single_warnings import warn_once
+from .bounded_ends import undo_ends, warn_of_bounded_end
 from .feedback import carries_mean, mark_means, refuse_means
 from .risks import meanings_of, pair_of, reduced
 from .running_moments import folding_of
@@ -100,7 +101,7 @@ def complete(wrapped: Any, branched: Branched) -> None:
     """Let risk heads end as if the model ended in its last layer, or warn that they do not."""
     if wrapped.training and torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
         depth = len(branched.axes)
-        tell_bounded_end(
+        warn_of_bounded_end(
             wrapped, branched.leaves, lambda: names(branched.rebuild(branched.leaves)), depth, branched.axes
         )
     undo_ends(wrapped, branched)
@@ -156,7 +157,7 @@ def predict(wrapped: Any, args: tuple, kwargs: dict[str, Any], return_risk: bool
             raise
         branched, _ = run(wrapped, plan_of(wrapped, Call(wrapped.training, return_risk)), args, kwargs)
         record.dealable = False
-        tell_whole(wrapped, "mixed", _why_not_dealt(error, branched))
+        warn_not_dealt(wrapped, "mixed", _why_not_dealt(error, branched))
     if plan.folding is not None and not any(isinstance(leaf, Running) for leaf in branched.leaves):
         # bitwise the same result as in calls whose executor folds the branches
         branched.leaves = plan.folding()(branched.leaves, branched.rebuild)
@@ -201,7 +202,7 @@ def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
         leaf.device.type == "cpu" and math.isnan(leaf.detach().sum()) and bool(leaf.isnan().any()) for leaf in leaves
     ):
         rows = [int(x.flatten(1).isnan().any(1).sum()) for x in tensors(args) if is_float(x) and x.dim() > 1]
-        tell(
+        warn_once(
             wrapped,
             "nan",
             f"the risk is NaN in some rows; {max(rows, default=0)} rows of the input hold NaN. Other rows are not affected",

@@ -19,7 +19,7 @@ from ..outputs.meanings import Detections, Meaning, Values
 from ..outputs.options import MEAN, form_of, has_detections
 from ..outputs.resolution import check_numbers, resolve
 from ..outputs.returned_distributions import distributions_in, with_moments
-from ..outputs.slips import tell_doubts, tell_range, tell_whole_numbers
+from ..outputs.slips import warn_of_doubts, warn_of_range, warn_of_whole_numbers
 from ..standardize import Scaling
 from . import running_moments
 from .running_moments import RunningClasses, RunningValues, entropy
@@ -67,7 +67,7 @@ def reduced(
             leaves.append(_majority(record, branched.axes, leaf))
         elif isinstance(leaf, Tensor) and isinstance(meaning, Classes):
             check_numbers(meaning, leaf, record.told)
-            tell_doubts(wrapped, meaning, leaf, len(branched.axes))
+            warn_of_doubts(wrapped, meaning, leaf, len(branched.axes))
             y, measured = _class_risks(record, committee, branched.axes, leaf, meaning, return_risk)
             leaves.append(y.to(branched.plain_dtype(i)))
         else:
@@ -76,9 +76,9 @@ def reduced(
             elif meaning is MEAN:
                 y = _mean(record, committee, branched.axes, leaf)
             else:
-                tell_whole_numbers(wrapped, leaf, len(branched.axes))
+                warn_of_whole_numbers(wrapped, leaf, len(branched.axes))
                 if return_risk:
-                    tell_range(wrapped, leaf, len(branched.axes))
+                    warn_of_range(wrapped, leaf, len(branched.axes))
                 y, measured = _values(record, committee, branched.axes, leaf, return_risk, variances.get(i))
             y = y.to(branched.plain_dtype(i))
             if scaling is not None and meaning is not MEAN and (has_one_target or scaling.are_targets(y)):

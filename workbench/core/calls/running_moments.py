@@ -19,7 +19,7 @@ from ..outputs.class_scores import Classes, Logits, Probs, at_least_float32, log
 from ..outputs.meanings import Meaning, Values
 from ..outputs.resolution import check_numbers, resolve
 from ..outputs.returned_distributions import distributions_in
-from ..outputs.slips import tell_doubts, tell_whole_numbers
+from ..outputs.slips import warn_of_doubts, warn_of_whole_numbers
 
 PIECE_SIZE = 2**20  # number of scores of all branches up to which their entropies are computed in one piece
 # number of scores of one branch per piece, by device type; small enough on the CPU that intermediates stay in its cache
@@ -196,11 +196,11 @@ class Folding:
         running = self._running.get(i)
         if isinstance(meaning, Classes):
             check_numbers(meaning, branches, self._wrapped._workbench.told)
-            tell_doubts(self._wrapped, meaning, branches, 1)
+            warn_of_doubts(self._wrapped, meaning, branches, 1)
         if running is None and isinstance(meaning, Classes):
             running = RunningClasses(meaning, branches, self._return_risk)
         elif running is None:
-            running = RunningValues(branches, lambda pair: tell_whole_numbers(self._wrapped, pair, 1))
+            running = RunningValues(branches, lambda pair: warn_of_whole_numbers(self._wrapped, pair, 1))
         self._running[i] = running
         running.add(branches)
         return running

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...engine.effects.random import values_unavailable
 from ...engine.tree import flatten, is_float, names
-from ..batches.dealing import tell
+from ..single_warnings import warn_once
 from .class_scores import Binary, Classes, Logits
 from .options import has_classes, meaning_of
 from .resolution import resolve
@@ -71,15 +71,15 @@ def _should_check(wrapped: Any, key: str, leaf: Tensor, depth: int) -> bool:
     return True
 
 
-def tell_doubts(wrapped: Any, meaning: Classes, scores: Tensor, depth: int) -> None:
+def warn_of_doubts(wrapped: Any, meaning: Classes, scores: Tensor, depth: int) -> None:
     """Warn once about scores that look like something else; tensors have `depth` leading dimensions of branches."""
     if _should_check(wrapped, f"looked at {meaning.short}", scores, depth) and (
         doubt := meaning.doubt(scores.detach())
     ):
-        tell(wrapped, "doubt", doubt)
+        warn_once(wrapped, "doubt", doubt)
 
 
-def tell_whole_numbers(wrapped: Any, leaf: Tensor, depth: int) -> None:
+def warn_of_whole_numbers(wrapped: Any, leaf: Tensor, depth: int) -> None:
     """Warn once about whole numbers that differ between branches: decisions (classes, thresholds), whose mean and spread say little."""
     if not depth or leaf.is_complex() or leaf.requires_grad:  # a decision has no gradient
         return
@@ -92,7 +92,7 @@ def tell_whole_numbers(wrapped: Any, leaf: Tensor, depth: int) -> None:
     # all floating-point numbers of this magnitude are integers
     if is_float(leaf) and float(leaf.abs().amax()) * torch.finfo(leaf.dtype).eps >= 0.5:
         return
-    tell(
+    warn_once(
         wrapped,
         "whole numbers",
         "the model gives whole numbers that differ from branch to branch, such as from argmax, a threshold or rounding: prediction and risk "
@@ -100,13 +100,13 @@ def tell_whole_numbers(wrapped: Any, leaf: Tensor, depth: int) -> None:
     )
 
 
-def tell_range(wrapped: Any, leaf: Tensor, depth: int) -> None:
+def warn_of_range(wrapped: Any, leaf: Tensor, depth: int) -> None:
     """Warn once about numbers whose squares, and so variances, underflow (below 1e-19) or overflow (above 1e19) in float32."""
     if not depth or leaf.dtype != torch.float32 or not _should_check(wrapped, "looked at range", leaf, depth):
         return
     largest = float(leaf.detach().abs().amax())
     if math.isfinite(largest) and (0 < largest < MIN_MAGNITUDE or largest > MAX_MAGNITUDE):
-        tell(
+        warn_once(
             wrapped,
             "range",
             f"the model gives numbers up to {largest:.3g}, whose squares float32 can't hold, so that risks become "
@@ -130,11 +130,11 @@ def warn_unsaid(wrapped: Any, criterion: Any, y: Any, leaves: Sequence[Any], dep
     implied = _implied_meaning(criterion)
     if record.output is not None:
         if implied is not None:
-            _tell_contradiction(
+            _warn_of_contradiction(
                 wrapped, getattr(criterion, "__name__", type(criterion).__name__), meaning_of(record.output), implied
             )
         return
-    _tell_unsaid(wrapped, implied, y, leaves, depth)
+    _warn_of_missing_meaning(wrapped, implied, y, leaves, depth)
 
 
 def listening(wrapped: Any, criterion: Any, y: Any) -> Any:
@@ -162,19 +162,19 @@ def listening(wrapped: Any, criterion: Any, y: Any) -> Any:
         with _CallRecorder(prediction, target) as recorder:
             loss = criterion(prediction, target)
         if recorder.pairs:
-            tell(wrapped, f"pairs {name}", f"{name} {recorder.pairs}")
+            warn_once(wrapped, f"pairs {name}", f"{name} {recorder.pairs}")
         if recorder.unbounded:
             raise ValueError(f"criterion: {name} {recorder.unbounded}")
         leaves, paths = flatten(prediction)[0], names(prediction)
         for place, function, implied in recorder.calls:
             if record.output is None:
-                _tell_unsaid(wrapped, implied, y, leaves)
+                _warn_of_missing_meaning(wrapped, implied, y, leaves)
             elif isinstance(record.output, Mapping):
                 with contextlib.suppress(ValueError):  # raised again when the model is called
                     declared = resolve(record.output, lambda: paths, leaves, 0)[place]
-                    _tell_contradiction(wrapped, f"{function}, in {name},", declared, implied, paths[place])
+                    _warn_of_contradiction(wrapped, f"{function}, in {name},", declared, implied, paths[place])
             else:
-                _tell_contradiction(wrapped, f"{function}, in {name},", meaning_of(record.output), implied)
+                _warn_of_contradiction(wrapped, f"{function}, in {name},", meaning_of(record.output), implied)
         return loss
 
     return instrumented
@@ -247,11 +247,11 @@ def _implied_meaning(criterion: Any) -> Classes | None:
     )
 
 
-def _tell_contradiction(wrapped: Any, name: str, declared: Any, implied: Classes, path: str = "") -> None:
+def _warn_of_contradiction(wrapped: Any, name: str, declared: Any, implied: Classes, path: str = "") -> None:
     if not isinstance(declared, Classes) or _agrees(declared, implied):
         return
     option = f"{{{path!r}: {_OPTIONS[implied]}, ...}}" if path else _OPTIONS[implied]
-    tell(
+    warn_once(
         wrapped,
         "contradicted",
         f"{name} takes what the model gives for {_DESCRIPTIONS[implied]}, but prediction and risk are computed by "
@@ -260,14 +260,16 @@ def _tell_contradiction(wrapped: Any, name: str, declared: Any, implied: Classes
     )
 
 
-def _tell_unsaid(wrapped: Any, implied: Classes | None, y: Any, leaves: Sequence[Any], depth: int = 0) -> None:
+def _warn_of_missing_meaning(
+    wrapped: Any, implied: Classes | None, y: Any, leaves: Sequence[Any], depth: int = 0
+) -> None:
     if not isinstance(y, Tensor):
         return
     binary = isinstance(implied, Binary)
     if not binary and _scores_of(y, leaves, depth) is None:
         return
     kind, option = ("yes or no", "binary") if binary else ("class numbers", "logits")
-    tell(
+    warn_once(
         wrapped,
         "unsaid",
         f"the targets are {kind}, but the wrapper has no output=: prediction and risk are the mean of the scores and their spread, not "
@@ -313,4 +315,4 @@ def _agrees(declared: Classes, implied: Classes) -> bool:
     return declared == implied if isinstance(implied, Binary) else type(declared) is type(implied)
 
 
-__all__ = ["listening", "refuse_class_numbers", "tell_doubts", "tell_whole_numbers", "warn_unsaid"]
+__all__ = ["listening", "refuse_class_numbers", "warn_of_doubts", "warn_of_whole_numbers", "warn_unsaid"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.batches.column_spread import coarse_columns, squeezed_columns
-from workbench.core.batches.dealing import tell
 from workbench.core.batches.rows import Batch, Source, TensorRows
 from workbench.core.outputs.options import has_classes
+from workbench.core.single_warnings import warn_once
 from workbench.core.standardize import items_of
 from workbench.core.wrapped import Wrapped
 from workbench.engine.tree import is_float
@@ -42,9 +42,11 @@ def warn_about_columns(wrapped: Wrapped, train: Source, dtype: torch.dtype) -> N
             name = root if key is None else f"{root}[{key!r}]"
             if problem := coarse_columns(leaf, name, dtype):
                 remedy = "subtract the mean of the column first, or train and predict in dtype=torch.float64"
-                tell(wrapped, f"coarse {name}", f"fit: {problem}, so that the model can't tell rows apart: {remedy}")
+                warn_once(
+                    wrapped, f"coarse {name}", f"fit: {problem}, so that the model can't tell rows apart: {remedy}"
+                )
             elif problem := squeezed_columns(leaf, name):
-                tell(
+                warn_once(
                     wrapped,
                     f"squeezed {name}",
                     f"fit: {problem}, less than a thousandth of the standard deviation, so that these differences are hardly learned. If the "
@@ -78,7 +80,7 @@ def warn_about_batch(wrapped: Wrapped, first: Batch, prediction: Any, criterion:
     scale, mean = torch.std_mean(y.double(), correction=0)
     rmse = (prediction.detach().double() - y).square().mean().sqrt()
     if is_far(mean, scale) and rmse > 3 * scale:  # not for a model that was trained elsewhere
-        tell(
+        warn_once(
             wrapped,
             "units of batches",
             f"fit: the rows of Datasets and DataLoaders are not standardized, as tensors and arrays are, and y has mean {mean:.3g} and standard "
