@@ -187,14 +187,7 @@ def _download(name: str, file: str) -> Path:
         # downloads are verified in a folder beside the target, so that os.replace can move them atomically
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as folder, _quiet(pooch):
             try:
-                if entry["kind"] == "uci":
-                    part = _standard_splits(address, entry["splits"], Path(folder), f"{name}: {target.name}")
-                else:
-                    if "://" in remote:
-                        address, remote = remote.rsplit("/", 1)
-                    (part,) = _retrieve(address, [remote], Path(folder), f"{name}: {target.name}")
-                    if target.suffix == ".gz" and not remote.endswith(".gz"):
-                        part = _packed(part)
+                part = _fetched(entry, address, remote, Path(folder), f"{name}: {target.name}", target.suffix)
                 _, checksum = _content(part, file)
                 if checksum == expected:
                     # a copy has the permissions of the umask; pooch's file is readable by its user only
@@ -218,6 +211,25 @@ def _download(name: str, file: str) -> Path:
         f"or run `workbench data fetch {name}` online."
     )
     raise (ValueError if is_damaged else FileNotFoundError)(message)
+
+
+def _fetched(entry: dict[str, Any], address: str, remote: str, folder: Path, title: str, suffix: str) -> Path:
+    """Download a file into a folder, and return its path.
+
+    Args:
+        entry: entry of the data set.
+        address: address of its files.
+        remote: name of the file there, or an address of its own.
+        folder: folder to download to.
+        title: title of the progress bar.
+        suffix: ".gz" to compress the file if it is not.
+    """
+    if entry["kind"] == "uci":
+        return _standard_splits(address, entry["splits"], folder, title)
+    if "://" in remote:
+        address, remote = remote.rsplit("/", 1)
+    (part,) = _retrieve(address, [remote], folder, title)
+    return _packed(part) if suffix == ".gz" and not remote.endswith(".gz") else part
 
 
 def _packed(file: Path) -> Path:
