@@ -310,28 +310,29 @@ class Clones:
         if self.root.training in self.watched and not self.impure and (first or self._writes is None):
             self._last = clone
             return nullcontext()
-        return self._watching(clone, plan, first)
+        return self._watching_first(clone, plan) if first else self._watching_next(clone, plan)
 
     @contextmanager
-    def _watching(self, clone: Clone, plan: Plan, first: bool) -> Iterator[None]:
+    def _watching_next(self, clone: Clone, plan: Plan) -> Iterator[None]:
+        if plan.purity == "allow" and self._last is not None:
+            clone.copy_attributes(get_values(self.impure, self._last.tree), self._last.tree)
+        else:
+            clone.copy_attributes(get_values(self.impure - self._saved[1], self._tree), self._tree)
+        try:
+            with nullcontext() if self._writes is None else self._writes.watched():
+                yield
+        except (RuntimeError, TypeError, ValueError) as error:
+            explain_write(self.root, error)
+            raise
+        self._last = clone
+        clone.note_kept(get_values(self.impure, clone.tree))
+        if self._writes is not None:
+            self._writes.check_next()
+
+    @contextmanager
+    def _watching_first(self, clone: Clone, plan: Plan) -> Iterator[None]:
         mode = self.root.training
         new = mode not in self.watched
-        if not first:
-            if plan.purity == "allow" and self._last is not None:
-                clone.copy_attributes(get_values(self.impure, self._last.tree), self._last.tree)
-            else:
-                clone.copy_attributes(get_values(self.impure - self._saved[1], self._tree), self._tree)
-            try:
-                with nullcontext() if self._writes is None else self._writes.watched():
-                    yield
-            except (RuntimeError, TypeError, ValueError) as error:
-                explain_write(self.root, error)
-                raise
-            self._last = clone
-            clone.note_kept(get_values(self.impure, clone.tree))
-            if self._writes is not None:
-                self._writes.check_next()
-            return
         private = self._copy_unregistered(clone) if new else {}
         before, contents, loose = fingerprint(clone.tree), registered(clone.tree), clone.loose_tensors()
         writes = ParameterWrites(self.root, clone.tree)
