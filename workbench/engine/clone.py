@@ -7,7 +7,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -87,25 +87,46 @@ def structural_copy(
             if not is_bare(value) and name not in shared[id(old)]:
                 share(value, memo, seen)
     for (old, new), named in zip(pairs, contents, strict=True):
-        state = new.__dict__
-        state.update(dict.fromkeys(old.__dict__))  # in the order of the old one
-        state.pop("_engine", None)
-        state["_parameters"] = {name: tensor for name, tensor in old._parameters.items() if keep(name)}
-        state["_buffers"] = {name: tensor for name, tensor in old._buffers.items() if keep(name)}
-        state["_modules"] = {name: memo.get(id(child)) for name, child in old._modules.items() if keep(name)}
-        for name, value in named:
-            if type(value) in ATOM_TYPES or name in shared[id(old)]:
-                copied = value
-            elif name == "_non_persistent_buffers_set":  # one per module; deepcopy is slow with sets
-                copied = set(value)
-            else:
-                copied = _copy_value(value, memo)
-            if name in state:
-                state[name] = copied
-            else:
-                object.__setattr__(new, name, copied)
-        state["_compiled_call_impl"] = None  # made for the old object by Module.compile()
+        _fill(new, old, named, keep, shared[id(old)], memo)
     return memo[id(root)]
+
+
+def _fill(
+    new: nn.Module,
+    old: nn.Module,
+    named: Sequence[tuple[str, Any]],
+    keep: Callable[[str], bool],
+    shared: Set[str],
+    memo: dict[int, Any],
+) -> None:
+    """Give a new module the contents of the old one.
+
+    Args:
+        new: the new module, without contents.
+        old: the old one.
+        named: its attributes.
+        keep: as for `structural_copy`.
+        shared: names of attributes that are not copied.
+        memo: copies of all modules and shared objects by id.
+    """
+    state = new.__dict__
+    state.update(dict.fromkeys(old.__dict__))  # in the order of the old one
+    state.pop("_engine", None)
+    state["_parameters"] = {name: tensor for name, tensor in old._parameters.items() if keep(name)}
+    state["_buffers"] = {name: tensor for name, tensor in old._buffers.items() if keep(name)}
+    state["_modules"] = {name: memo.get(id(child)) for name, child in old._modules.items() if keep(name)}
+    for name, value in named:
+        if type(value) in ATOM_TYPES or name in shared:
+            copied = value
+        elif name == "_non_persistent_buffers_set":  # one per module; deepcopy is slow with sets
+            copied = set(value)
+        else:
+            copied = _copy_value(value, memo)
+        if name in state:
+            state[name] = copied
+        else:
+            object.__setattr__(new, name, copied)
+    state["_compiled_call_impl"] = None  # made for the old object by Module.compile()
 
 
 # `__getstate__` of an object and, in newer versions of torch, of a module: the latter only drops what Module.compile() has made
