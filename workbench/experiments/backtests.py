@@ -206,22 +206,12 @@ def backtest(
         x, y, _ = windows(values[known_range], window, horizon, target=target)
         return _fitted(copy.deepcopy(model), x, y, values.dim() == 2, horizon, validation, seed, options)
 
+    def forecast_at(origin: int, trained: nn.Module) -> dict[str, Tensor]:
+        shape = (1, *target_values[:horizon].shape)
+        return _forecast(trained, values[origin - window : origin][None], shape, paths, seed)
+
     try:
-        _forecast_all(
-            rows,
-            origins,
-            model,
-            values,
-            target_values,
-            window,
-            horizon,
-            refit,
-            paths,
-            seed,
-            progress,
-            train_at,
-            checkpoint_file,
-        )
+        _forecast_all(rows, origins, model, refit, train_at, forecast_at, progress, checkpoint_file)
     finally:
         if checkpoint_file is not None and rows:
             checkpoint_file.write(_joined(rows), force=True)
@@ -237,19 +227,13 @@ def _forecast_all(
     rows: list[dict[str, Tensor]],
     origins: range,
     model: nn.Module,
-    values: Tensor,
-    target_values: Tensor,
-    window: int,
-    horizon: int,
     refit: int | None,
-    paths: int,
-    seed: int,
-    progress: bool,
     train_at: Callable[[int], nn.Module],
+    forecast_at: Callable[[int, nn.Module], dict[str, Tensor]],
+    progress: bool,
     checkpoint_file: Checkpoint | None,
 ) -> None:
     """Append the forecasts at the origins that have none yet to the rows."""
-    shape = (1, *target_values[:horizon].shape)
     current = model if refit is None else None
     total = len(origins)
     with progress_bar(
@@ -260,9 +244,7 @@ def _forecast_all(
             if refit is not None and (current is None or number % refit == 0):
                 current = train_at(origins[number - number % refit])
             assert current is not None
-            rows.append(
-                _forecast(current, values[origins[number] - window : origins[number]][None], shape, paths, seed)
-            )
+            rows.append(forecast_at(origins[number], current))
             if checkpoint_file is not None:
                 checkpoint_file.write(_joined(rows))
             bar.update()
