@@ -136,7 +136,7 @@ class ParallelLoop(Loop):
         # eval mode leaves running statistics alone; recurrent layers have a backward pass there only without cuDNN
         flags = torch.backends.cudnn.flags(enabled=False)
         with evaluating(self.wrapped, whole=True), own_random(self.seed, train.device), flags:
-            loss = super()._loss(batch)
+            loss = super().loss(batch)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else [None]
         return any(gradient is None for gradient in gradients)
 
@@ -145,7 +145,7 @@ class ParallelLoop(Loop):
         with own_random(hash((self.seed, epoch, self.rank)) % 2**62, self.train.device):
             return super()._train(epoch)
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         n = len(batch)
         own_rows = list(range(self.rank, n, self.world))
         index = torch.tensor(own_rows or [0], device=self.train.device)
@@ -160,7 +160,7 @@ class ParallelLoop(Loop):
         return (weight.to(loss.dtype) if isinstance(weight, Tensor) else weight) * loss
 
     def _backward(self, batch: Batch) -> Tensor:
-        loss = self._loss(batch)  # of all models, since DDP waits for the gradients of one backward pass
+        loss = self.loss(batch)  # of all models, since DDP waits for the gradients of one backward pass
         if not loss.requires_grad:
             raise ValueError(f"{DETACHED}{FROZEN}")
         if not self.steps:

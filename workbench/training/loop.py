@@ -216,7 +216,8 @@ class Loop:
             raise ValueError(f"data: there was no batch in epoch {epoch}; can the loader be iterated only once?")
         return mean
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the training loss of a batch."""
         return self._of_batch(unshadowed(self.wrapped, "loss"), batch)
 
     def _backward(self, batch: Batch) -> Tensor:
@@ -270,7 +271,7 @@ class Loop:
         with own_random(self.seed, batches.device):
             for batch in batches:
                 with self._watching(losses, batch):
-                    loss = self._mean(self._loss(batch))
+                    loss = self._mean(self.loss(batch))
                 if epoch:
                     losses.add(loss, f"the validation of epoch {epoch}", batch)
             mean = losses.mean()
@@ -293,7 +294,7 @@ class Loop:
         """Return the error message for a loss that is not finite."""
         if self.traced is not None and self.traced.replays:
             # a graph does not check the targets; if they are the cause, an eager step raises a more specific error
-            self._loss(batch)
+            self.loss(batch)
         causes = []
         for name, values in (("x", batch.x), ("y", batch.y)):
             bad = sorted({int(row) for leaf in tensors(values) for row in bad_rows(leaf)})

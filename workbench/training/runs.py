@@ -95,7 +95,7 @@ class Run:
             changes=torch.Generator().manual_seed(self.seed ^ 0x5DEECE66D) if augment else None,
         )
         if self.strategy is None:
-            loop.traced = TracedStep(self.wrapped, self.criterion, loop._loss)
+            loop.traced = TracedStep(self.wrapped, self.criterion, loop.loss)
         if not parallel and not isinstance(valid, DataLoader):  # a loader may draw different rows each time
             loop.watch = VoterWatch.of(self.wrapped)
         with self._threads(), logged(self.log) as end_log:
