@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.support import REAL
-from workbench.core.batches.rows import bad_rows, is_one_hot, shape_advice
+from workbench.core.batches.rows import bad_rows
+from workbench.core.batches.target_forms import is_one_hot, shape_advice
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.saving.training_data import Facts
 from workbench.errors import WorkbenchWarning

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.batches.rows import Batch, TensorRows, place, read, rows_loader, split_batch, with_class_numbers
+from workbench.core.batches.rows import Batch, TensorRows, place, read, rows_loader, split_batch
+from workbench.core.batches.target_forms import with_class_numbers
 from workbench.data import Data
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from workbench.core.batches.rows import Source, TensorRows, rows_loader, with_class_numbers
+from workbench.core.batches.rows import Source, TensorRows, rows_loader
 from workbench.core.batches.rows import read as read_rows
+from workbench.core.batches.target_forms import with_class_numbers
 from workbench.data.columns import Card, Column, name_in, names_in
 from workbench.data.data_set import UNNAMED, Data
 from workbench.data.loading import load

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.batches.rows import Batch, describe, with_class_numbers
+from workbench.core.batches.rows import Batch, describe
+from workbench.core.batches.target_forms import with_class_numbers
 from workbench.core.outputs.meanings import IGNORED
 from workbench.engine.tree import flatten, names, tensors
 

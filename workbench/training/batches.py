@@ -19,8 +19,8 @@ from workbench.core.batches.rows import (
     TensorRows,
     describe,
     rows_loader,
-    with_class_numbers,
 )
+from workbench.core.batches.target_forms import with_class_numbers
 from workbench.engine.tree import tree_map
 from workbench.training.validation import DrawnRows
 

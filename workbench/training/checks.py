@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from workbench.core.additions import add_extra, remove_extra
 from workbench.core.batches.call_arguments import check_arguments, opened
-from workbench.core.batches.rows import Batch, TensorRows, describe, first_weight, is_one_hot, shape_advice
+from workbench.core.batches.rows import Batch, TensorRows, describe, first_weight
+from workbench.core.batches.target_forms import is_one_hot, shape_advice
 from workbench.core.outputs.class_scores import Classes
 from workbench.core.outputs.meanings import IGNORED, Values
 from workbench.core.outputs.resolution import resolve

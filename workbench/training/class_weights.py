@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from workbench.core.batches.rows import Source, TensorRows, rows_loader, split_batch, with_class_numbers
+from workbench.core.batches.rows import Source, TensorRows, rows_loader, split_batch
+from workbench.core.batches.target_forms import with_class_numbers
 from workbench.core.calls.risks import pair_of
 from workbench.core.outputs.class_scores import Binary, Classes
 from workbench.core.outputs.meanings import IGNORED

@@ -27,7 +27,8 @@ from ..saving.extraction import extract
 from .call_arguments import opened
 from .dict_rows import LABELS
 from .label_losses import CLASSES, KINDS, Kind
-from .rows import describe, first_weight, place, with_class_numbers
+from .rows import describe, first_weight, place
+from .target_forms import with_class_numbers
 
 DECODER = "decoder_input_ids"
 MASK = "attention_mask"

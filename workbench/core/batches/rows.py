@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from ...engine.tree import tensors, tree_map
 from .arrays import check_index, is_frame, numbers_of
 from .graphs import batched, is_graph, mapped
+from .target_forms import with_class_numbers
 
 FORMS = "workbench Data, a pair (x, y) of tensors or arrays, a torch Dataset of such pairs, or a DataLoader"
 TWO_OF_MORE = (
@@ -264,51 +265,6 @@ def bad_rows(values: Any, infinite: bool = True) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
     bad = ~values.isfinite() if infinite else values.isnan()
     return bad.reshape(len(values), -1).any(1).nonzero()[:, 0].cpu()
-
-
-def shape_advice(target: Tensor, prediction: Tensor) -> str:
-    """Return what to write where only a dimension of size one differs, to continue an error; "" for other shapes.
-
-    Example:
-        >>> shape_advice(torch.zeros(5), torch.zeros(5, 1))
-        '; give y as a column: y[:, None] of a tensor or array, y.to_frame() of a pandas Series'
-    """
-    if prediction.shape == (*target.shape, 1):
-        if target.dim() > 1:
-            return "; give y[..., None]"
-        return "; give y as a column: y[:, None] of a tensor or array, y.to_frame() of a pandas Series"
-    if target.shape == (*prediction.shape, 1):
-        if prediction.dim() > 1:
-            return "; give y[..., 0]"
-        return "; give y as a vector: y[:, 0] of a tensor or array, y.iloc[:, 0] of a DataFrame"
-    return ""
-
-
-def is_one_hot(y: Tensor) -> bool:
-    """Return whether each row of a tensor [n, classes] is one-hot."""
-    if y.dim() != 2 or y.shape[1] < 2 or not y.numel() or y.is_complex():
-        return False
-    return bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
-
-
-def with_class_numbers(y: Any) -> Any:
-    """Convert integer and bool targets to int64 class numbers.
-
-    Raises:
-        TypeError: if they are complex, which would lose their imaginary part.
-    """
-
-    def converted(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.is_floating_point():
-            return leaf
-        if leaf.is_complex():
-            raise TypeError(
-                f"data: y holds complex numbers ({leaf.dtype}); give real ones, torch.view_as_real(y), and let the model return the same: "
-                "torch.view_as_real of what it returns now. In your own loop, wrapped.loss(criterion, x, y) takes complex targets"
-            )
-        return leaf.long()
-
-    return tree_map(converted, y)
 
 
 def describe(value: Any) -> str:
