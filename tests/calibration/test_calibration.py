@@ -57,7 +57,7 @@ def test_rows_come_in_many_forms(give: Any) -> None:
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_several_inputs() -> None:
+def test_a_model_of_several_inputs_is_calibrated() -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -127,7 +127,7 @@ def test_normalized_intervals_are_wide_where_the_risk_is() -> None:
     assert float(ratio.max() / ratio.min()) < 1.5
 
 
-def test_state_travels() -> None:
+def test_a_loaded_state_gives_the_same_intervals() -> None:
     model, history = crossfitted()
     x = data(5, seed=2)[0]
     ours = calibrate(model, history)

@@ -292,7 +292,7 @@ def test_in_training_the_losses_are_means(pictures):
     ],
     ids=["sample", "vote of sample", "snapshot"],
 )
-def test_other_wrappers(pictures, wrapper):
+def test_other_wrappers_give_the_risks_of_boxes(pictures, wrapper):
     wrapped = wrapper(Detector(0.5))
     if collect := {snapshot.Wrapper: snapshot.collect}.get(type(wrapper)):
         for _ in range(3):

@@ -222,7 +222,7 @@ def test_a_call_that_fails_leaves_them_as_they_were():
 
 
 @pytest.mark.slow
-def test_compiled():
+def test_compiled_voters_fill_lists_of_their_own():
     wrapped = vote.Wrapper(2)(Appends()).eval()
     with torch.no_grad():
         wrapped(STEPS[0], [])

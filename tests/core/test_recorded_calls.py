@@ -184,7 +184,7 @@ def test_boxes_are_matched_anew() -> None:
     assert calls_of(wrapped).replays == 0
 
 
-def test_units_count() -> None:
+def test_recorded_calls_follow_changed_units() -> None:
     wrapped = wrapped_as(mlp)
     wrapped.scale(x_mean=1.0, x_scale=2.0, y_mean=3.0, y_scale=4.0)
     with torch.no_grad():

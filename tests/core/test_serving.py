@@ -230,7 +230,7 @@ def test_gradients_are_left_out_and_come_again() -> None:
     assert wrapped(x).requires_grad
 
 
-def test_functions_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_function_answers_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = mlp(), batches(CALLS)[0]
 
     @vote.Wrapper(3)

@@ -21,7 +21,7 @@ def parts(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return loc, torch.rand(3, 5, 2, generator=generator, dtype=dtype) + 0.2, torch.tensor([0.5, 0.3, 0.2], dtype=dtype)
 
 
-def test_against_torch() -> None:
+def test_a_mixture_of_normals_is_that_of_torch() -> None:
     loc, risk, weights = parts()
     ours = Mixture(Normal(), loc, risk, weights)
     theirs = torch.distributions.MixtureSameFamily(

@@ -324,7 +324,7 @@ def test_a_wrapped_object_without_methods_is_not_taken_for_a_compiled_model() ->
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
-def test_text() -> None:
+def test_the_report_lists_verdicts_findings_and_lines() -> None:
     expected = f"""\
 If on float32 [6, 3]: 1 thing to know, every wrapper takes it (augment with settings that fit).
 

@@ -51,7 +51,7 @@ def of_branch(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_under_vmap(name: str) -> None:
+def test_attention_under_vmap_is_that_of_each_branch(name: str) -> None:
     tensors, dims, options = CASES[name]
     found = torch.vmap(lambda *parts: attention(*parts, **options), dims)(*tensors)
     expected = torch.stack([of_branch(*tensors, dims, i, **options) for i in range(N)])
@@ -62,7 +62,7 @@ def test_under_vmap(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_under_two_vmaps() -> None:
+def test_attention_under_two_vmaps_is_that_of_each_branch() -> None:
     q, k, v, mask = numbers(3, 5, *Q), numbers(5, *K), numbers(3, *V), numbers(5, 5, 6)
     found = torch.vmap(torch.vmap(attention, (0, 0, None, 0)), (0, None, 0, None))(q, k, v, mask)
     expected = torch.stack(

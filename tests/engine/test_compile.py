@@ -394,7 +394,7 @@ def test_parameters_that_forward_goes_through_are_those_of_the_branch(model: typ
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vote_last2", "sample_activations"])
-def test_inductor(name: str) -> None:
+def test_inductor_gives_the_answers_of_plain_models(name: str) -> None:
     assert shutil.which("g++") or shutil.which("clang++") or sys.platform == "win32", (
         "torch.compile needs a C++ compiler on the CPU; install g++"
     )

@@ -101,7 +101,7 @@ def test_gradients_of_gradients(name: str) -> None:
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("training", [False, True])
 @every_kind
-def test_without_gradients(name: str, training: bool, mode: Any) -> None:
+def test_answers_without_gradients_are_those_of_plain_models(name: str, training: bool, mode: Any) -> None:
     wrapped = wrap(name).train(training)
     state, (x, _) = state_of(wrapped), data()
     with mode():

@@ -138,7 +138,7 @@ def _orthogonal(net: Net) -> Net:
 
 @pytest.mark.parametrize("change", [_weight_norm, _spectral_norm, _orthogonal])
 @pytest.mark.parametrize("name", CERTAIN)
-def test_parametrized_layers(name: str, change: Any) -> None:
+def test_parametrized_layers_answer_and_learn_as_in_plain_models(name: str, change: Any) -> None:
     def make() -> nn.Module:
         return change(Net())
 
@@ -235,7 +235,7 @@ def test_an_average_of_the_weights(name: str, decay: float | None) -> None:
     "strict", [pytest.param(False, id="non-strict"), pytest.param(True, id="strict", marks=pytest.mark.slow)]
 )
 @every_kind
-def test_export(name: str, strict: bool) -> None:
+def test_exported_programs_answer_as_plain_models_for_any_number_of_rows(name: str, strict: bool) -> None:
     wrapped = wrap(name).eval()
     state, (x, _) = state_of(wrapped), data()
     seeded(wrapped, x)
@@ -275,7 +275,7 @@ def test_export_with_risk(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CERTAIN)
-def test_trace(name: str) -> None:
+def test_traced_models_answer_as_plain_models(name: str) -> None:
     wrapped = wrap(name).eval()
     state, (x, _) = state_of(wrapped), data()
     for gradients in (False, True):  # the calls in which the model is looked at would be traced otherwise

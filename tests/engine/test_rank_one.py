@@ -263,7 +263,9 @@ def test_activations_that_are_computed_again(reentrant: bool, no_products: None)
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_other_precisions(dtype: torch.dtype, strategy: str, no_products: None) -> None:
+def test_factors_are_applied_in_single_and_double_precision(
+    dtype: torch.dtype, strategy: str, no_products: None
+) -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3))
     wrapped = wrap(copy.deepcopy(model), strategy).to(dtype)
     want = torch.stack([voter(model, wrapped, i).to(dtype)(rand(6, 2, 7, dtype=dtype)) for i in range(VOTERS)])

@@ -266,7 +266,7 @@ def test_a_single_branch_selects_what_it_likes(x):
     assert torch.equal(compose()(copy.deepcopy(model)).eval()(x), model(x))
 
 
-def test_detections_select(x):
+def test_detections_may_select_other_rows_in_each_voter(x):
     def boxes(x, s):
         some = s.sigmoid() > 0.5
         return {"boxes": torch.cat([x[some, :2], x[some, :2] + 1], 1), "scores": s.sigmoid()[some]}

@@ -286,7 +286,7 @@ def trained(wrapper: Any, d: data.Data, epochs: int = 5) -> tuple[Any, nn.Module
     return wrapped, plain
 
 
-def test_regression_measures() -> None:
+def test_measures_of_values_are_computed_again_from_predictions() -> None:
     d = data.load("diabetes")
     wrapped, plain = trained(compose(vote.Wrapper(3), sculpt.Wrapper()), d)
     found = measure.measure(wrapped, plain, d, None)
@@ -334,7 +334,7 @@ def test_vacuitic_risk_ranks_rows_where_it_is_all_there_is() -> None:
     assert found["vacuitic"] == pytest.approx(float(risk.mean()), abs=1e-6)
 
 
-def test_classification_measures() -> None:
+def test_measures_of_classes_are_computed_again_from_predictions() -> None:
     d = data.load("wine")
     wrapped, plain = trained(vote.Wrapper(2, output="logits"), d)
     found = measure.measure(wrapped, plain, d, None)

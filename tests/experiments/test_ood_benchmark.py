@@ -62,7 +62,7 @@ def test_augmented_images_are_shifted_and_half_of_them_mirrored(models: ModuleTy
     assert len(set(ways)) > 40
 
 
-def test_corruptions(models: ModuleType) -> None:
+def test_corruptions_blur_flatten_and_add_noise_by_their_formulas(models: ModuleType) -> None:
     before = torch.get_rng_state()
     for severity in (1, 3):
         blurred = models.corrupted(IMAGES, "blur", severity)

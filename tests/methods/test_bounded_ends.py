@@ -278,7 +278,7 @@ def test_a_value_that_the_end_cannot_have_is_nan() -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_precisions(end: str, dtype: torch.dtype) -> None:
+def test_risks_of_bounded_ends_in_other_precisions(end: str, dtype: torch.dtype) -> None:
     wrapped: Any = sculpt.Wrapper()(made(end)).eval()
     risk = wrapped(X, return_risk=True)[1]
     low = wrapped.to(dtype)(X.to(dtype), return_risk=True)[1]

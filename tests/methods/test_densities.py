@@ -149,7 +149,7 @@ def test_correlation_counts_not_only_size() -> None:
 @BOTH
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("state", ["fit", "trained", "unfitted"])
-def test_state_survives(build: Build, many: bool, state: str) -> None:
+def test_a_loaded_density_scores_as_the_saved_one(build: Build, many: bool, state: str) -> None:
     make: Callable[..., Tensor | list[Tensor]] = layers if many else correlated
     density = build()
     if state == "fit":
@@ -312,7 +312,7 @@ def test_built_on_another_default_device(build: Build) -> None:
     torch.testing.assert_close(density.eval()(correlated(9)), fitted(build, correlated(100))(correlated(9)))
 
 
-def test_empty_batch() -> None:
+def test_an_empty_batch_has_no_scores() -> None:
     density = fitted(Gaussian, correlated(100))
     assert density(correlated(100)[:0]).shape == (0,)
     assert density.train()(correlated(100)[:0]).shape == (0,)

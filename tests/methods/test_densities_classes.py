@@ -219,7 +219,7 @@ def test_new_rows_have_mean_0_and_standard_deviation_1(name: str, n: int) -> Non
 
 @every
 @pytest.mark.parametrize("fit", [False, True])
-def test_state_survives(name: str, fit: bool) -> None:
+def test_a_loaded_density_scores_as_the_saved_one(name: str, fit: bool) -> None:
     density = learned(name) if fit else MAKERS[name]()
     file = io.BytesIO()
     torch.save(density.state_dict(), file)

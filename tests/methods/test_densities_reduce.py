@@ -68,7 +68,7 @@ def test_pool_averages_over_a_grid() -> None:
     [((3,), 1), ((3, 5), 5), ((3, 1, 5), 10), ((3, 5, 1, 1), 5), ((3, 5, 1, 9), 10), ((3, 2, 4, 4, 4), 16),
      ((3, 2, 4, 4, 4, 3), 16), ((0, 5), 5), ((0, 5, 4, 4), 20)],
 )  # fmt: skip
-def test_pool_widths(shape: tuple[int, ...], width: int) -> None:
+def test_pooled_features_have_the_width_of_their_shape(shape: tuple[int, ...], width: int) -> None:
     assert pool(torch.ones(shape), shape[0]).shape == (shape[0], width)
     assert pool(torch.ones(shape, dtype=torch.bfloat16), shape[0]).dtype == torch.float32
 

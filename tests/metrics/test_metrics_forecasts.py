@@ -113,7 +113,7 @@ def test_steps_of_series_that_end_early() -> None:
         torch.testing.assert_close(table.observed[t], curve.observed)
 
 
-def test_pits() -> None:
+def test_pits_are_the_cdf_and_the_share_of_lower_samples() -> None:
     u = metrics.pit(TARGET, np.exp(TARGET), SAMPLES[0])
     np.testing.assert_allclose(u, scipy.stats.norm.cdf(SAMPLES[0], TARGET, np.exp(TARGET)))
     ranks = [[np.sum(SAMPLES[:, i, j] < TARGET[i, j]) for j in range(3)] for i in range(6)]

@@ -63,7 +63,7 @@ def problems(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_committed_notebook(path: Path) -> None:
+def test_a_committed_notebook_has_no_problems(path: Path) -> None:
     assert problems(path) == []
 
 

@@ -38,7 +38,7 @@ def shifted(by: float, times: float = 1.0) -> list[float]:
     return [p + by + times * n for p, n in zip(PLAIN, NOISE, strict=True)]
 
 
-def test_no_difference() -> None:
+def test_no_difference_names_the_cheapest() -> None:
     scores = {"plain": {"rmse": PLAIN}, "vote": {"rmse": shifted(0)}, "neo": {"rmse": PLAIN}}
     text = record_comparison(scores, passes={"plain": 1, "vote": 5, "neo": 1})
     assert text.startswith("No difference in rmse beyond noise over 5 splits, and plain is cheapest (1 pass).")

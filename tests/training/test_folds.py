@@ -173,7 +173,7 @@ def test_predictions_and_noise_come_from_different_times() -> None:
         torch.testing.assert_close(one, two)
 
 
-def test_class_numbers() -> None:
+def test_folds_of_classes_are_stratified_and_judged_by_probabilities() -> None:
     x, y = classes()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -198,7 +198,7 @@ def test_without_risk_heads_the_noise_is_found_all_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_several_outputs() -> None:
+def test_each_output_has_the_noise_of_its_own_head() -> None:
     """Each with the noise that its own head says; without heads one number would stand for all, so there is none."""
     x, y = plane(200)
     both = torch.cat([y, 100 * y], 1)
@@ -343,7 +343,7 @@ def test_folds_that_are_none_are_refused(folds: list[int], says: str) -> None:
 @pytest.mark.parametrize(
     "name", ["cnn_bn", "dropout", "item_loop", "lstm", "moe_topk", "tied", "transformer", "two_inputs"]
 )
-def test_awkward_models(name: str) -> None:
+def test_awkward_models_predict_out_of_fold_what_their_voters_do(name: str) -> None:
     """What was said out of fold is what plain voters say, for models that draw, loop, keep statistics or take several inputs."""
     case = CASES[name]
     args, _ = inputs(case)

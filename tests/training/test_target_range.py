@@ -142,7 +142,9 @@ def test_units_of_positive_targets_do_not_matter() -> None:
         (lambda z: 1 - torch.sigmoid(z), Range.FIXED),
     ],
 )
-def test_ranges(end: Callable[[Tensor], Tensor], expected: Range) -> None:
+def test_the_range_of_predictions_follows_from_the_last_operation(
+    end: Callable[[Tensor], Tensor], expected: Range
+) -> None:
     prediction = Ending(end)(X[:5])
     assert limits_of([prediction], Y[:5]).ranges == (expected,)
     assert limits_of([prediction], Y[:5, 0]).ranges == (Range.FREE,)  # of another shape than the targets

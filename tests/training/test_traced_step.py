@@ -88,7 +88,7 @@ def test_what_is_not_sure_to_repeat_is_left_alone(name: str, made: list[TracedSt
     "criterion",
     [F.l1_loss, nn.HuberLoss(delta=0.5), nn.MSELoss(reduction="sum"), None, lambda y, t: (y - t).square().mean()],
 )
-def test_criteria(criterion: Any, made: list[TracedStep]) -> None:
+def test_every_criterion_trains_the_same_as_eager_steps(criterion: Any, made: list[TracedStep]) -> None:
     wrapper = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))
     for folds in (None, 3):
         options = {"criterion": criterion, "folds": folds}
@@ -97,7 +97,7 @@ def test_criteria(criterion: Any, made: list[TracedStep]) -> None:
 
 
 @pytest.mark.parametrize("output", ["logits", "binary", "probs"])
-def test_classes(output: str, made: list[TracedStep]) -> None:
+def test_every_form_of_class_scores_trains_the_same_as_eager_steps(output: str, made: list[TracedStep]) -> None:
     x, y = waves()
     y = (y > 0).float() if output == "binary" else (y[:, 0] > 0).long()
 
@@ -125,7 +125,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options(name: str, made: list[TracedStep]) -> None:
+def test_every_option_of_fit_trains_the_same_as_eager_steps(name: str, made: list[TracedStep]) -> None:
     def build() -> nn.Module:
         return mlp(nn.Dropout(0.2))
 
