@@ -243,43 +243,20 @@ def _kind(probe: _Probe, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
             f"data: {LABELS} are {list(labels.shape)}, {'values' if labels.is_floating_point() else 'class numbers'}, and {model} gives scores "
             f"{list(scores.shape)}, which match none of the known losses. {_REMEDY}"
         )
-    compared: list[str] = []
-    agree = {kind.words: kind for kind in kinds}
-    for candidate in (candidates := _candidate_labels(labels, classes_last(scores).float())):
-        new_scores = scores_of(candidate)[0]
-        try:
-            model_loss = probe.loss(candidate, new_scores)
-        except ValueError:
-            if candidate is candidates[-1] and candidate.is_floating_point():
-                continue  # the loss refuses labels above 1
-            raise
-        by_kind = {
-            kind.words: kind.loss(at_least_float32(classes_last(new_scores)), kind.target(candidate)) for kind in kinds
-        }
-        if not model_loss.isfinite() and candidate is labels:
-            continue  # such as if all labels are left out
-        compared = [f"    {loss:.7g}  {words}" for words, loss in by_kind.items()]
-        agree = {
-            words: kind for words, kind in agree.items() if bool(_close(model_loss, by_kind[words], model_loss.dtype))
-        }
-        if not agree:
-            break
     class_scores = classes_last(scores).float()
+    candidates = _candidate_labels(labels, class_scores)
+    agree, compared = _agreeing(probe, kinds, candidates, lambda labels: scores_of(labels)[0], classes_last)
     if len(agree) != 1 or (
         kinds[0].meanings == CLASSES[0] and bool((class_scores.amax(-1) == class_scores.amin(-1)).all())
     ):
-        what = (
-            "cannot be told from"
-            if len(agree) > 1
-            else "is not informative, since all scores are equal:"
-            if agree
-            else "is none of"
-        )
+        what = "cannot be told from" if agree else "is none of"
+        if len(agree) == 1:
+            what = "is not informative, since all scores are equal:"
         raise ValueError(
             f"data: the batches have {LABELS}, and how they correspond to the scores of {model} cannot be inferred: its own loss of a few rows, "
-            f"{model_loss:.7g}, {what}\n" + "\n".join(compared) + f"\n{_REMEDY}"
+            f"{compared[0]}, {what}\n" + "\n".join(compared[1:]) + f"\n{_REMEDY}"
         )
-    (kind,) = agree.values()
+    (kind,) = agree
     if not probe.trains_by(kind, candidates[1], scores.shape, classes_last):
         raise ValueError(
             f"data: the batches have {LABELS}, and the loss that {model} computes from them is {kind.words}, but another one in training mode. "
@@ -293,6 +270,40 @@ def _kind(probe: _Probe, decoder: Callable[[Tensor], Tensor] | None, labels: Ten
             f"{kind.line.partition('(')[0]}"
         )
     return kind
+
+
+def _agreeing(
+    probe: _Probe,
+    kinds: list[Kind],
+    candidates: list[Tensor],
+    scores_of: Callable[[Tensor], Tensor],
+    classes_last: Callable[[Tensor], Tensor],
+) -> tuple[list[Kind], list[str]]:
+    """Return the kinds whose loss is the model's own for all candidates, of which the first are the labels of the batch.
+
+    The texts next to them are the last losses compared: the model's own, and that of each kind.
+    """
+    texts: list[str] = []
+    agree = {kind.words: kind for kind in kinds}
+    for candidate in candidates:
+        scores = scores_of(candidate)
+        try:
+            model_loss = probe.loss(candidate, scores)
+        except ValueError:
+            if candidate is candidates[-1] and candidate.is_floating_point():
+                continue  # the loss refuses labels above 1
+            raise
+        class_scores = at_least_float32(classes_last(scores))
+        by_kind = {kind.words: kind.loss(class_scores, kind.target(candidate)) for kind in kinds}
+        if not model_loss.isfinite() and candidate is candidates[0]:
+            continue  # such as if all labels are left out
+        texts = [f"{model_loss:.7g}", *(f"    {loss:.7g}  {words}" for words, loss in by_kind.items())]
+        agree = {
+            words: kind for words, kind in agree.items() if bool(_close(model_loss, by_kind[words], model_loss.dtype))
+        }
+        if not agree:
+            break
+    return list(agree.values()), texts
 
 
 def _few(inputs: dict[str, Any], labels: Tensor) -> tuple[dict[str, Any], Tensor]:
