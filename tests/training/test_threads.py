@@ -115,8 +115,8 @@ def test_small_steps_run_in_one_thread_and_nothing_else_does(
     assert set(seen) == {(expected, 2)}
     if hidden == 8:
         assert torch.equal(*trained)
-    else:  # sums of many numbers are rounded in another order
-        torch.testing.assert_close(*trained)
+    else:  # sums of many numbers are rounded in another order, and Adam enlarges the rounding of tiny gradients
+        torch.testing.assert_close(*trained, rtol=0, atol=1e-3)
 
 
 def in_another_thread(function: Callable[[], int]) -> int:
