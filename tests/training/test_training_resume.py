@@ -263,6 +263,17 @@ def test_a_folder_as_checkpoint_is_not_to_be_deleted(
     assert same(weights(wrapped), before)
 
 
+@pytest.mark.parametrize("folds", [None, 2])
+def test_a_checkpoint_that_cannot_be_written_is_refused_before_the_training(folds: int | None, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    wrapped = vote.Wrapper(2)(nn.Linear(2, 1))
+    before, calls = weights(wrapped), []
+    with pytest.raises(ValueError, match=r"^checkpoint: .*model\.pt can't be written \(.*file'\); give a path in a"):
+        quiet(wrapped, plane(40), folds=folds, checkpoint=tmp_path / "file" / "model.pt", callback=calls.append)
+    assert same(weights(wrapped), before)
+    assert not calls
+
+
 def loss_of(factor: float, power: int = 2, calls: int = 0) -> Any:
     def criterion(prediction: Tensor, target: Tensor) -> Tensor:
         """Counts its calls."""

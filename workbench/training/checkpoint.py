@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -46,8 +47,15 @@ class Checkpoint:
         """Return the stored state, or None if there is no file yet.
 
         Raises:
-            ValueError: the file is a folder, or no checkpoint, is damaged, or is one of other settings or data.
+            ValueError: the file is a folder, or no checkpoint, is damaged, is one of other settings or data, or can't be written later.
         """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.path.parent).close()
+        except OSError as error:
+            raise ValueError(
+                f"checkpoint: {self.path} can't be written ({error}); give a path in a folder that can"
+            ) from error
         if not self.path.exists():
             return None
         if self.path.is_dir():
