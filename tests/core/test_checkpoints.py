@@ -24,6 +24,7 @@ from helpers.checkpoint_models import (
 )
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from workbench import NotFittedError, neo, sculpt, vote
 
@@ -292,6 +293,15 @@ def test_a_part_of_a_larger_model_loads_with_it() -> None:
         assert missing == ["1.last.bias"]
         if name != "rank1":
             assert all(torch.equal(voter.last.weight, torch.ones(2, 4)) for voter in other[1].voters())
+
+
+@every_wrapper
+def test_a_part_of_a_larger_model_has_a_state_for_torchs_distributed_checkpoints(name: str) -> None:
+    whole, other = (nn.ModuleDict({"part": wrapped_net(name, seed=seed)}).eval() for seed in (1, 3))
+    state = get_model_state_dict(whole)
+    assert state.keys() == whole.state_dict().keys()
+    set_model_state_dict(other, state)
+    assert_same(other["part"], whole["part"])
 
 
 def test_an_assigned_state_shows_everywhere() -> None:

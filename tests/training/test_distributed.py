@@ -11,6 +11,7 @@ import torch.distributed as dist
 from helpers.reference_from_state import (
     KINDS,
     Kind,
+    Net,
     assert_answer,
     assert_gradients,
     close,
@@ -25,6 +26,8 @@ from helpers.reference_from_state import (
 from helpers.two_processes import WORLD, in_two_processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from workbench import vote
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
 
@@ -177,6 +180,44 @@ def _accumulated(rank: int) -> None:
 
 def test_gradients_accumulate_without_talking(tmp_path: Path) -> None:
     in_two_processes(_accumulated, tmp_path)
+
+
+def _inside(rank: int) -> None:
+    plain = DistributedDataParallel(Net())
+    before = dict(vars(plain))
+    for kind in KINDS.values():
+        for wrapper, at in ((kind.make(), None), (kind.make(), "module")):
+            with pytest.raises(TypeError, match=r"DistributedDataParallel\(wrapped\)"):
+                wrapper(plain, at=at)
+    assert vars(plain) == before
+    with pytest.raises(TypeError, match=r"the sub-module 0.*wrap"):
+        vote.Wrapper(2)(nn.Sequential(plain, nn.Linear(2, 1)))
+
+
+def test_a_model_whose_own_gradients_alone_are_averaged_is_refused(tmp_path: Path) -> None:
+    in_two_processes(_inside, tmp_path)
+
+
+def _saved(rank: int, names: list[str]) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+
+    whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    for name in names:
+        parallel, other = DistributedDataParallel(wrap(name)), wrap(name)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+        state = get_model_state_dict(parallel, options=StateDictOptions(full_state_dict=True))
+        assert state.keys() == other.state_dict().keys()
+        with pytest.raises(RuntimeError, match=r"set_model_state_dict\(parallel\.module"):
+            set_model_state_dict(parallel, dict(state))
+        set_model_state_dict(other, state, options=whole)
+        for key, parameter in parallel.module.named_parameters():
+            assert torch.equal(other.get_parameter(key), parameter), f"{name}: {key}"
+
+
+def test_states_of_torchs_distributed_checkpoints_load(tmp_path: Path) -> None:
+    in_two_processes(_saved, tmp_path, list(KINDS))
 
 
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------

@@ -153,6 +153,10 @@ class Persistent(Freezable):
         )
 
 
+# torch.distributed.checkpoint looks up every key of a state as an attribute, also that of the settings
+setattr(Persistent, SETTINGS, property(described))
+
+
 def _deep_copy(tensor: Tensor, name: Any, memo: dict[int, Any]) -> Tensor:
     try:
         return copy_tensor(tensor, memo)

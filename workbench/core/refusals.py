@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ..engine.clone import eager, is_scripted
@@ -87,6 +88,16 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
             )
     if not is_wrapped(model):
         warn_unregistered(model)
+
+
+def check_processes(model: nn.Module) -> None:
+    """Raise TypeError if a model averages gradients over several processes, which it does with none but the parameters that it has now."""
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel) and module.process_group.size() > 1:
+            raise TypeError(
+                f"{f'the sub-module {name}' if name else 'the model itself'} is a DistributedDataParallel, which would not average the "
+                "gradients of parameters that a wrapper adds: wrap the plain model (its .module) first, then DistributedDataParallel(wrapped)"
+            )
 
 
 def part_at(model: nn.Module, at: str | None) -> nn.Module:

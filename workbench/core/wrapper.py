@@ -30,7 +30,7 @@ from .ownership import table_of
 from .peft_layers import merge_for_voters
 from .quantized import own_scales
 from .reached_outputs import keep_settled
-from .refusals import check_model, part_at
+from .refusals import check_model, check_processes, part_at
 from .settings import Settings, setting, settings_of
 from .wrapped import Wrapped, adopt, copied, is_wrapped, unwrap
 
@@ -153,7 +153,7 @@ class Wrapper(Settings):
             type of an object that is both of the user's class and a `workbench.Wrapped`.
 
         Raises:
-            TypeError: if the target is none of these, is scripted or sharded, or if the function trains a model.
+            TypeError: if the target is none of these, is scripted, sharded or trained in several processes, or if the function trains a model.
             ValueError: if the model has uninitialized lazy parameters, has no parameters, already carries this method, or has no such method
                 or sub-module.
 
@@ -185,6 +185,7 @@ class Wrapper(Settings):
             )
         if self._has_inputs() and any(map(is_lazy, (*target.parameters(), *target.buffers()))):
             target = self._materialized(target, method, at)
+        check_processes(target)
         check_model(part_at(target, at), method, self.make())
         surroundings = Surroundings()
         try:
@@ -260,6 +261,7 @@ class Wrapper(Settings):
 
     def _wrap_in_place(self, model: nn.Module, method: str, at: str | None) -> None:
         part = part_at(model, at)
+        check_processes(model)
         check_model(part, method, self.make())
         own_scales(model)
         self._attach_to(part, method, self._trace_example(model, method, at))

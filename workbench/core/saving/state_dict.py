@@ -132,6 +132,11 @@ class Loading:
             key for key in incompatible.missing_keys if key in self.missed or key not in replaced
         ]
         self._tie()
+        if self.prefix + SETTINGS != SETTINGS and SETTINGS in incompatible.unexpected_keys:
+            self.errors.append(
+                f"{SETTINGS} lacks the prefix {self.prefix!r}, since torch.distributed.checkpoint leaves out names of DistributedDataParallel: "
+                "load the state into the wrapped model, set_model_state_dict(parallel.module, state)."
+            )
         wrong = self._own([*incompatible.missing_keys, *incompatible.unexpected_keys])
         if self.strict and wrong:
             self.errors.append(self.hint)
