@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from workbench import vote
+from workbench import compose, neo, vote
 from workbench.outputs import Logits
 
 accelerate = pytest.importorskip("accelerate")
@@ -115,3 +116,17 @@ def test_a_saved_state_goes_on_where_it_was(tmp_path: Path) -> None:
     for each in (model, other):
         for name, parameter in each.named_parameters():
             assert torch.equal(parameter, expected[name]), name
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_a_density_comes_back_from_a_saved_state(fit: bool, tmp_path: Path) -> None:
+    x = torch.randn(32, 3)
+    network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    wrapped, other = (compose(vote.Wrapper(2), neo.Wrapper())(network).eval() for _ in range(2))
+    if fit:
+        wrapped.fit(x)
+    accelerate.Accelerator(cpu=True).save_model(nn.Sequential(wrapped), tmp_path)  # safetensors, as `save_state` writes
+    safetensors.torch.load_model(nn.Sequential(other), tmp_path / "model.safetensors")
+    assert torch.equal(other(x), wrapped(x))
+    if fit:
+        assert torch.equal(other(x, return_risk=True)[1].vacuitic, wrapped(x, return_risk=True)[1].vacuitic)

@@ -100,6 +100,7 @@ class Loading:
         if saved or marked:
             if self.strict is not False:
                 adapt(self.wrapped, self.state, self.prefix)
+            self._fill()
             self._widen()
             complete(self.state, self.wrapped, self.prefix)
             current = self._current()
@@ -180,6 +181,14 @@ class Loading:
         if keys and all(key.startswith(stem) for key in keys) and "module" not in self.wrapped._modules:
             for key in keys:
                 state[self.prefix + key[len(stem) :]] = state.pop(key)
+
+    def _fill(self) -> None:
+        """Add the empty tensors that a file lacks: accelerate takes all of them for one with many names, and writes only the first."""
+        stem = self.prefix + EXTRAS
+        if sum(key.startswith(stem) and not self.state[key].numel() for key in self._own(self.state)) == 1:
+            for key, current in self._current().items():
+                if key.startswith(EXTRAS) and not current.numel():
+                    self.state.setdefault(self.prefix + key, current)
 
     # ---- a state of fewer methods
     def _widen(self) -> None:

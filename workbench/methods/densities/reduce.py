@@ -68,6 +68,12 @@ class Reduce(Growing):
         for name in ("mean", "unit", "axes"):
             self.register_buffer(name, torch.empty(0))
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        mean = state_dict.get(f"{prefix}mean")
+        if mean is not None and len(mean) <= self.n_components:  # no axes; accelerate leaves most empty tensors out
+            state_dict.setdefault(f"{prefix}axes", mean.new_empty(len(mean), 0))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def fit(self, features: Tensor) -> None:
         """Set mean, unit and principal axes.
 
