@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from workbench import vote
 from workbench.introspect.bytecode import (
     attributes_assigned,
+    attributes_of_self,
     containers_changed,
     globals_assigned,
     globals_read,
@@ -50,6 +52,48 @@ def test_nested_functions_are_read() -> None:
     assert containers_changed(code) == {"seen", "by_size"}
     assert globals_read(code) == ["_limit", "len"]
     assert {"state", "table", "append", "_limit"} <= names_in(code)
+
+
+def _change(model: Any, k: int, h: Tensor) -> None:
+    model.item[k] = model.value
+    model.items[k:] = [h]
+    model.added[k] += h
+    model.added_to_items[k : k + 1] += [h]
+    del model.deleted[0]
+    model.read[k][0] = model.read_items[k:][0]
+    model.item[model.key] = model.other[k]
+
+
+def test_items_that_are_set_added_to_or_deleted_are_changed() -> None:
+    assert containers_changed(_change.__code__) == {"item", "items", "added", "added_to_items", "deleted"}
+
+
+def _penalties() -> list[Callable[..., Any]]:
+    return [
+        lambda self: self.layers[0].weight.square(),
+        lambda self: self.layers[-1][300].weight,
+        lambda self: self.blocks["a"].weight + self.layers[self.k].bias,
+    ]
+
+
+@pytest.mark.parametrize("version", ["this", "3.14"])
+def test_items_with_a_constant_key_are_parts_of_a_chain(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(step: dis.Instruction) -> dis.Instruction:
+        """An instruction as Python 3.14 has it."""
+        if step.opname == "BINARY_SUBSCR":
+            return step._replace(opname="BINARY_OP", argrepr="[]")
+        small = step.opname == "LOAD_CONST" and isinstance(step.argval, int) and 0 <= step.argval < 256
+        return step._replace(opname="LOAD_SMALL_INT") if small else step
+
+    if version == "3.14":
+        instructions = dis.get_instructions
+        monkeypatch.setattr(dis, "get_instructions", lambda code: [renamed(step) for step in instructions(code)])
+    chains = [attributes_of_self.__wrapped__(function.__code__) for function in _penalties()]  # past the cache
+    assert chains == [
+        (("layers", "0", "weight", "square"),),
+        (("layers", "-1", "300", "weight"),),
+        (("blocks", "a", "weight"), ("layers",), ("k",)),
+    ]
 
 
 def _logged(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 _MUTATORS = frozenset(
     ["append", "appendleft", "extend", "insert", "add", "update", "setdefault", "pop", "popleft", "clear"]
 )
+_CONSTANTS = frozenset(["LOAD_CONST", "LOAD_SMALL_INT"])  # the latter from Python 3.14 on
+_STORES = frozenset(["STORE_SUBSCR", "STORE_SLICE"])  # the latter from Python 3.12 on
+# depth of the stack after an instruction that changes a container, counted from there
+_DEPTHS = {"STORE_SUBSCR": -1, "STORE_SLICE": -1, "DELETE_SUBSCR": 0}
 
 
 def methods_of(cls: Any) -> Iterator[tuple[str, types.FunctionType]]:
@@ -98,16 +103,21 @@ def _names_loaded(steps: list[dis.Instruction], i: int) -> Iterator[str]:
         if "LOAD_ATTR" in steps[i].opname or steps[i].opname == "LOAD_METHOD":
             yield str(steps[i].argval)
             i += 1
-        elif "LOAD_CONST" in steps[i].opname and steps[i + 1].opname == "BINARY_SUBSCR":
+        elif steps[i].opname in _CONSTANTS and _takes_item(steps[i + 1]):
             yield str(steps[i].argval)
             i += 2
         else:
             return
 
 
+def _takes_item(step: dis.Instruction) -> bool:
+    is_operator = step.opname == "BINARY_OP" and step.argrepr == "[]"  # from Python 3.14 on
+    return is_operator or step.opname == "BINARY_SUBSCR"
+
+
 @functools.cache
 def containers_changed(code: types.CodeType) -> frozenset[str]:
-    """Return the names of the attributes whose containers code changes, by a method such as append or by setting an item."""
+    """Return the names of the attributes whose containers code changes, by a method such as append or by setting or deleting items."""
     changed = set()
     for each in _with_nested(code):
         steps = [step for step in dis.get_instructions(each) if step.opname != "EXTENDED_ARG"]
@@ -117,15 +127,13 @@ def containers_changed(code: types.CodeType) -> frozenset[str]:
 
 
 def _changes_loaded(steps: list[dis.Instruction], i: int) -> bool:
-    """Whether the container that step i loads is changed by a method or by setting an item."""
+    """Whether the container that step i loads is changed by a method or by setting or deleting items."""
     if i + 1 < len(steps) and steps[i + 1].argval in _MUTATORS:
         return True
     depth = 1  # of the stack, counted from the container
-    for step in steps[i + 1 :]:
-        effect = dis.stack_effect(step.opcode, step.arg, jump=False)
-        if depth == 2 and effect < 0:
-            return step.opname == "STORE_SUBSCR"
-        depth += effect
-        if depth < 2:
-            return False
+    for before, step in itertools.pairwise(steps[i:]):
+        depth += dis.stack_effect(step.opcode, step.arg, jump=False)
+        if depth < 2:  # the container is used
+            # `container[k] += x` swaps a copy of the container and the new value, which otherwise lies below the container
+            return depth == _DEPTHS.get(step.opname) or (step.opname in _STORES and before.opname == "SWAP")
     return False
