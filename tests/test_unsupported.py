@@ -13,9 +13,10 @@ import torch
 from helpers.models import mlp
 from helpers.reference_from_copies import NOISE, VOTERS, WRAPPERS, Net, asked, close, expected, inputs, seeded
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 import workbench
-from workbench import compose, neo, sample, sculpt, vote
+from workbench import compose, neo, sample, sculpt, swag, vote
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -408,6 +409,24 @@ def test_wrapped_models_run_distributed(how: str, kind: str) -> None:
 def test_a_sharded_model_must_be_wrapped_first(kind: str) -> None:
     with pytest.raises(TypeError, match=r"shard.*wrap"):
         wrapped_as(kind, shard(Net()))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_needs_whole_parameters_is_refused_for_a_sharded_model(tmp_path: Path) -> None:
+    x, y = inputs(), Net()(inputs()).detach()
+    wrapped: Any = shard(swag.Wrapper(2)(Net()))
+    calls: list[Callable[[], Any]] = [
+        lambda: workbench.fit(wrapped, (x, y), epochs=4),
+        lambda: wrapped.fit(x),
+        lambda: swag.collect(wrapped),
+        lambda: workbench.save(wrapped, tmp_path / "model"),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"is sharded .*before fully_shard.*full_state_dict=True"):
+            call()
+    whole: Any = swag.Wrapper(2)(Net())
+    whole.load_state_dict(get_model_state_dict(wrapped, options=StateDictOptions(full_state_dict=True)))
+    assert swag.collect(whole) == 1
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)

@@ -20,6 +20,7 @@ from .additions import MARK
 from .method import Method
 from .offloaded import refuse_offloaded
 from .peft_layers import refuse_rewritten
+from .sharded import refuse_sharded
 from .wrapped import Wrapped, is_wrapped
 
 
@@ -49,12 +50,7 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
             f"{type(model).__name__} is scripted (torch.jit) in: {scripted[0]}. Scripted code cannot be run with other parameters: wrap the "
             "model as it was before scripting, and deploy the wrapped model with torch.export.export"
         )
-    sharded = [name for name, p in model.named_parameters() if type(p).__name__ == "DTensor"]
-    if sharded:
-        raise TypeError(
-            f"{type(model).__name__} is sharded ({sharded[0]} is a DTensor), and a shard cannot be wrapped: wrap the model first, then shard "
-            "the wrapped one"
-        )
+    refuse_sharded(model, "a shard cannot be wrapped: wrap the model first, then shard the wrapped one")
     refuse_offloaded(model)
     refuse_rewritten(model)
     foreign = [name for name, module in model.named_modules() if is_keras(module)]

@@ -40,6 +40,7 @@ from .saving.extraction import extract
 from .saving.savepoint import Savepoint
 from .saving.state_dict import add_registered, saves_itself
 from .saving.training_data import note_fit
+from .sharded import WHOLE, refuse_sharded
 from .standardize import Scaling
 from .subclasses import subclass
 
@@ -145,6 +146,7 @@ class Wrapped(WrappedParameters, Persistent):
             ValueError: if no method is fitted in closed form; use `workbench.fit` to train by gradient descent.
         """
         refuse_change(self, "fit()")
+        refuse_sharded(self, WHOLE)
         with Savepoint(self, values=any(method.collects for method in self._workbench.methods)):
             calling.fit(self, inputs)
             note_fit(self, inputs)

@@ -86,7 +86,7 @@ class Snapshot(WeightSets):
     def gather(self, wrapped: Any) -> int:
         """Keep the current weights as a voter; see `snapshot.collect`."""
         table = table_of(wrapped)
-        self.check_frozen(table)
+        self.check_collecting(table)
         for name in self.names(table, [*self._parameters, *self._buffers]):
             rows, value = table.get(f"{name}@snapshot"), table.get(name)
             rows.copy_(torch.cat([rows[1:], value[None]]))

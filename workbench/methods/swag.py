@@ -139,7 +139,7 @@ class Swag(WeightSets):
     def gather(self, wrapped: Any) -> int:
         """Collect the current weights; see `swag.collect`."""
         table = table_of(wrapped)
-        self.check_frozen(table)
+        self.check_collecting(table)
         count = self.flag(table, "count")
         n = int(count)
         for name in self.names(table, self._parameters):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.method import Call, Method
 from ..core.ownership import table_of
+from ..core.sharded import WHOLE, refuse_sharded
 from ..engine.plan import Axis, Index, Intervention, Shared, Split, Stacked
 from ..errors import NotFittedError, WorkbenchWarning
 
@@ -67,10 +68,16 @@ class WeightSets(Method):
             self._register_sets(table)
 
     def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.check_frozen(table_of(wrapped))
+        self.check_collecting(table_of(wrapped))
 
-    def check_frozen(self, table: Table) -> None:
-        """Raise ValueError if weights are trained that were frozen when the model was wrapped, and so are not collected."""
+    def check_collecting(self, table: Table) -> None:
+        """Raise an error if weights cannot be collected.
+
+        Raises:
+            TypeError: the model is sharded.
+            ValueError: weights are trained that were frozen when the model was wrapped, for which there is no place.
+        """
+        refuse_sharded(table.root, WHOLE)
         registered = dict.fromkeys(name for slot in table.parameters() for name in _registered(table, slot))
         trained = [name for name in registered if table.get(name).requires_grad and not self._has_set(table, name)]
         if trained:

@@ -23,6 +23,7 @@ from workbench.core.outputs.options import has_detections
 from workbench.core.outputs.transformed_losses import refuse_transformed
 from workbench.core.saving.savepoint import Savepoint
 from workbench.core.saving.training_data import note_training
+from workbench.core.sharded import WHOLE, refuse_sharded
 from workbench.core.standardize import fits
 from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
 from workbench.data import Data
@@ -193,6 +194,7 @@ def fit(
     """
     wrapped = _checked(wrapped)
     check_modes(wrapped)
+    refuse_sharded(wrapped, WHOLE)
     _refuse_detector(wrapped, criterion, folds)
     refuse_transformed(wrapped, criterion, unshadowed(wrapped, "methods"), folds is not None)
     transforms = augmentations(augment)

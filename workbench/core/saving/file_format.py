@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...atomic import replacing
+from ..sharded import WHOLE, refuse_sharded
 from .entries import to_json
 
 KEY = "workbench"  # key of the JSON text in the file's metadata
@@ -25,9 +26,10 @@ def tensors_of(wrapped: Any) -> tuple[dict[str, Tensor], list[str], dict[str, An
     entries that are no tensors, as JSON values.
 
     Raises:
-        TypeError: if the state has parts that are neither tensors nor such values.
+        TypeError: if the state has parts that are neither tensors nor such values, or is sharded.
         ValueError: if a tensor is on the meta device.
     """
+    refuse_sharded(wrapped, WHOLE)
     tensors: dict[str, Tensor] = {}
     split: list[str] = []
     entries: dict[str, Any] = {}
