@@ -185,6 +185,12 @@ def test_noise_on_recomputed_activations_is_refused_in_the_forward_pass(name: st
         assert_answer(seeded(wrapped, x, return_risk=True), answer)
 
 
+def test_noise_is_refused_by_name_under_hooks_of_saved_tensors() -> None:
+    wrapped = wrap("sample_activations").train()
+    with torch.autograd.graph.save_on_cpu(), pytest.raises(RuntimeError, match=r"save_on_cpu.*where=\"weights\""):
+        wrapped(data()[0])
+
+
 # ---- function transforms ---------------------------------------------------------------------------------------------
 
 

@@ -89,8 +89,8 @@ def run_branch(
                     stack.enter_context(context)
                     if intervention.draws:  # checkpointing would draw other noise in the backward pass
                         why = (
-                            "noise on activations cannot be drawn again where activation checkpointing recomputes them in the backward pass: "
-                            + intervention.checkpoint_remedy
+                            "noise on activations cannot be drawn again where activation checkpointing recomputes them in the backward pass, "
+                            f"as any hooks of saved tensors might (save_on_cpu, too): {intervention.checkpoint_remedy}"
                         )
                         stack.enter_context(refuse_recomputing(why))
         if mode is not None:
