@@ -110,6 +110,12 @@ def test_other_values_are_refused_by_name(value: Any) -> None:
         record(fine=1, wrong_one=value)
 
 
+@pytest.mark.parametrize("value", ["data-\udcff.csv", ["a", {"deep": "\ud800"}], {"\ud800": 1}])
+def test_text_that_no_notebook_can_hold_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"wrong_one.*: .* lone surrogates"):
+        record(fine="\U0001f389", wrong_one=value)
+
+
 def test_nothing_to_record_is_refused() -> None:
     with pytest.raises(TypeError, match="name=value"):
         record()

@@ -64,6 +64,24 @@ def test_reports_that_differ(two: Callable[..., tuple[Path, Path]], capsys: pyte
     assert main(["diff", str(a), str(b), "--tolerance", "0.5"]) == 1  # text and missing values still differ
 
 
+def test_a_value_named_status_is_not_that_of_the_run(tmp_path: Path) -> None:
+    executed(tmp_path / "a", "run", {"n": 1}, status="converged")
+    executed(tmp_path / "b", "run", {"n": 1}, "failed", status="converged")
+    for name in "ab":
+        Index(tmp_path / name).write()
+    found = compare_reports(tmp_path / "a", tmp_path / "b")
+    assert [(d.name, d.first, d.second) for d in found.differences] == [("status", "ok", "failed")]
+    assert found.compared == 2
+
+
+def test_every_difference_is_one_line(two: Callable[..., tuple[Path, Path]]) -> None:
+    a, b = two({"text": "one\nthree", "a\nb": 2}, **{"text": "one\ntwo", "a\nb": 1})
+    lines = str(compare_reports(a, b)).splitlines()
+    assert len(lines) == 5
+    assert lines[3].split() == ["run", r"a\nb", "1", "2", "0.5"]
+    assert lines[4].split() == ["run", "text", r"one\ntwo", r"one\nthree"]
+
+
 def test_what_made_them_is_told_too(tmp_path: Path) -> None:
     for name, n in (("a", 1), ("b", 2)):
         executed(tmp_path / name, "run", {"n": n}, rmse=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -323,6 +324,16 @@ def test_what_cannot_run_is_refused_before_anything_runs(tmp_path: Path, capsys:
     assert "(R); only Python can be run" in capsys.readouterr().err
     assert main(["report", str(write_notebook(notebook, "1")), "-o", str(tmp_path / "out"), "-j", "0"]) == 2
     assert "jobs must be a whole number" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_script_that_workers_would_start_again_is_told_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = write_notebook(tmp_path / "a.ipynb", "1")
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)  # as in a new worker
+    with pytest.raises(RuntimeError, match="put what starts the runs under if __name__ == '__main__':"):
+        run_grid(notebook, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

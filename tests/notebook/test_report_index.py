@@ -32,6 +32,14 @@ from workbench.notebook.tables import runs_table, summary_table
 folder = executed_reports.folder
 
 
+def test_columns_of_the_table_have_names_of_their_own(tmp_path: Path) -> None:
+    executed(tmp_path, "run", {"metric": "rmse", "value": 3, "n": 1}, rmse=0.5)
+    Index(tmp_path).write()
+    row = next(csv.DictReader((tmp_path / "index.csv").read_text().splitlines()))
+    assert (row["metric"], float(row["value"]), row["n"]) == ("rmse", 0.5, "1")
+    assert (row["parameter metric"], row["parameter value"]) == ("rmse", "3")
+
+
 def test_the_page_lists_every_run_with_all_its_numbers(folder: Path) -> None:
     text, soup = page(folder)
     table = soup.select("table.runs")[0]

@@ -255,6 +255,8 @@ def test_the_digest_follows_the_source_of_the_package(tmp_path: Path, monkeypatc
         ({"tags": "a"}, TypeError, r"can't be 'a' \(str\)"),
         ({"tags": [{1: "a"}]}, TypeError, "tags of a.ipynb can't be .* keys that are texts"),
         ({"tags": [b"a"]}, TypeError, "lists hold numbers, texts, None, lists and dicts"),
+        ({"name": "data-\udcff.csv"}, ValueError, r"name of a.ipynb: 'data-\\udcff.csv' has lone surrogates"),
+        ({"tags": ["fine", "\ud800"]}, ValueError, r"tags of a.ipynb\[1\]: .* lone surrogates"),
     ],
 )
 def test_wrong_parameters_are_refused_before_anything_runs(

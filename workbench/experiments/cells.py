@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from ..errors import WorkbenchWarning, as_count, require
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
 from . import environment
-from .pool import CellOutcome, outcomes, visible_gpus
+from .pool import CellOutcome, outcomes, refuse_in_worker, visible_gpus
 from .scheduler import Cluster
 from .store import Store, check_path, key
 from .tables import text
@@ -100,11 +99,7 @@ def run_cells(
         >>> frame["seed"].tolist(), frame.attrs["failed"]
         ([1, 0], [])
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
-        raise RuntimeError(
-            "each worker process imports your script, and would start all over again here: put what starts the cells under "
-            "if __name__ == '__main__': (in a notebook this is not needed)"
-        )
+    refuse_in_worker("cells")
     require("filelock")
     require("pandas")
     log = None if log_to is None else Delivery(tracker_of(log_to))

@@ -113,6 +113,19 @@ def outcomes(
                 worker.end(now=False)
 
 
+def refuse_in_worker(started: str) -> None:
+    """Raise a RuntimeError in a worker process that is still importing the user's script, which would start all over again.
+
+    Args:
+        started: name of what the script starts, such as "cells".
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise RuntimeError(
+            f"each worker process imports your script, and would start all over again here: put what starts the {started} under "
+            "if __name__ == '__main__': (in a notebook this is not needed)"
+        )
+
+
 def visible_gpus() -> list[str]:
     """Return the GPUs of this process, named as in CUDA_VISIBLE_DEVICES; empty if there are fewer than two."""
     import torch

@@ -56,7 +56,13 @@ class ReportComparison:
             for difference in self.differences:
                 share = "" if difference.relative is None else f"{difference.relative:.2g}"
                 rows.append(
-                    (difference.run, difference.name, _as_text(difference.first), _as_text(difference.second), share)
+                    (
+                        difference.run,
+                        _one_line(difference.name),
+                        _as_text(difference.first),
+                        _as_text(difference.second),
+                        share,
+                    )
                 )
             widths = [max(len(row[i]) for row in rows) for i in range(5)]
             lines.append("")
@@ -104,18 +110,19 @@ def compare_reports(first: Path | str, second: Path | str, tolerance: float = TO
         b = dict(zip(a, b.values(), strict=True))
     comparison = ReportComparison()
     for name in dict.fromkeys([*a, *b]):
-        first_values, second_values = (
-            {"status": run["status"], **_values(run)} if run else {} for run in (a.get(name), b.get(name))
-        )
-        if not first_values or not second_values:
+        if name not in a or name not in b:
             comparison.compared += 1
-            x, y = ("there" if values else _NOTHING for values in (first_values, second_values))
+            x, y = ("there" if name in runs else _NOTHING for runs in (a, b))
             comparison.differences.append(Difference(name, "(the run)", x, y))
             continue
+        if (x := a[name]["status"]) != (y := b[name]["status"]):
+            comparison.compared += 1
+            comparison.differences.append(Difference(name, "status", x, y))
+        first_values, second_values = _values(a[name]), _values(b[name])
         for value in dict.fromkeys([*first_values, *second_values]):
             x, y = first_values.get(value, _NOTHING), second_values.get(value, _NOTHING)
             relative = _relative(x, y)
-            comparison.compared += value != "status" or x != y
+            comparison.compared += 1
             if relative is None or relative > tolerance:
                 comparison.differences.append(Difference(name, value, x, y, relative))
     comparison.context = _context(a, b)
@@ -195,5 +202,10 @@ def _context(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
-    """Return a value as text, numbers with enough digits to see a difference."""
-    return f"{value:.7g}" if isinstance(value, float) else "–" if value is _NOTHING else as_text(value)
+    """Return a value as text in one line, numbers with enough digits to see a difference."""
+    return f"{value:.7g}" if isinstance(value, float) else "–" if value is _NOTHING else _one_line(as_text(value))
+
+
+def _one_line(text: str) -> str:
+    """Return a text with line breaks and other characters that are not printable escaped."""
+    return text if text.isprintable() else repr(text)[1:-1]

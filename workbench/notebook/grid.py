@@ -23,6 +23,7 @@ from .. import atomic
 from ..console import progress_bar
 from ..errors import as_count
 from ..experiments.environment import environment
+from ..experiments.pool import refuse_in_worker
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
 from .parameters import load_notebook, skip_iri_grammars
@@ -79,6 +80,7 @@ def run_grid(
         FileNotFoundError, ValueError, TypeError: the notebook, the parameters or a number is invalid; nothing is written.
         FileExistsError: a notebook that is no report lies where a run would be written.
         OSError: the folder can't be made or written to, or another grid is running in it (BlockingIOError).
+        RuntimeError: a script calls it outside of ``if __name__ == "__main__":``, which the processes of the runs would start again.
         KeyboardInterrupt: after Ctrl-C or SIGTERM; unfinished runs have been saved as ``interrupted``.
 
     Example:
@@ -99,6 +101,7 @@ def run_grid(
     from .index import Index
     from .pdf import find_chromium
 
+    refuse_in_worker("runs")
     notebook, folder = Path(notebook).resolve(), Path(folder).resolve()
     nb = load_notebook(notebook)
     check_timeout(timeout)

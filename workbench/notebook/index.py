@@ -85,7 +85,9 @@ class Index:
         parameters = list(dict.fromkeys(name for entry in self.entries.values() for name in entry.run.parameters))
         buffer = io.StringIO(newline="")
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["notebook", "run", "status", *parameters, "metric", "value"])
+        fixed = ("notebook", "run", "status", "metric", "value")
+        heads = [f"parameter {name}" if name in fixed else name for name in parameters]
+        writer.writerow([*fixed[:3], *heads, *fixed[3:]])
         for entry in self.entries.values():
             run = entry.run
             values = [run.parameters.get(name, "") for name in parameters]

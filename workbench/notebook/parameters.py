@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import require
+from .values import to_json
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -163,6 +164,7 @@ def check_parameters(declared: Mapping[str, Any], values: Mapping[str, Any], not
         ValueError: the notebook has no such parameter; the message suggests similar names.
         TypeError: the type of a value differs from that of the default, or it holds what JSON cannot. An int may replace a float, and anything
             may replace None.
+        ValueError: a text has lone surrogates.
 
     Example:
         >>> check_parameters({"rate": 0.1}, {"rate": 1}, "train.ipynb")
@@ -188,6 +190,7 @@ def check_parameters(declared: Mapping[str, Any], values: Mapping[str, Any], not
                 f"parameter {name} of {notebook} can't be {value!r:.200}: lists hold numbers, texts, None, lists and dicts, and dicts have keys "
                 "that are texts"
             )
+        to_json(value, f"parameter {name} of {notebook}")  # which refuses texts that no notebook can hold
         checked[name] = value
     return checked
 

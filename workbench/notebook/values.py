@@ -21,6 +21,7 @@ def to_json(value: Any, where: str) -> Any:
 
     Raises:
         TypeError: the value is of another type.
+        ValueError: a text has lone surrogates.
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -29,15 +30,29 @@ def to_json(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str) or key == FLOAT]:
             raise TypeError(f"record() takes dicts with string keys, but {where} has the key {wrong[0]!r}")
-        return {str(key): to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {encodable(str(key), where): to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
         return {FLOAT: repr(float(value))}
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, str):
+        return encodable(value, where)
+    if value is None or isinstance(value, (bool, int, float)):
         return value
     kind = type(value).__name__
     raise TypeError(f"record() takes numbers, text, lists and dicts, but {where} is of type {kind}: convert it first")
+
+
+def encodable(text: str, where: str) -> str:
+    """Return a text, or raise a ValueError that names it if UTF-8, in which notebooks are written, can't encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where}: {text!r:.200} has lone surrogates, as names of files that are not UTF-8 do, which no notebook can hold: "
+            'give text.encode("utf-8", "backslashreplace").decode()'
+        ) from error
+    return text
 
 
 def from_json(value: Any) -> Any:
