@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,15 @@ def test_pinball_by_a_plain_loop_and_beside_crps() -> None:
     crps = metrics.crps(torch.zeros(1), torch.ones(1), torch.tensor([0.7]))
     assert 2 * float(metrics.pinball(normal, torch.tensor([0.7]), many)) == pytest.approx(float(crps), abs=1e-3)
     assert metrics.pinball(torch.tensor([[1.0]]), torch.tensor([3.0]), 0.25) == 0.5
+
+
+def test_coverage_over_time_of_long_windows_adds_each_time_once() -> None:
+    y = torch.linspace(-1, 1, 100_000).sin()
+    started = time.perf_counter()
+    shares = metrics.coverage_over_time(torch.zeros(len(y)), torch.ones(len(y)), y, 50_000)
+    assert time.perf_counter() - started < 1  # sums of each window anew take several seconds
+    hits = np.cumsum(np.r_[0, y.numpy() >= 0])
+    np.testing.assert_array_equal(shares.numpy(), (hits[50_000:] - hits[:-50_000]) / 50_000)
 
 
 def test_coverage_over_time_by_a_plain_loop() -> None:

@@ -17,6 +17,22 @@ from workbench import metrics, plots
 ax, rng, untouched = plotting.ax, plotting.rng, plotting.untouched  # the fixtures
 
 
+def test_bands_of_many_rows_draw_those_that_show(rng, ax):
+    x = rng.random(100_000)
+    y, risk = np.sin(x), np.full(x.size, 0.1)
+    y[500], risk[700], risk[800] = 9.0, 20.0, np.nan
+    plots.bands(x, y, risk, truth=(x, -y), observed=(x, y), ax=ax)
+    drawn = line(ax, "prediction").get_xydata()
+    assert len(drawn) < 25_000
+    assert {tuple(point) for point in drawn.tolist()} <= set(zip(x.tolist(), y.tolist(), strict=True))
+    assert (drawn[:, 0].min(), drawn[:, 0].max(), drawn[:, 1].max()) == (x.min(), x.max(), 9.0)
+    assert (np.diff(drawn[:, 0]) > 0).all()
+    assert line(ax, "truth").get_ydata().min() == -9.0
+    edge = band(ax, "aleatoric")
+    assert edge[:, 1].max() == pytest.approx(y[700] + 40)
+    assert len(edge) < 50_000
+
+
 def test_bands_add_variances_and_sort(rng, ax):
     x, y = rng.permutation(N) / 10, rng.normal(size=N)
     noise, model = rng.random(N) + 0.5, rng.random(N) + 0.5

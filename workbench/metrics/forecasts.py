@@ -126,14 +126,16 @@ def coverage_over_time(
     low, high = (numbers(name, end.to(y.device), finite=False) for name, end in (("lower", low), ("upper", high)))
     keep = keep.to(low.device)
     y = numbers("target", y.where(keep.to(y.device), 0), full=y)
-    inside = (
-        ((low <= y) & (y <= high) & keep).double().flatten(1).sum(1)
-        if y.ndim > 1
-        else ((low <= y) & (y <= high) & keep).double()
-    )
-    count = keep.double().flatten(1).sum(1) if y.ndim > 1 else keep.double()
-    _pieces.check_not_empty(count.any())
-    return inside.unfold(0, window, 1).sum(-1) / count.unfold(0, window, 1).sum(-1)
+    inside = (low <= y) & (y <= high) & keep
+    _pieces.check_not_empty(keep.any())
+    hits, targets = (_window_sums(counted[:, None].flatten(1).sum(1), window) for counted in (inside, keep))
+    return hits.double() / targets.double()
+
+
+def _window_sums(counts: Tensor, window: int) -> Tensor:
+    """Return the sum of each window of whole numbers, as differences of their running sums, which are exact."""
+    sums = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return sums[window:] - sums[:-window]
 
 
 @metric("min")

@@ -26,6 +26,7 @@ from workbench.plots._texts import label_axes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MAX_ROWS, STRIPS = 20_000, 2_000  # of more rows, those are drawn that show in strips narrower than a dot of a printer
 VACUITIC_RANGE = (0.0, 4.0)  # fixed, so that strips of different models are comparable
 
 
@@ -94,6 +95,9 @@ def bands(
         for name, value in risks.items()
         if (missing := int(np.isnan(value).sum()))
     ]
+    outer = level * np.hypot(*(risks.get(name, np.zeros_like(centre)) for name in ("aleatoric", "epistemic")))
+    seen = _seen(inputs, centre, centre - outer, centre + outer, *risks.values())
+    inputs, centre, risks = inputs[seen], centre[seen], {name: value[seen] for name, value in risks.items()}
     if inputs.size == 1:  # drawn one unit wide, since a line through one point shows nothing
         inputs, centre = inputs + np.array([-0.5, 0.5]), np.repeat(centre, 2)
         risks = {name: np.repeat(value, 2) for name, value in risks.items()}
@@ -125,7 +129,26 @@ def _curve(value: Any, name: str) -> tuple[Array, Array] | None:
         raise ValueError(f"{name}: shapes do not match: x {list(x.shape)}, y {list(y.shape)}")
     finite(**{f"{name} x": x, f"{name} y": y})
     order = np.argsort(x, kind="stable")
-    return x[order], y[order]
+    x, y = x[order], y[order]
+    seen = _seen(x, y)
+    return x[seen], y[seen]
+
+
+def _seen(x: Array, *curves: Array) -> Array:
+    """Return the numbers of the rows to draw: in each strip of the sorted x the first row, and the lowest and highest of each curve.
+
+    Lines and bands through all of many rows look the same, but take minutes to draw.
+    """
+    if x.size <= MAX_ROWS:
+        return np.arange(x.size)
+    strip = np.minimum((x - x[0]) / ((x[-1] - x[0]) or 1) * STRIPS, STRIPS - 1).astype(int)
+    starts = np.flatnonzero(np.diff(strip, prepend=-1))
+    ends = np.append(starts[1:], x.size) - 1
+    rows = [starts, ends]
+    for curve in curves:
+        ordered = np.lexsort((np.where(np.isnan(curve), curves[0], curve), strip))
+        rows += [ordered[starts], ordered[ends]]
+    return np.unique(np.concatenate(rows))
 
 
 def _band(ax: Axes, x: Array, centre: Array, inner: Array, outer: Array, color: str, label: str) -> None:
