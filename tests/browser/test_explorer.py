@@ -253,3 +253,38 @@ def test_click_and_brush_in_the_linked_plot(notebook, lab):
     page.get_by_text("Error displaying widget").wait_for(state="attached")
     assert not page.get_by_text("Error displaying widget").is_visible()
     assert nb.file.stat().st_size < 500_000
+
+
+NAMED = r"""
+import pandas as pd
+import torch
+from torch import nn
+from workbench import compose, sculpt, vote
+from workbench.data import Data
+from workbench.widgets import Explorer
+
+torch.manual_seed(0)
+columns = ["price $x$ in $y$", r"\(z^2\)", r"\[z\]", "<script>document.title='read as a script'</script>"]
+frame = pd.DataFrame({name: torch.randn(60).numpy() for name in columns})
+frame["kind"] = [["cat $q$ or $r$", "<img src=x onerror=document.title='read'>", "c" * 90][i % 3] for i in range(60)]
+names = Data.from_dataframe(frame, target="kind")
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+wrapped = compose(vote.Wrapper(3), sculpt.Wrapper(), output="logits")(net)
+explorer = Explorer({"model $m$ of $n$": wrapped, "<b>other": wrapped}, names)
+explorer
+"""
+
+
+def test_names_are_texts_that_stay_in_their_cards(notebook, lab):
+    lab.write("names.ipynb", NAMED)
+    nb = notebook("names.ipynb")
+    page = nb.page
+    nb.command("notebook:run-all-cells")
+    page.locator(".wb-explorer .wb-case").first.wait_for()
+    labels = page.locator(".wb-edit .widget-hslider .widget-label").all_inner_texts()
+    assert labels[:3] == ["price $x$ in $y$", r"\(z^2\)", r"\[z\]"]
+    page.wait_for_timeout(500)  # in which formulas would be drawn
+    assert page.locator(".wb-explorer mjx-container").count() == 0
+    assert "read" not in page.title()
+    for card in page.locator(".wb-pair .wb-case").all():
+        assert card.evaluate("e => e.scrollWidth <= e.clientWidth")

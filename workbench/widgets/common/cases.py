@@ -33,7 +33,7 @@ FULL_VACUITIC = 4.0  # vacuitic risk, in standard deviations, at which its bar i
 #: CSS that cases need once on a page; all selectors are classes of this package.
 STYLE = """
 .wb-cases{display:flex;flex-wrap:wrap;gap:8px;line-height:1.35;font-size:12px;color:var(--jp-ui-font-color1,inherit)}
-.wb-case{position:relative;box-sizing:border-box;padding:6px;border-radius:4px;text-align:left;
+.wb-case{position:relative;box-sizing:border-box;padding:6px;border-radius:4px;text-align:left;overflow-wrap:anywhere;
 border:1px solid var(--jp-border-color2,color-mix(in srgb,currentColor 25%,transparent));
 background:var(--jp-layout-color1,transparent);line-height:1.35}
 .wb-cases .wb-case{width:128px}
@@ -60,6 +60,7 @@ border-bottom:1px solid var(--jp-border-color2,color-mix(in srgb,currentColor 20
 .wb-listing th:first-child,.wb-listing td:first-child{text-align:left}
 .wb-listing th:first-child{overflow-wrap:normal;min-width:0}
 .wb-listing td{white-space:nowrap;font-variant-numeric:tabular-nums}
+.wb-listing td>b{display:inline-block;max-width:22em;white-space:normal;overflow-wrap:break-word}
 .wb-listing tr:hover>td{background:rgba(128,128,128,.15)}
 .wb-listing .wb-more{right:auto;bottom:auto;top:-1px;min-height:100%;width:280px;white-space:normal;text-align:left;
 box-shadow:0 1px 4px rgba(0,0,0,.4)}
@@ -173,19 +174,22 @@ def exact(value: Tensor) -> str:
 
 
 def description_options(label: str) -> dict[str, Any]:
-    """Return the arguments that set a label as description of a widget.
+    r"""Return the arguments that set a label as description of a widget.
 
-    The label is plain text, or escaped HTML if it has two dollar signs, between which JupyterLab would typeset a formula.
+    The label is plain text, or escaped HTML if it has two dollar signs or a backslash, from which JupyterLab would typeset a formula.
 
     Example:
         >>> description_options("price <$>")
         {'description': 'price <$>', 'description_allow_html': False}
         >>> description_options("<$10k to $20k")["description"]
         '&lt;<span>&#36;</span>10k to <span>&#36;</span>20k'
+        >>> description_options(r"\(z\)")["description"]
+        '<span>&#92;</span>(z<span>&#92;</span>)'
     """
-    if label.count("$") < 2:
+    if label.count("$") < 2 and "\\" not in label:
         return {"description": label, "description_allow_html": False}
-    return {"description": html.escape(label).replace("$", "<span>&#36;</span>"), "description_allow_html": True}
+    separated = html.escape(label).replace("$", "<span>&#36;</span>").replace("\\", "<span>&#92;</span>")
+    return {"description": separated, "description_allow_html": True}
 
 
 def _feature(value: Tensor) -> str:
