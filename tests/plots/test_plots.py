@@ -245,3 +245,18 @@ def test_what_is_no_array_is_refused_by_type():
         TypeError, match=r"risk: expected a tensor or an array of numbers, found dict .* risk\.epistemic"
     ):
         plots.coverage([1.0], NOT_AN_ARRAY, [1.0])
+
+
+@pytest.mark.parametrize("projection", ["polar", "3d"])
+def test_axes_of_other_projections_are_refused_before_anything_is_drawn(projection):
+    from matplotlib.figure import Figure
+
+    ax = Figure().add_subplot(projection=projection)
+    before = len(ax.get_children())
+    for draw in (
+        lambda: plots.bands([0, 1], [0, 1], [1, 1], ax=ax),
+        lambda: plots.overlay(np.eye(3), np.eye(3), ax=ax),
+    ):
+        with pytest.raises(ValueError, match=f"ax: found Axes with the projection '{projection}'"):
+            draw()
+    assert len(ax.get_children()) == before

@@ -171,6 +171,8 @@ def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
         ax = plt.subplots(figsize=size, layout="constrained")[1]
     elif not isinstance(ax, require("matplotlib.axes").Axes):
         raise TypeError(f"ax: expected matplotlib Axes, or None for a new figure, found {type(ax).__name__}")
+    elif ax.name != "rectilinear":
+        raise ValueError(f"ax: found Axes with the projection {ax.name!r}; give some without a projection")
     _style(ax)
     return ax
 
