@@ -53,9 +53,11 @@ def test_novelty_does_not_depend_on_units_and_of_a_constant_series_is_none() -> 
     assert novelty(big).tolist() == [0.0, 1.0, 0.0, math.sqrt(3) / 2]
 
 
+@pytest.mark.parametrize("spike", [0.0, 1e8])  # with a spike, until it is among the `long` earlier risks no more
 @pytest.mark.parametrize(("short", "long"), [(1, None), (10, None), (5, 60)])
-def test_anomaly_likelihood_is_that_of_a_plain_loop(short: int, long: int | None) -> None:
+def test_anomaly_likelihood_is_that_of_a_plain_loop(short: int, long: int | None, spike: float) -> None:
     risk, start = 100 + walk().abs(), 30
+    risk[10] += spike
     found = anomaly_likelihood(risk, short, long, start)
     assert not found[:start].any()
     for t in range(start, len(risk)):

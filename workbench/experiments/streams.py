@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.data.split_drawing import whole_number
@@ -96,19 +97,40 @@ def anomaly_likelihood(risk: Any, short: int = 10, long: int | None = None, star
     for name, number, minimum in (("short", short, 1), ("long", 2 if long is None else long, 2), ("start", start, 2)):
         if whole_number(name, number) < minimum:
             raise ValueError(f"{name} must be at least {minimum}; found {number}")
-    shifted = risk - risk[0]  # to keep precision in the sums of squares
-    sums, squares = (torch.cat([part.new_zeros(1), part.cumsum(0)]) for part in (shifted, shifted.square()))
+    shifted = risk - risk[0]  # to keep precision in the sums
+    sums = F.pad(shifted.cumsum(0), (1, 0))
     time = torch.arange(len(risk), device=risk.device)
     since = (time + 1 - short).clamp_min(0)
     latest = (sums[time + 1] - sums[since]) / (time + 1 - since)
-    begin = torch.zeros_like(time) if long is None else (time - long).clamp_min(0)
-    count = (time - begin).clamp_min(1)
-    mean = (sums[time] - sums[begin]) / count
-    floor = 1e-12 * squares[time] / time.clamp_min(1)  # rounding error of the difference of sums
-    deviation = ((squares[time] - squares[begin]) / count - mean.square()).clamp_min(0).maximum(floor).sqrt()
+    mean, deviation = _moments_before(shifted, len(risk) if long is None else min(long, len(risk)))
     z = torch.where(latest > mean, (latest - mean) / deviation, 0)
     likelihood = -torch.special.log_ndtr(-z) / math.log(10)
     return torch.where((time >= start) & (latest > mean), likelihood, 0)
+
+
+def _moments_before(values: Tensor, long: int) -> tuple[Tensor, Tensor]:
+    """Return the mean and the standard deviation of the `long` values before each time, [time] each.
+
+    They are joined from the end of one block of `long` values and the beginning of the next, so that nothing is computed from values that are
+    not among them: a difference of running sums would keep the rounding error of the largest value for good.
+    """
+
+    def running(rows: Tensor) -> list[Tensor]:
+        """Return the sums of the first 0, 1, ... numbers of each row, and their sums and sums of squares about its first number."""
+        about = rows - rows[:, :1]
+        return [F.pad(part.cumsum(1), (1, 0)) for part in (rows, about, about.square())]
+
+    blocks = F.pad(values, (0, -len(values) % long)).unfold(0, long, long)
+    time = torch.arange(len(values), device=values.device)
+    block, late = time // long, time % long
+    early = torch.where(block > 0, long - late, 0)
+    total, sums, squares = (part[block, late] for part in running(blocks))
+    ends = [part[(block - 1).clamp_min(0), early] for part in running(blocks.flip(1))]
+    count, n_late, n_early = (n.clamp_min(1).to(values) for n in (late + early, late, early))
+    gap = (ends[0] / n_early - total / n_late).square() * late * early / count
+    scatter = squares - sums.square() / n_late + ends[2] - ends[1].square() / n_early + gap
+    floor = 1e-12 * (squares + ends[2])  # rounding error of the differences
+    return (total + ends[0]) / count, (scatter.clamp_min(0).maximum(floor) / count).sqrt()
 
 
 def first_alarms(risk: Any, rest: int) -> Tensor:
