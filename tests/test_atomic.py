@@ -25,6 +25,18 @@ def test_text_and_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     assert content(tmp_path) == {"a.txt": b"\xc3\xbc\r\n", "b": b"\0"}
 
 
+@pytest.mark.parametrize("name", [251 * "x" + ".csv", 125 * "é" + ".csv"])
+def test_names_may_be_as_long_as_file_systems_allow(tmp_path: Path, name: str) -> None:
+    atomic.write(tmp_path / name, "a")
+    assert content(tmp_path) == {name: b"a"}
+    with atomic.replacing(tmp_path / name) as unfinished:
+        unfinished.write_text("a")
+        unfinished.with_name(f"{unfinished.name[:-13]}0123abcd.part").touch()  # of a process that was killed
+    assert len(content(tmp_path)) == 2
+    atomic.remove_unfinished(tmp_path / name)
+    assert content(tmp_path) == {name: b"a"}
+
+
 def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
     atomic.write(tmp_path / "ours", "")

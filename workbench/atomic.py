@@ -38,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
         raise IsADirectoryError(errno.EISDIR, "this is a folder; give the path of a file", os.fspath(path))
     if path.exists() and not path.is_file():  # /dev/null would become a file, for all programs
         raise OSError(errno.EINVAL, "a device or pipe can't be replaced by a file; give another path", os.fspath(path))
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    unfinished = path.with_name(f"{_hidden(path.name)}.{uuid.uuid4().hex[:8]}.part")
     try:
         yield unfinished
         with unfinished.open("rb+") as file:
@@ -77,8 +77,13 @@ def remove_unfinished(path: Path) -> None:
         >>> list(target.parent.iterdir())
         []
     """
-    for other in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):
+    for other in path.parent.glob(f"{glob.escape(_hidden(path.name))}.{'[0-9a-f]' * 8}.part"):
         other.unlink(missing_ok=True)
+
+
+def _hidden(name: str) -> str:
+    """Return how the names of unfinished files begin, which may have 255 bytes with the 14 after it."""
+    return f".{os.fsencode(name)[:240].decode(errors='ignore')}"
 
 
 @contextmanager
