@@ -315,3 +315,15 @@ def test_a_run_of_the_users_is_not_opened_again(tmp_path: Path) -> None:
         counts = {run.id: len(run.curves["loss"]) for run in read("mlflow", tmp_path)}
         assert counts.pop(mine.info.run_id) == 3
         assert list(counts.values()) == [3]
+
+
+def test_settings_with_line_breaks_stay_in_one_row_of_tensorboards_table(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoard(tmp_path)
+    folder = tracker.begin("run", {"text": "a\nb|c", "lr": 0.1})
+    tracker.end("finished")
+    events = EventAccumulator(str(folder)).Reload()
+    table = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert table.splitlines()[2:] == ["|text|a b&#124;c|", "|lr|0.1|"]

@@ -37,7 +37,9 @@ class TensorBoard:
         writer = require("torch.utils.tensorboard").SummaryWriter(str(folder))
         self._writer, self._settings, self._seen = writer, dict(settings), dict[str, None]()
         self._step = 0
-        rows = "".join(f"|{key}|{str(value).replace('|', '&#124;')}|\n" for key, value in settings.items())
+        rows = "".join(
+            f"|{key}|{' '.join(str(value).split()).replace('|', '&#124;')}|\n" for key, value in settings.items()
+        )
         writer.add_text("settings", f"|setting|value|\n|---|---|\n{rows}")
         writer.flush()
         return str(folder.resolve())
