@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,7 @@ from ..trackers.delivery import Delivery, tracker_of
 from . import environment
 from .pool import CellOutcome, outcomes, refuse_in_worker, visible_gpus
 from .scheduler import Cluster
+from .signals import sigterm_as_interrupt, uninterrupted
 from .store import Store, check_path, key
 from .tables import text
 from .worker import RESERVED, load, plain
@@ -165,7 +164,7 @@ def _run(
         store.write()  # so that a folder without write permission fails now, not after hours of work
         stack.callback(store.finish)
         stack.enter_context(bar)
-        stack.enter_context(_sigterm_as_interrupt())
+        stack.enter_context(sigterm_as_interrupt())
         stack.enter_context(contextlib.closing(ended))
         order = {cell_key: position for position, cell_key in enumerate(keys)}
         try:
@@ -173,7 +172,7 @@ def _run(
                 run["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S")
                 run["cells"] += outcome.status == "ok"
                 run["seconds"] = round(run["seconds"] + outcome.seconds, 3)
-                with _uninterrupted():
+                with uninterrupted():
                     store.add(outcome, stamp, order)
                 if outcome.status != "ok":
                     failed.append(outcome)
@@ -276,36 +275,3 @@ def _checked(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if (first := seen.setdefault(key(cell), number)) != number:
             raise ValueError(f"cells {first} and {number} are equal: {json.dumps(cell)}")
     return checked
-
-
-@contextlib.contextmanager
-def _handled(handler: Callable[..., None], *numbers: signal.Signals) -> Iterator[None]:
-    """Handle these signals by a handler within the context. No effect outside the main thread, where Python allows no handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old_handler in previous.items():
-            signal.signal(number, signal.SIG_DFL if old_handler is None else old_handler)
-
-
-def _sigterm_as_interrupt() -> contextlib.AbstractContextManager[None]:
-    """Raise KeyboardInterrupt on SIGTERM, so that workers and lock are cleaned up as after Ctrl-C."""
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    return _handled(stop, signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM to the end of the context, so that all files are written."""
-    received: list[int] = []
-    with _handled(lambda number, _: received.append(number), signal.SIGINT, signal.SIGTERM):
-        yield
-    for number in received[:1]:
-        signal.raise_signal(number)

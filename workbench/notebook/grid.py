@@ -238,8 +238,8 @@ class _Grid:
     def run(self, jobs: int, timeout: float | None, resume: bool) -> list[Run]:
         import nbformat
 
-        from ..experiments.cells import _sigterm_as_interrupt, _uninterrupted
         from ..experiments.pool import outcomes
+        from ..experiments.signals import sigterm_as_interrupt, uninterrupted
 
         new, failed_before = self._unfinished(resume)
         self.index.write()  # so that a folder without write permission fails now, not after hours of work
@@ -267,9 +267,9 @@ class _Grid:
             grace=GRACE_PERIOD,
         )
         try:
-            with _sigterm_as_interrupt(), contextlib.closing(ended), _meanwhile(_import_metrics):
+            with sigterm_as_interrupt(), contextlib.closing(ended), _meanwhile(_import_metrics):
                 for outcome in ended:
-                    with _uninterrupted():
+                    with uninterrupted():
                         name, problem = self._add_outcome(outcome)
                         self.index.write()
                     self._report(name, problem)

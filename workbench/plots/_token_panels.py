@@ -13,8 +13,8 @@ from workbench.plots._answers import Answer, Subject
 from workbench.plots._common import Array, ink
 from workbench.plots._panels import blank, class_key, colour_bar, columns_of, grid, label_of
 from workbench.plots._scales import TYPICAL, scale
-from workbench.plots.maps import MAX_CLASSES, _palette, _spare_bar
-from workbench.plots.sequences import _draw_words, _shades_of_text, _spelled
+from workbench.plots.maps import MAX_CLASSES, _palette, _shades, _spare_bar
+from workbench.plots.sequences import _draw_words, _spelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,13 +65,13 @@ def texts(
                 if column not in answer.risk:
                     blank(ax, "not measured")
                     continue
-                shades = _shades_of_text(column)(Normalize(*limits[column])(answer.risk[column][i, :last]))
+                shades = _shades(column, dark=False)(Normalize(*limits[column])(answer.risk[column][i, :last]))
                 _draw_words(ax, spelled[i], WIDTH, shades)
     for j, column in enumerate(columns):
         if column == "prediction":
             _spare_bar(figure, ScalarMappable(), axes[:, j])
         else:
-            mappable = ScalarMappable(Normalize(*limits[column]), _shades_of_text(column))
+            mappable = ScalarMappable(Normalize(*limits[column]), _shades(column, dark=False))
             colour_bar(figure, mappable, axes[:, j], label_of(subject, first, column), drawn[column])
     axes[0, 0].set_title("prediction\n(wrong ones framed)", fontsize=11)
     if n_classes <= MAX_CLASSES:

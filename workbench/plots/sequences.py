@@ -27,6 +27,7 @@ from workbench.plots._common import (
     with_unit,
 )
 from workbench.plots._texts import fit_bar, label_axes
+from workbench.plots.maps import _shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -270,7 +271,7 @@ def tokens(
     lines = _draw_words(None, spelled, width)
     ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * lines + 0.9))
     ax.set(xticks=[], yticks=[])
-    shades = _shades_of_text(kind)
+    shades = _shades(kind, dark=False)
     scale = Normalize(0, highest or float(numbers.max()) or 1.0)
     bar = ax.figure.colorbar(
         ScalarMappable(scale, shades), ax=ax, location="bottom", fraction=0.08, pad=0.04, aspect=40, format="%g"
@@ -283,13 +284,6 @@ def tokens(
     size = 72 * min(place.width / width / LETTER[0], place.height / lines / LETTER[1], 10 / 72)
     _draw_words(ax, spelled, width, np.where(np.isnan(values)[:, None], np.nan, shades(scale(values))), size=size)
     return ax
-
-
-def _shades_of_text(kind: str) -> Any:
-    """Return a colour map from white to the colour of a risk."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind]])
 
 
 def _letters_on(shade: Array) -> str:
