@@ -48,15 +48,15 @@ def test_reports_that_differ(two: Callable[..., tuple[Path, Path]], capsys: pyte
     a, b = two({"rmse": 0.12, "name": "y", "scores": [1, 3.0], "more": 1}, rmse=0.1, name="x", scores=[1, 2.5], less=2)
     assert main(["diff", str(a), str(b), "--tolerance", "0.01"]) == 1
     printed = capsys.readouterr().out
-    found = compare_reports(a, b, 0.01)
-    assert {d.name: (d.first, d.second) for d in found.differences if d.name not in ("more", "less")} == {
+    comparison = compare_reports(a, b, 0.01)
+    assert {d.name: (d.first, d.second) for d in comparison.differences if d.name not in ("more", "less")} == {
         "rmse": (0.1, 0.12),
         "name": ("x", "y"),
         "scores[1]": (2.5, 3.0),
     }
-    assert {d.name for d in found.differences} == {"rmse", "name", "scores[1]", "more", "less"}
-    assert found.compared == 6
-    relative = {d.name: d.relative for d in found.differences}
+    assert {d.name for d in comparison.differences} == {"rmse", "name", "scores[1]", "more", "less"}
+    assert comparison.compared == 6
+    relative = {d.name: d.relative for d in comparison.differences}
     assert relative["rmse"] == pytest.approx(0.02 / 0.12)
     assert relative["name"] is None
     line = next(line for line in printed.splitlines() if " rmse " in line)
@@ -69,9 +69,9 @@ def test_a_value_named_status_is_not_that_of_the_run(tmp_path: Path) -> None:
     executed(tmp_path / "b", "run", {"n": 1}, "failed", status="converged")
     for name in "ab":
         Index(tmp_path / name).write()
-    found = compare_reports(tmp_path / "a", tmp_path / "b")
-    assert [(d.name, d.first, d.second) for d in found.differences] == [("status", "ok", "failed")]
-    assert found.compared == 2
+    comparison = compare_reports(tmp_path / "a", tmp_path / "b")
+    assert [(d.name, d.first, d.second) for d in comparison.differences] == [("status", "ok", "failed")]
+    assert comparison.compared == 2
 
 
 def test_every_difference_is_one_line(two: Callable[..., tuple[Path, Path]]) -> None:
@@ -86,18 +86,18 @@ def test_what_made_them_is_told_too(tmp_path: Path) -> None:
     for name, n in (("a", 1), ("b", 2)):
         executed(tmp_path / name, "run", {"n": n}, rmse=1.0)
         Index(tmp_path / name).write()
-    found = compare_reports(tmp_path / "a", tmp_path / "b")
-    assert not found.differences
-    assert "n: 1 -> 2" in str(found)
+    comparison = compare_reports(tmp_path / "a", tmp_path / "b")
+    assert not comparison.differences
+    assert "n: 1 -> 2" in str(comparison)
 
 
 def test_a_run_that_is_missing_or_failed_is_a_difference(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     executed(other, "many_a_0", {}, "failed", vote_rmse=1.0)
     Index(other).write()
-    found = {(d.run, d.name): (str(d.first), str(d.second)) for d in compare_reports(folder, other).differences}
-    assert found["many_a_1", "(the run)"] == ("there", "–")
-    assert found["many_a_0", "status"] == ("ok", "failed")
+    differences = {(d.run, d.name): (str(d.first), str(d.second)) for d in compare_reports(folder, other).differences}
+    assert differences["many_a_1", "(the run)"] == ("there", "–")
+    assert differences["many_a_0", "status"] == ("ok", "failed")
 
 
 CLAIM, GROWS = "risk is <higher> outside", "error falls with rows"
@@ -163,11 +163,11 @@ def test_a_check_that_held_before_is_a_difference(
     assert main(["diff", str(good), str(good)]) == 0
     assert main(["diff", str(good), str(bad)]) == 1
     for pair in ((good, bad), (good / "run_1.ipynb", bad / "run_1.ipynb")):
-        found = compare_reports(*pair)
-        assert [(d.run, d.name, d.first, d.second) for d in found.differences] == [
+        comparison = compare_reports(*pair)
+        assert [(d.run, d.name, d.first, d.second) for d in comparison.differences] == [
             ("run_1", f"check: {CLAIM}", "holds", "does not hold")
         ]
-    assert found.compared == 3  # the rmse, and two checks
+    assert comparison.compared == 3  # the rmse, and two checks
     assert f"check: {CLAIM}  holds  does not hold" in capsys.readouterr().out
 
 
