@@ -51,9 +51,9 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing workbench and what it needs (about 1.5 GB at first)"
 	@if $(BIN)/python -m pip show --quiet workbench 2>/dev/null; then $(BIN)/python -m pip uninstall --quiet --yes workbench; fi # its former name
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip # which finds out in half the time what goes together
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip # old ones take long to find which versions go together
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
-	@# on all cores, where pip takes one; some packages hold code of Python 2, and a third is tests and models that nothing here imports
+	@# on all cores, where pip takes one; some packages hold code of Python 2; tests, and models that nothing here imports, are left out
 	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib || true
 	@touch $@
 	@echo "ready"

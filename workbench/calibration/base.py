@@ -26,9 +26,10 @@ from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import Binary, at_least_float32
 from workbench.core.outputs.options import form_of, meaning_of
 from workbench.core.outputs.slips import warn_unsaid
+from workbench.core.refusals import words_of_plain
 from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.core.saving.training_data import Facts, facts_of, today
-from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
+from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.distributions import Distribution, Normal, Quantiles
 from workbench.engine.clone import eager
 from workbench.engine.effects.private_random import generator_of, own_random

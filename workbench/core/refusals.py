@@ -96,6 +96,17 @@ def check_processes(model: nn.Module) -> None:
             )
 
 
+def words_of_plain(model: nn.Module) -> str:
+    """What to say of a model that is not wrapped, where a wrapped one is needed."""
+    name = type(model).__name__
+    parts = [path for path, part in model.named_modules() if is_wrapped(part)]
+    if parts:
+        return f"{name} is not wrapped as a whole, its part {parts[0]!r} is: give model.get_submodule({parts[0]!r})"
+    return (
+        f"{name} is not wrapped: wrap it first, as in vote.Wrapper(5)(model); compose()(model) makes the plain baseline"
+    )
+
+
 def part_at(model: nn.Module, at: str | None) -> nn.Module:
     """Return the sub-module of a dotted name; the model itself for None.
 

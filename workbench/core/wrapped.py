@@ -407,11 +407,8 @@ def unwrap(wrapped: Any) -> nn.Module:
         TypeError: if `wrapped` is not a wrapped object.
     """
     if not is_wrapped(wrapped):
-        parts = (
-            [name for name, part in wrapped.named_modules() if is_wrapped(part)]
-            if isinstance(wrapped, nn.Module)
-            else []
-        )
+        modules_by_name = wrapped.named_modules() if isinstance(wrapped, nn.Module) else ()
+        parts = [name for name, part in modules_by_name if is_wrapped(part)]
         hint = f"; its wrapped part is {parts[0]!r}, unwrap that" if parts else ""
         raise TypeError(f"unwrap takes a wrapped object, not a plain {type(wrapped).__name__}{hint}")
     return _branch(wrapped, {}, independent=False)
@@ -435,17 +432,6 @@ def _branch(wrapped: Any, index: dict[str, int], independent: bool) -> nn.Module
         install(adopted, prior.of_branch(index))
         adopted._workbench.output = wrapped._workbench.output
     return adopted
-
-
-def words_of_plain(model: nn.Module) -> str:
-    """What to say of a model that is not wrapped, where a wrapped one is needed."""
-    name = type(model).__name__
-    parts = [path for path, part in model.named_modules() if is_wrapped(part)]
-    if parts:
-        return f"{name} is not wrapped as a whole, its part {parts[0]!r} is: give model.get_submodule({parts[0]!r})"
-    return (
-        f"{name} is not wrapped: wrap it first, as in vote.Wrapper(5)(model); compose()(model) makes the plain baseline"
-    )
 
 
 def is_wrapped(model: object) -> bool:

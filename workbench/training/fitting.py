@@ -21,11 +21,12 @@ from workbench.core.batches.rows import Source, TensorRows, first_weight, place
 from workbench.core.crossfit import seat
 from workbench.core.outputs.options import has_detections
 from workbench.core.outputs.transformed_losses import refuse_transformed
+from workbench.core.refusals import words_of_plain
 from workbench.core.saving.savepoint import Savepoint
 from workbench.core.saving.training_data import note_training
 from workbench.core.sharded import WHOLE, refuse_sharded
 from workbench.core.standardize import fits
-from workbench.core.wrapped import Wrapped, is_wrapped, words_of_plain
+from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data import Data
 from workbench.data.loading import load
 from workbench.data.provenance import facts
