@@ -19,9 +19,9 @@ from ..experiments.environment import source_digest as _source_digest
 from ..experiments.user_code import imported
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
-from .client import ATOMIC_SCHEME, ENGINE, Watch, kernel_manager_class, register
 from .parameters import check_parameters, check_syntax, declared_parameters, is_json, load_notebook, plain
 from .record import Records, read_records
+from .watch import Watch
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -256,6 +256,8 @@ def _execute(
     papermill = require("papermill")
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
+    from .client import ATOMIC_SCHEME, ENGINE, register
+
     if not (logger := logging.getLogger("papermill")).handlers:
         # silence papermill unless the user configures logging: status and error say it all
         logger.addHandler(logging.NullHandler())
@@ -272,7 +274,6 @@ def _execute(
             language="python",
             progress_bar=progress,
             resources={"metadata": {"path": str(folder)}},
-            kernel_manager_class=kernel_manager_class(watch),
             watch=watch,
         )
     except papermill.PapermillExecutionError as error:
