@@ -11,8 +11,8 @@ import numpy as np
 from workbench.errors import require
 from workbench.plots._answers import CAUSES, Answer, Subject
 from workbench.plots._common import Array, colour, ink, new_axes, risk_label, thinned, with_unit
+from workbench.plots._images import MAX_CLASSES, class_colours, key_columns, shades_of
 from workbench.plots._scales import TYPICAL, beyond, extension, scale
-from workbench.plots.maps import MAX_CLASSES, _palette, _shades, key_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,13 +136,13 @@ def shading(column: str, drawn: Drawn, n_classes: int) -> dict[str, Any]:
     if n_classes:
         if n_classes > MAX_CLASSES:
             raise ValueError(f"models: matrix draws at most {MAX_CLASSES} classes as colours, found {n_classes}")
-        return {"cmap": _palette(n_classes), "vmin": -0.5, "vmax": n_classes - 0.5}
+        return {"cmap": class_colours(n_classes), "vmin": -0.5, "vmax": n_classes - 0.5}
     values = [v for _, v in drawn]
     if column == "prediction":
         low, high = scale(values)
         return {"cmap": "viridis", "vmin": low, "vmax": high}
     low, high = scale(values, bottom=None if column == "vacuitic" else 0.0, typical=TYPICAL)
-    return {"cmap": _shades(column), "vmin": low, "vmax": high}
+    return {"cmap": shades_of(column), "vmin": low, "vmax": high}
 
 
 def colour_bar(figure: Any, mappable: Any, axes: Any, label: str, drawn: Drawn) -> None:

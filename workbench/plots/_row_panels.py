@@ -11,6 +11,7 @@ from torch import Tensor
 
 from workbench.plots._answers import Answer, Subject
 from workbench.plots._common import Array, colour, ink
+from workbench.plots._images import add_spare_bar, draw_panel, pictures_of
 from workbench.plots._panels import (
     PREDICTED,
     TrueRisk,
@@ -28,7 +29,6 @@ from workbench.plots._panels import (
     write_in_centre,
 )
 from workbench.plots._scales import beyond, scale
-from workbench.plots.maps import _draw, _pictures, _spare_bar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,7 +103,7 @@ def _range(values: Sequence[Array]) -> tuple[float, float]:
 
 def _thumbnails(ax: Axes, x: Tensor) -> None:
     shape = tuple(x.shape[-2:])
-    pictures = _pictures(x.float().cpu(), (len(x), *shape), len(x))
+    pictures = pictures_of(x.float().cpu(), (len(x), *shape), len(x))
     ax.imshow(np.concatenate(list(pictures)), extent=(0, 1, len(x) - 0.5, -0.5), aspect="auto")
     ax.set_xticks([])
     ax.grid(False)
@@ -223,14 +223,14 @@ def images(
     figure, axes = grid(figure, sides, ["input; error", *columns[1:]], (2.1, height))
     mappables: dict[str, Any] = {}
     for i, (top, *lines) in enumerate(axes.reshape(len(numbers), 1 + len(answers), -1)):
-        _draw(top[0], pictures[i])
-        _draw(top[1], truth[i], **looks["prediction"])
+        draw_panel(top[0], pictures[i])
+        draw_panel(top[1], truth[i], **looks["prediction"])
         for ax in top[2:]:
             _blank_map(ax, "", size)
         for line, name in zip(lines, answers, strict=True):
             for ax, column in zip(line, columns, strict=True):
                 if name in maps[column]:
-                    mappables[column] = _draw(ax, maps[column][name][i], **looks[column])
+                    mappables[column] = draw_panel(ax, maps[column][name][i], **looks[column])
                 else:
                     _blank_map(ax, "not measured", size)
     for ax in axes.ravel():
@@ -238,7 +238,7 @@ def images(
             ax.spines[:].set_visible(True)
     for column, below in zip(columns, axes.T, strict=True):
         if n_classes and column in ("error", "prediction"):
-            _spare_bar(figure, mappables[column], below)
+            add_spare_bar(figure, mappables[column], below)
         else:
             label = f"|prediction - {subject.target}|" if column == "error" else label_of(subject, first, column)
             colour_bar(figure, mappables[column], below, label, drawn[column])
@@ -255,7 +255,7 @@ def _pictures_of_inputs(x: Any, size: tuple[int, ...]) -> Array:
             f"models: they give maps {list(size)} for inputs {inputs}; matrix draws maps only if they have the size of the inputs"
         )
     channels = x if x.ndim == 3 or x.shape[1] in (1, 3) else x[:, :1]
-    return _pictures(channels.float().cpu(), (len(x), *size), len(x))
+    return pictures_of(channels.float().cpu(), (len(x), *size), len(x))
 
 
 def _errors(answer: Answer, truth: Array) -> Array:

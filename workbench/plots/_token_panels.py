@@ -11,9 +11,9 @@ from matplotlib.colors import Normalize, to_rgba
 
 from workbench.plots._answers import Answer, Subject
 from workbench.plots._common import Array, ink
+from workbench.plots._images import MAX_CLASSES, add_spare_bar, class_colours, shades_of
 from workbench.plots._panels import blank, class_key, colour_bar, columns_of, grid, label_of
 from workbench.plots._scales import TYPICAL, scale
-from workbench.plots.maps import MAX_CLASSES, _palette, _shades, _spare_bar
 from workbench.plots.sequences import _draw_words, _spelled
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def texts(
                 if column not in answer.risk:
                     blank(ax, "not measured")
                     continue
-                shades = _shades(column, dark=False)(Normalize(*limits[column])(answer.risk[column][i, :last]))
+                shades = shades_of(column, dark=False)(Normalize(*limits[column])(answer.risk[column][i, :last]))
                 _draw_words(ax, spelled[i], WIDTH, shades)
     for j, column in enumerate(columns):
         if column == "prediction":
-            _spare_bar(figure, ScalarMappable(), axes[:, j])
+            add_spare_bar(figure, ScalarMappable(), axes[:, j])
         else:
-            mappable = ScalarMappable(Normalize(*limits[column]), _shades(column, dark=False))
+            mappable = ScalarMappable(Normalize(*limits[column]), shades_of(column, dark=False))
             colour_bar(figure, mappable, axes[:, j], label_of(subject, first, column), drawn[column])
     axes[0, 0].set_title("prediction\n(wrong ones framed)", fontsize=11)
     if n_classes <= MAX_CLASSES:
@@ -81,7 +81,7 @@ def texts(
 
 def _pale(n_classes: int) -> Any:
     """Return class colours light enough for dark letters."""
-    palette = _palette(n_classes)
+    palette = class_colours(n_classes)
     return lambda number: tuple(0.45 + 0.55 * channel for channel in palette(number)[:3])
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from workbench.errors import require
 from workbench.plots._common import COLOURS, SERIES, Array, Values, array, finite, new_axes, not_negative, vector
+from workbench.plots._images import picture
 from workbench.plots._texts import break_lines
-from workbench.plots.maps import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,8 +24,8 @@ from workbench.plots._common import (
     width_for,
     with_unit,
 )
+from workbench.plots._images import picture
 from workbench.plots._texts import fit_bar, label_axes, name_rows
-from workbench.plots.maps import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,17 +10,24 @@ import torch
 
 from workbench.errors import require
 from workbench.plots._common import COLOURS, Array, Values, array, finite, new_axes, not_negative, risk_label, with_unit
+from workbench.plots._images import (
+    MAX_CLASSES,
+    VOID,
+    add_spare_bar,
+    class_colours,
+    draw_panel,
+    holds_class_numbers,
+    key_columns,
+    pictures_of,
+    shades_of,
+)
 from workbench.plots._texts import break_lines
 from workbench.risk import Risk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
-    from matplotlib.image import AxesImage
 
-MAX_CLASSES = 20  # number of colours that can just be told apart
 KEY_LINE = 0.17  # height in inches of a line of the legend of classes
-_VOID = (0.6, 0.6, 0.6, 1.0)
 
 
 def maps(
@@ -69,11 +76,11 @@ def maps(
     """
     if max_rows < 1:
         raise ValueError(f"max_rows: expected at least 1, found {max_rows}")
-    labels = _integers(prediction)
+    labels = holds_class_numbers(prediction)
     predicted = _stack(prediction, "prediction")[:max_rows]
-    columns: dict[str, Array] = {"image": _pictures(image, predicted.shape, max_rows)}
+    columns: dict[str, Array] = {"image": pictures_of(image, predicted.shape, max_rows)}
     if truth is not None:
-        if _integers(truth) != labels:
+        if holds_class_numbers(truth) != labels:
             raise ValueError(
                 "truth and prediction: one holds class numbers (integers), the other values; for class scores pass scores.argmax(1)"
             )
@@ -98,9 +105,9 @@ def maps(
     axes = figure.subplots(len(predicted), len(columns) + len(risks), squeeze=False)
     for j, (name, values) in enumerate({**columns, **risks}.items()):
         axes[0, j].set_title(name, fontsize=12)
-        drawn = [_draw(ax, row, **looks[name]) for ax, row in zip(axes[:, j], values, strict=True)]
+        drawn = [draw_panel(ax, row, **looks[name]) for ax, row in zip(axes[:, j], values, strict=True)]
         if name == "image" or (labels and name in ("truth", "prediction", "error")):
-            _spare_bar(figure, drawn[-1], axes[:, j])
+            add_spare_bar(figure, drawn[-1], axes[:, j])
         else:
             bar = figure.colorbar(
                 drawn[-1], ax=axes[:, j].tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9, format="%g"
@@ -147,24 +154,17 @@ def overlay(
     title = risk_label(kind, unit)
     not_negative(risk=values)
     _some_finite(values, "risk")
-    grey = _pictures(image, values.shape, 1)[0].mean(-1)
+    grey = pictures_of(image, values.shape, 1)[0].mean(-1)
     ax = new_axes(ax, (4.8, 4.2))
     ax.imshow(grey, cmap="gray", vmin=0, vmax=1)
     top = float(values[np.isfinite(values)].max()) or 1.0
     values = np.minimum(values, top)
     opacity = np.nan_to_num(values[0] / top) * strength
-    drawn = _draw(ax, values[0], cmap=_shades(kind, dark=False), vmin=0.0, vmax=top, alpha=opacity)
+    drawn = draw_panel(ax, values[0], cmap=shades_of(kind, dark=False), vmin=0.0, vmax=top, alpha=opacity)
     bar = ax.figure.colorbar(drawn, ax=ax, fraction=0.046, pad=0.03)
     bar.solids.set_alpha(1)  # type: ignore[union-attr]  # otherwise the alpha of one pixel
     break_lines(ax.set_title(title), ax.get_window_extent().width)
     return ax
-
-
-def _integers(value: Any) -> bool:
-    """Return whether values are class numbers, by their integer dtype."""
-    if isinstance(value, torch.Tensor):
-        return not (value.is_floating_point() or value.is_complex())
-    return np.asarray(value).dtype.kind in "iub"
 
 
 def _stack(value: Values, name: str) -> Array:
@@ -186,47 +186,6 @@ def _like(values: Array, predicted: Array, name: str) -> Array:
     if values.shape != predicted.shape:
         raise ValueError(f"shapes do not match: {name} {list(values.shape)}, prediction {list(predicted.shape)}")
     return values
-
-
-def _pictures(image: Values, shape: tuple[int, ...], max_rows: int) -> Array:
-    """Convert images to [n, height, width, 3] from 0 to 1."""
-    pictures = array(image, "image")
-    size = shape[1:]
-    if pictures.shape[-2:] == size and pictures.ndim in (2, 3):  # without channels, or one image
-        single = pictures.ndim == 3 and shape[0] == 1 and pictures.shape[0] in (1, 3)
-        pictures = pictures[None] if single else pictures.reshape(-1, 1, *size)
-    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or pictures.shape[2:] != size:
-        raise ValueError(
-            f"image: expected [n, channels, height, width] with 1 or 3 channels and maps of {list(size)}, found {list(pictures.shape)}; "
-            "of more channels pick those to draw, as in image[:, :3]"
-        )
-    pictures = pictures[:max_rows]
-    if len(pictures) != shape[0]:
-        raise ValueError(f"shapes do not match: {len(pictures)} images, {shape[0]} predictions")
-    finite(image=pictures)
-    low, high = pictures.min(), pictures.max()
-    if low >= 0 and _integers(image):
-        low, high = 0.0, 255.0
-    elif low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    pictures = np.clip((pictures - low) / ((high - low) or 1.0), 0, 1)
-    return np.moveaxis(np.broadcast_to(pictures, (len(pictures), 3, *size)), 1, -1)
-
-
-def picture(image: Values) -> Array:
-    """Convert one image to [height, width, 3] from 0 to 1."""
-    values = array(image, "image")
-    if values.ndim not in (2, 3):
-        raise ValueError(f"image: expected [channels, height, width] or [height, width], found {list(values.shape)}")
-    if values.ndim == 3 and values.shape[0] not in (1, 3):
-        last = (
-            ", which is .transpose(2, 0, 1) of an array [height, width, channels]" if values.shape[2] in (1, 3) else ""
-        )
-        raise ValueError(
-            f"image: expected [channels, height, width] with 1 or 3 channels{last}, found {list(values.shape)}; "
-            "of more channels pick those to draw, as in image[:3]"
-        )
-    return _pictures(image, (1, *values.shape[-2:]), 1)[0]
 
 
 def _risks(risk: Any, predicted: Array, max_rows: int) -> dict[str, Array]:
@@ -275,7 +234,7 @@ def _looks(
             )
         if classes is not None and len(classes) <= top:
             raise ValueError(f"classes: {len(classes)} names, and class number {top} is among the maps")
-        shared = {"cmap": _palette(n), "vmin": -0.5, "vmax": n - 0.5, "interpolation": "nearest"}
+        shared = {"cmap": class_colours(n), "vmin": -0.5, "vmax": n - 0.5, "interpolation": "nearest"}
         looks |= {"truth": shared, "prediction": shared}
         from matplotlib.colors import ListedColormap
 
@@ -289,7 +248,7 @@ def _looks(
     for name in COLOURS:
         if name in columns:
             limits = _limits([columns[name]]) if name == "vacuitic" else _limits(deviations, bottom=0.0)
-            looks[name] = {"cmap": _shades(name), **limits}
+            looks[name] = {"cmap": shades_of(name), **limits}
     return looks
 
 
@@ -299,47 +258,6 @@ def _limits(values: Sequence[Array], bottom: float | None = None) -> dict[str, f
     low = float(numbers.min()) if bottom is None and numbers.size else bottom or 0.0
     high = float(numbers.max()) if numbers.size else 1.0
     return {"vmin": low, "vmax": high if high > low else low + 1.0}
-
-
-def _shades(kind: str, *, dark: bool = True) -> Colormap:
-    """Return a colour map from white to the colour of a risk, and with `dark` on to nearly black."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list(kind, ["#FFFFFF", COLOURS[kind], *["#111111"] * dark])
-
-
-def _palette(n: int) -> Colormap:
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(colormaps["tab10" if n <= 10 else "tab20"](np.arange(n)))
-
-
-def _draw(ax: Axes, values: Array, **look: Any) -> AxesImage:
-    """Draw one panel, hatched where a number is missing."""
-    ax.set(xticks=[], yticks=[])
-    ax.grid(False)
-    missing = np.isnan(values) if values.ndim == 2 else np.zeros(values.shape[:2], bool)
-    if missing.any():
-        ax.set_facecolor(_VOID)
-    drawn = ax.imshow(np.ma.masked_array(values, np.isnan(values)), **look)
-    if missing.any() and min(missing.shape) > 1:
-        hatched = ax.contourf(missing, levels=[0.5, 1.5], colors="none", hatches=["////"])
-        hatched.set(edgecolor="white", linewidth=0)
-    return drawn
-
-
-def _spare_bar(figure: Any, mappable: Any, axes: np.ndarray[Any, Any]) -> None:
-    """Add an invisible colour bar below a column, so that its panels align with those of columns that have one."""
-    bar = figure.colorbar(mappable, ax=axes.tolist(), location="bottom", fraction=0.06, pad=0.02, shrink=0.9)
-    bar.ax.set(xticks=[], label=" ")
-    bar.solids.set_visible(False)
-    bar.outline.set_visible(False)
-
-
-def key_columns(names: Sequence[str], width: float, most: int) -> int:
-    """Return how many columns of a legend of class names fit into a figure, at least 1, by its width in inches."""
-    return int(np.clip(width / (0.075 * max(map(len, names)) + 0.45), 1, min(len(names), most)))
 
 
 def _class_legend(
@@ -353,7 +271,7 @@ def _class_legend(
     palette = looks["prediction"]["cmap"]
     handles = [Patch(color=palette(i), label=classes[i] if classes else f"class {i}") for i in numbers]
     if any(np.isnan(v).any() for v in maps_of):
-        handles.append(Patch(facecolor=_VOID, edgecolor="white", hatch="////", label="no label"))
+        handles.append(Patch(facecolor=VOID, edgecolor="white", hatch="////", label="no label"))
     figure.legend(
         handles=handles,
         loc="outside lower center",

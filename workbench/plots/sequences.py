@@ -26,8 +26,8 @@ from workbench.plots._common import (
     whole_numbers,
     with_unit,
 )
+from workbench.plots._images import shades_of
 from workbench.plots._texts import fit_bar, label_axes
-from workbench.plots.maps import _shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -271,7 +271,7 @@ def tokens(
     lines = _draw_words(None, spelled, width)
     ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * lines + 0.9))
     ax.set(xticks=[], yticks=[])
-    shades = _shades(kind, dark=False)
+    shades = shades_of(kind, dark=False)
     scale = Normalize(0, highest or float(numbers.max()) or 1.0)
     bar = ax.figure.colorbar(
         ScalarMappable(scale, shades), ax=ax, location="bottom", fraction=0.08, pad=0.04, aspect=40, format="%g"

@@ -11,7 +11,7 @@ from workbench.data import Data, Split
 from workbench.data.targets import VOID
 from workbench.engine.effects.private_random import own_random
 from workbench.experiments.measure import measure
-from workbench.plots.maps import MAX_CLASSES, _draw, _palette
+from workbench.plots._images import MAX_CLASSES, class_colours, draw_panel
 
 from ..common.pictures import INK, brief, paint
 from ..common.predictions import Predictions
@@ -70,7 +70,7 @@ def draw(figure: Any, view: Any, answers: Predictions, unit: str, scales: Scales
             more = further(maps, *scale) if place else ""
             title += f"\n{scale[0]:.2g} to {scale[1]:.2g}{in_unit}{more and f'; here {more}'}"
         for row, ax in enumerate(axes[:, place]):
-            _draw(paint(ax), maps[row].double().numpy(), interpolation="nearest", **look)
+            draw_panel(paint(ax), maps[row].double().numpy(), interpolation="nearest", **look)
         axes[0, place].set_title(title, fontsize=7.5)
     if classes is not None:
         _class_key(figure, classes)
@@ -79,7 +79,7 @@ def draw(figure: Any, view: Any, answers: Predictions, unit: str, scales: Scales
 
 def class_look(n: int) -> dict[str, Any]:
     """Return the colour map and limits of classes, as in `plots.matrix` and `plots.maps`."""
-    cmap: Any = _palette(n) if n <= MAX_CLASSES else "tab20"
+    cmap: Any = class_colours(n) if n <= MAX_CLASSES else "tab20"
     return {"cmap": cmap, "vmin": -0.5, "vmax": max(n, 2) - 0.5}
 
 
@@ -88,7 +88,7 @@ def _class_key(figure: Any, classes: Sequence[str]) -> None:
         return
     from matplotlib.patches import Patch
 
-    handles = [Patch(color=_palette(len(classes))(i), label=brief(name, 14)) for i, name in enumerate(classes)]
+    handles = [Patch(color=class_colours(len(classes))(i), label=brief(name, 14)) for i, name in enumerate(classes)]
     columns = min(len(classes), 6)
     figure.legend(
         handles=handles, loc="outside lower center", ncols=columns, fontsize=7.5, frameon=False, handlelength=1

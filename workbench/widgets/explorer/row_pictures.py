@@ -12,8 +12,8 @@ from torch import Tensor
 
 from workbench import plots
 from workbench.plots._answers import Answer, Subject
+from workbench.plots._images import MAX_CLASSES
 from workbench.plots._row_panels import images, steps
-from workbench.plots.maps import MAX_CLASSES
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import format_number
 from workbench.widgets.common.positions import is_map
