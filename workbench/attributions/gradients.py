@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from workbench.attributions.occlusion import cover
 from workbench.attributions.one_input import one_input
 from workbench.calibration.answers import log_probabilities
-from workbench.calibration.base import ask, check_model, output_of
+from workbench.calibration.models import ask, check_model, output_of
 from workbench.calibration.ranked_rows import row_risk
 from workbench.console import progress_bar
 from workbench.core.batches.rows import bad_rows, first_weight, place

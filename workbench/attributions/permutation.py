@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from workbench.attributions.one_input import alone, one_input
 from workbench.calibration.answers import Answers, check_labels, check_values, log_probabilities
-from workbench.calibration.base import check_model, collect, output_of
+from workbench.calibration.collection import collect
+from workbench.calibration.models import check_model, output_of
 from workbench.calibration.ranked_rows import row_risk
 from workbench.console import progress_bar
 from workbench.core.batches.arrays import is_frame

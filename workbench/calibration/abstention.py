@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration.answers import Answers, check_labels, check_values, level
-from workbench.calibration.base import (
+from workbench.calibration.collection import collect
+from workbench.calibration.models import (
     check_model,
     check_targets,
     class_scores,
-    collect,
     named_risks,
     output_name,
     output_of,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from workbench.calibration.base import check_model, innermost
+from workbench.calibration.models import check_model, innermost
 from workbench.calibration.rows import batches_of_rows
 from workbench.core.batches.call_arguments import opened
 from workbench.core.batches.graphs import is_graph

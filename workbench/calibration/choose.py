@@ -7,9 +7,11 @@ from typing import Any, Literal, overload
 
 from torch import nn
 
-from workbench.calibration.base import Calibrated, check_model, collect, output_of
+from workbench.calibration.base import Calibrated
+from workbench.calibration.collection import collect
 from workbench.calibration.conformal import SplitConformal
 from workbench.calibration.cross import CrossConformal
+from workbench.calibration.models import check_model, output_of
 from workbench.calibration.quantiles import QuantileRecalibration
 from workbench.calibration.scaling import TemperatureScaling, VarianceScaling
 from workbench.training.history import History, OutOfFold

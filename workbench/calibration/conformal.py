@@ -20,7 +20,8 @@ from workbench.calibration.answers import (
     log_probabilities,
     risk_named,
 )
-from workbench.calibration.base import Calibrated, distribution_of, output_of, quantiles_of
+from workbench.calibration.base import Calibrated
+from workbench.calibration.models import distribution_of, output_of, quantiles_of
 from workbench.calibration.shift import effective_rows, grouped_quantile, row_numbers, warn_infinite, warn_unlike
 from workbench.calibration.support import buffer_of, clipped
 from workbench.errors import NotFittedError

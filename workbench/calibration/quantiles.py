@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.calibration.answers import Answers, check_rows, check_values, level, positive_total, risk_named
-from workbench.calibration.base import Calibrated, distribution_of
+from workbench.calibration.base import Calibrated
+from workbench.calibration.models import distribution_of
 from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution
 from workbench.errors import require

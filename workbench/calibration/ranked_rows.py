@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from workbench.calibration.answers import RISKS, log_probabilities, risk_named
-from workbench.calibration.base import collect, output_of
+from workbench.calibration.collection import collect
+from workbench.calibration.models import output_of
 from workbench.risk import Risk
 
 

@@ -19,7 +19,8 @@ from workbench.calibration.answers import (
     positive_total,
     risk_named,
 )
-from workbench.calibration.base import Calibrated, as_given, class_scores, distribution_of, output_of
+from workbench.calibration.base import Calibrated
+from workbench.calibration.models import as_given, class_scores, distribution_of, output_of
 from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution, Normal
 from workbench.errors import require

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import metrics
-from workbench.calibration.base import check_model, named_risks, output_of
+from workbench.calibration.models import check_model, named_risks, output_of
 from workbench.console import progress_bar
 from workbench.core.additions import extra
 from workbench.core.method import evaluating

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import metrics
-from ..calibration.base import ask_as_given, distribution_of
+from ..calibration.models import ask_as_given, distribution_of
 from ..core.outputs.class_scores import Binary
 from ..core.outputs.options import meaning_of
 from ..core.wrapped import Wrapped

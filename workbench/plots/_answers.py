@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.answers import log_probabilities
-from workbench.calibration.base import collect, output_of
+from workbench.calibration.collection import collect
+from workbench.calibration.models import output_of
 from workbench.core.batches.arrays import check_index
 from workbench.data import Data, LazySplit, Split, load
 from workbench.data.targets import as_tensor

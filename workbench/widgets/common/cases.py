@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.calibration.base import output_of
+from workbench.calibration.models import output_of
 from workbench.data import Data, Split
 from workbench.errors import require
 from workbench.plots import COLOURS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from workbench.calibration.base import ask, check_model, innermost, output_of
+from workbench.calibration.models import ask, check_model, innermost, output_of
 from workbench.calibration.one_output import one_meaning
 from workbench.core.batches.call_arguments import positional_names
 from workbench.core.batches.labelled import LabelledLoader, LabelledRows, paired

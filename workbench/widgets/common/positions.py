@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.calibration.base import ask_as_given
+from workbench.calibration.models import ask_as_given
 from workbench.core.batches.rows import first_weight
 from workbench.core.outputs.options import meaning_of
 from workbench.data import Data, load

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.answers import log_probabilities
-from workbench.calibration.base import collect, output_of
+from workbench.calibration.collection import collect
+from workbench.calibration.models import output_of
 from workbench.calibration.ranked_rows import row_risk
 from workbench.data import Data
 from workbench.errors import NotFittedError

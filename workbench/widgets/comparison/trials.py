@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import workbench
 from workbench import metrics, plots
-from workbench.calibration.base import collect
+from workbench.calibration.collection import collect
 from workbench.data import Data, Split
 from workbench.engine.effects.private_random import own_random
 from workbench.errors import as_count

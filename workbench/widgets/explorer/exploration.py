@@ -9,7 +9,7 @@ from typing import Any, Self, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.base import output_of
+from workbench.calibration.models import output_of
 from workbench.data.reader import data_of
 from workbench.errors import as_count
 from workbench.risk import Risk

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from workbench.calibration.base import check_model, output_of
+from workbench.calibration.models import check_model, output_of
 from workbench.data import Data
 from workbench.errors import NotFittedError
 from workbench.widgets.common.predictions import Predictions, predict_cases, rankings

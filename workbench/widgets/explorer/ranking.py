@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.answers import log_probabilities
-from workbench.calibration.base import _record, ask, ask_as_given
+from workbench.calibration.models import ask, ask_as_given, record_of
 from workbench.calibration.one_output import one_meaning
 from workbench.core.batches.rows import first_weight, place
 from workbench.core.outputs.options import form_of, meaning_of
@@ -72,7 +72,7 @@ def predict_positions(wrapped: Any, data: Data, x: Tensor) -> tuple[Tensor, dict
 
 def output_meaning(wrapped: Any) -> Any:
     """Return the meaning of the explored output, also of a model with several outputs."""
-    output = _record(wrapped).output
+    output = record_of(wrapped).output
     return one_meaning(output) if isinstance(output, Mapping) else output
 
 
