@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -38,19 +38,21 @@ MODULES = {
 }
 
 
-def _imports(module: str, annotations: bool) -> Iterator[str]:
-    """The modules of the package that a file imports, lazily or not; those that only annotate if asked for."""
+@cache
+def _imports(module: str) -> dict[str, bool]:
+    """The modules of the package that a file imports, lazily or not, and whether they do more than annotate."""
     path = MODULES[module]
+    imports: dict[str, bool] = {}
     package = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     checking = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or (id(node) in checking and not annotations):
+        if not isinstance(node, ast.ImportFrom):
             continue
         if node.level == 0:
             first, *rest = (node.module or "").split(".")
@@ -62,7 +64,9 @@ def _imports(module: str, annotations: bool) -> Iterator[str]:
             base += node.module.split(".") if node.module else []
         for alias in node.names:
             target = ".".join([*base, alias.name])
-            yield target if target in MODULES else ".".join(base)
+            target = target if target in MODULES else ".".join(base)
+            imports[target] = imports.get(target, False) or id(node) not in checking
+    return imports
 
 
 def _level(module: str) -> int:
@@ -71,12 +75,13 @@ def _level(module: str) -> int:
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_run_one_way(module: str) -> None:
-    upward = sorted(target for target in _imports(module, annotations=module != "") if _level(target) > _level(module))
+    imports = _imports(module).items()
+    upward = sorted(target for target, used in imports if (used or module) and _level(target) > _level(module))
     assert not upward, f"workbench.{module} imports what stands above it: {', '.join(upward)}"
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    graph = {module: {*_imports(module, annotations=True)} - {module, ""} for module in MODULES if module}
+    graph = {module: {*_imports(module)} - {module, ""} for module in MODULES if module}
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
@@ -97,14 +102,15 @@ def test_the_engine_needs_torch_only() -> None:
     assert others - set(__import__("sys").stdlib_module_names) <= {"torch", "numpy", "workbench"}
 
 
-@pytest.mark.parametrize("method", ["vote", "sample", "sculpt", "neo", "laplace", "swag", "snapshot", "augment"])
-def test_core_and_engine_know_no_method_by_name(method: str) -> None:
+def test_core_and_engine_know_no_method_by_name() -> None:
     """No literal of theirs is the name of a method; docstrings may give examples."""
+    methods = ("vote", "sample", "sculpt", "neo", "laplace", "swag", "snapshot", "augment")
+    names = {*methods, *(f"@{method}" for method in methods)}
     for module, path in MODULES.items():
         if module.partition(".")[0] in ("core", "engine", "introspect"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            literals = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value in (method, f"@{method}")]
-            assert not literals, f"workbench.{module}, line {literals[0].lineno}"
+            literals = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in names]
+            assert not literals, f"workbench.{module}, line {literals[0].lineno}: {literals[0].value}"
 
 
 def test_comments_stand_above_lines_that_are_broken() -> None:
