@@ -252,7 +252,8 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
 (six of each for convolutions and sequences). *Used to choose*: the design of the method was chosen on this set; *held out*: it was not.
 
 *Error*: the Disentanglement Error of the paper, from 0 to 1; two risks that always move together have .50. *Floor*: the error that is expected
-of a perfect method, since even a response that is flat up to noise correlates by chance. The error has four parts, each a correlation of a risk
+of a perfect method, since even a response that is flat up to noise correlates by chance; the noise of each level is taken to be independent,
+though training sets of growing size share their rows, with which it drifts. The error has four parts, each a correlation of a risk
 with the loss of accuracy along a lever. *ua, noise* is that of aleatoric risk as label noise grows, and *ue, size* that of epistemic risk as
 rows are removed; 1 is perfect. *ua, size* and *ue, noise* are the absolute correlations along the other lever; 0 is perfect. *rA*: range of
 aleatoric risk over sizes divided by its range over noise; *rE*: range of epistemic risk over noise divided by its range over sizes; 0 is

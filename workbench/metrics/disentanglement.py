@@ -39,8 +39,9 @@ class Disentanglement(NamedTuple):
         epistemic_noise: the same for epistemic risk and label noise; 0 is perfect.
         aleatoric_ratio: range of aleatoric risk over sizes / over label noise, of the curves averaged over runs; 0 is perfect.
         epistemic_ratio: range of epistemic risk over label noise / over sizes, likewise; 0 is perfect.
-        floor: expected error of a perfect response whose flat parts are noise: a flat response has a correlation by
-            chance, with mean absolute value gamma((n - 1) / 2) / (sqrt(pi) gamma(n / 2)) over n levels.
+        floor: expected error of a perfect response whose flat parts are independent noise: a flat response has a correlation by
+            chance, with mean absolute value gamma((n - 1) / 2) / (sqrt(pi) gamma(n / 2)) over n levels. It is a lower bound where training
+            sets share rows, since then the noise drifts with their size, as accuracy does.
         package: the value of the package `disentanglement-error` (0.1.6), which counts the aleatoric term of label noise twice, and the
             epistemic term of sizes not at all.
     """
