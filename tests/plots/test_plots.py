@@ -260,3 +260,16 @@ def test_axes_of_other_projections_are_refused_before_anything_is_drawn(projecti
         with pytest.raises(ValueError, match=f"ax: found Axes with the projection '{projection}'"):
             draw()
     assert len(ax.get_children()) == before
+
+
+@pytest.mark.parametrize("name", [*sorted(PICTURES), "importance", "risk_split"])
+def test_rows_and_pixels_lie_on_linear_axes_whatever_their_scale_was(name, ax):
+    ax.set_yscale("log")
+    if name in PICTURES or name == "risk_split":
+        ax.set_xscale("log")
+    calls(np.random.default_rng(3))[name](ax=ax)
+    plain = calls(np.random.default_rng(3))[name](ax=matplotlib.figure.Figure(figsize=(6.4, 4.8)).subplots())
+    assert (ax.get_xscale(), ax.get_yscale()) == (plain.get_xscale(), plain.get_yscale()) == ("linear", "linear")
+    assert ax.get_ylim() == plain.get_ylim()
+    assert ax.get_xlim() == pytest.approx(plain.get_xlim())
+    ax.figure.canvas.draw()

@@ -164,8 +164,14 @@ def point_look(n: int) -> dict[str, Any]:
     return {"s": float(np.clip(4000 / n, 5, 22)), "alpha": float(np.clip(150 / n, 0.2, 0.75)), "linewidths": 0}
 
 
-def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
-    """Style and return the given Axes, or those of a new figure of a size in inches."""
+def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8), *, linear: str = "") -> Axes:
+    """Style and return the given Axes, or those of a new figure of a size in inches.
+
+    Args:
+        ax: the given Axes, if any.
+        size: width and height of a new figure.
+        linear: "x", "y" or "xy", the axes that count rows or pixels from zero on, and so can't stay logarithmic.
+    """
     if ax is None:
         plt = require("matplotlib.pyplot")
         ax = plt.subplots(figsize=size, layout="constrained")[1]
@@ -173,6 +179,9 @@ def new_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
         raise TypeError(f"ax: expected matplotlib Axes, or None for a new figure, found {type(ax).__name__}")
     elif ax.name != "rectilinear":
         raise ValueError(f"ax: found Axes with the projection {ax.name!r}; give some without a projection")
+    for axis in linear:
+        if getattr(ax, f"get_{axis}scale")() != "linear":
+            ax.set(**{f"{axis}scale": "linear"})
     _style(ax)
     return ax
 

@@ -67,7 +67,7 @@ def boxes(
         not_negative(spread=deviations)
     texts = _written(k, scores, labels, classes)
     background = picture(image)
-    ax = new_axes(ax, (5.6, 5.6 * background.shape[0] / background.shape[1] + 0.4))
+    ax = new_axes(ax, (5.6, 5.6 * background.shape[0] / background.shape[1] + 0.4), linear="xy")
     patches = require("matplotlib.patches")
     ax.imshow(background)
     ax.set(xticks=[], yticks=[], xlim=(-0.5, background.shape[1] - 0.5), ylim=(background.shape[0] - 0.5, -0.5))

@@ -81,7 +81,9 @@ def importance(
     finite(**bars)
     order = np.argsort(-np.max(list(bars.values()), 0), kind="stable")[:most]
     shown = [str(columns[i]) for i in order]
-    ax = new_axes(ax, (width_for(shown), float(np.clip(1.3 + 0.13 * len(order) * (len(bars) + 1), 2.8, 14))))
+    ax = new_axes(
+        ax, (width_for(shown), float(np.clip(1.3 + 0.13 * len(order) * (len(bars) + 1), 2.8, 14))), linear="y"
+    )
     thickness = 0.8 / len(bars)
     look: dict[str, Any] = {"ecolor": ax.xaxis.label.get_color(), "error_kw": {"elinewidth": 1}}
     for k, (name, value) in enumerate(bars.items()):
@@ -164,7 +166,7 @@ def occlusion_map(
     finite(change=values)
     from matplotlib.colors import LinearSegmentedColormap
 
-    ax = new_axes(ax, (4.8, 4.2))
+    ax = new_axes(ax, (4.8, 4.2), linear="xy")
     ax.set(xticks=[], yticks=[])
     ax.grid(False)
     ax.imshow(grey, cmap="gray", vmin=0, vmax=1)

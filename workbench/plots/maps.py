@@ -155,7 +155,7 @@ def overlay(
     not_negative(risk=values)
     _some_finite(values, "risk")
     grey = pictures_of(image, values.shape, 1)[0].mean(-1)
-    ax = new_axes(ax, (4.8, 4.2))
+    ax = new_axes(ax, (4.8, 4.2), linear="xy")
     ax.imshow(grey, cmap="gray", vmin=0, vmax=1)
     top = float(values[np.isfinite(values)].max()) or 1.0
     values = np.minimum(values, top)

@@ -269,7 +269,7 @@ def tokens(
     empty = np.where(np.isnan(values), "", "∅")  # a sign, so that the background of an empty token can be seen
     spelled = [_spelled(word, width) or str(sign) for word, sign in zip(words, empty, strict=True)]
     lines = _draw_words(None, spelled, width)
-    ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * lines + 0.9))
+    ax = new_axes(ax, (width * 0.085 + 0.2, 0.3 * lines + 0.9), linear="xy")
     ax.set(xticks=[], yticks=[])
     shades = shades_of(kind, dark=False)
     scale = Normalize(0, highest or float(numbers.max()) or 1.0)

@@ -121,7 +121,7 @@ def risk_split(
     (_, noise, model, names), notes = usable(noise + model, noise, model, names)
     total = np.hypot(noise, model)
     rows = np.arange(total.size)
-    ax = new_axes(ax, (width_for(names.tolist()), float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))))
+    ax = new_axes(ax, (width_for(names.tolist()), float(np.clip(1.4 + 0.34 * total.size, 2.2, 14))), linear="xy")
     step = every_nth(ax, total.size)
     ax.grid(False, axis="y")
     ax.set(xlim=(0, 100), ylim=(total.size - 0.5, -0.5))
