@@ -64,6 +64,22 @@ def test_reports_that_differ(two: Callable[..., tuple[Path, Path]], capsys: pyte
     assert main(["diff", str(a), str(b), "--tolerance", "0.5"]) == 1  # text and missing values still differ
 
 
+@pytest.mark.parametrize("nothing", [[], {}])
+def test_an_empty_value_differs_from_a_missing_and_from_a_full_one(
+    nothing: Any, two: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = [1] if nothing == [] else {"0": 1}
+    a, b = two({"same": [nothing], "full": full}, same=[nothing], full=nothing, lone=nothing)
+    assert main(["diff", str(a), str(b)]) == 1
+    assert str(nothing) in capsys.readouterr().out
+    comparison = compare_reports(a, b)
+    assert comparison.compared == 3
+    assert [(d.name, str(d.first), str(d.second)) for d in comparison.differences] == [
+        ("lone", str(nothing), "–"),
+        ("full[0]", "–", "1"),
+    ]
+
+
 def test_a_value_named_status_is_not_that_of_the_run(tmp_path: Path) -> None:
     executed(tmp_path / "a", "run", {"n": 1}, status="converged")
     executed(tmp_path / "b", "run", {"n": 1}, "failed", status="converged")
