@@ -19,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from workbench.notebook import read_records, record, record_figure, record_table
+from workbench.notebook import read_records, record, record_check, record_comparison, record_figure, record_table
 
 module = sys.modules["workbench.notebook.record"]
 
@@ -114,6 +114,34 @@ def test_other_values_are_refused_by_name(value: Any) -> None:
 def test_text_that_no_notebook_can_hold_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ValueError, match=r"wrong_one.*: .* lone surrogates"):
         record(fine="\U0001f389", wrong_one=value)
+
+
+LONE = "data-\udcff.csv"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: record(**{LONE: 1}),
+        lambda: record_check(LONE, True),
+        lambda: record_check("a claim", True, **{LONE: 1}),
+        lambda: record_figure(LONE, Figure()),
+        lambda: record_figure("plot", Figure(), alt=LONE),
+        lambda: record_table(LONE, pd.DataFrame({"a": [1]})),
+        lambda: record_table("table", pd.DataFrame([[1]], columns=pd.Index([LONE], dtype=object))),
+        lambda: record_table("table", pd.DataFrame({"a": [1]}).style.set_caption(LONE)),
+        lambda: record_comparison({"a": {"rmse": [1]}, LONE: {"rmse": [2]}}),
+        lambda: record_comparison({"a": {LONE: [1]}, "b": {LONE: [2]}}, higher={LONE: True}),
+        lambda: record_comparison({"a": {"rmse": [1]}, "b": {"rmse": [2]}}, units={"rmse": LONE}),
+    ],
+)
+def test_names_that_no_notebook_can_hold_are_refused(call: Any, kernel: Kernel, monkeypatch: Any) -> None:
+    for inside in (True, False):
+        if not inside:
+            monkeypatch.setattr(module, "_execution", lambda: None)
+        with pytest.raises(ValueError, match=r"^record_.*data-.udcff.*lone surrogates|^record: .*lone surrogates"):
+            call()
+    assert kernel.outputs == []
 
 
 def test_nothing_to_record_is_refused() -> None:

@@ -23,7 +23,7 @@ from ..errors import require
 from ..experiments.paired import Comparison
 from .labels import spoken
 from .pictures import embedded
-from .values import UNTYPESET, as_text, from_json, to_json
+from .values import UNTYPESET, as_text, check_encodable, from_json, to_json
 from .verdict import from_stamp
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def record_figure(name: str, figure: Artist, *, alt: str | None = None, dpi: int
     figure_object: Any = figure.get_figure() if hasattr(figure, "get_figure") else None
     if not hasattr(figure_object, "savefig"):
         raise TypeError(f"record_figure({name!r}, ...) takes a matplotlib Figure or Axes, not {type(figure).__name__}")
+    check_encodable([name, alt], "record_figure")
     if _execution() is None:
         return
     from .dark import darkened
@@ -349,6 +350,7 @@ def _display(
     function: str, names: list[str], data: dict[str, str], stamp: dict[str, Any], metadata: Any = None
 ) -> None:
     json.dumps(stamp, allow_nan=False)
+    check_encodable([names, stamp, data, metadata], function)
     execution = _execution()
     if execution is None:
         return

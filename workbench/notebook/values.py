@@ -48,11 +48,23 @@ def encodable(text: str, where: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        around = text[max(error.start - 100, 0) : error.start + 100]
         raise ValueError(
-            f"{where}: {text!r:.200} has lone surrogates, as names of files that are not UTF-8 do, which no notebook can hold: "
+            f"{where}: {around!r} has lone surrogates, as names of files that are not UTF-8 do, which no notebook can hold: "
             'give text.encode("utf-8", "backslashreplace").decode()'
         ) from error
     return text
+
+
+def check_encodable(value: Any, where: str) -> None:
+    """Raise a ValueError if a text in lists and dicts, keys included, has lone surrogates."""
+    if isinstance(value, str):
+        encodable(value, where)
+    elif isinstance(value, Mapping):
+        check_encodable([*value, *value.values()], where)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_encodable(item, where)
 
 
 def from_json(value: Any) -> Any:
@@ -74,5 +86,5 @@ def as_text(value: Any) -> str:
     value = from_json(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
-    text = ", ".join(map(as_text, value)) if isinstance(value, list) else str(value)
+    text = ", ".join(map(as_text, value)) if isinstance(value, list) and value else str(value)
     return text if len(text) <= 200 else f"{text[:199]}…"
