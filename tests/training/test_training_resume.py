@@ -6,6 +6,7 @@ import io
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -206,10 +207,35 @@ def test_a_checkpoint_written_before_it_held_the_settings_of_wrappers_resumes(tm
 
 
 def test_a_full_disk_is_told_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "training"
-    with limited_files(100), pytest.raises(OSError, match=f"too large: '{path}'"):
-        quiet(plain(), plane(), **options(checkpoint=path))
+    path, wrapped = tmp_path / "training", plain()
+    with limited_files(100), pytest.warns(WorkbenchWarning, match=f"too large: '{path}'"):
+        quiet(wrapped, plane(), **options(checkpoint=path))
     assert os.listdir(tmp_path) == []
+    quiet(other := plain(), plane(), **options())
+    assert same(weights(wrapped), weights(other))
+
+
+@pytest.mark.parametrize("folds", [None, 2])
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_folder_that_vanishes_costs_no_training(
+    epoch: int, folds: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "WRITE_INTERVAL", 0.0)
+    folder, rows = tmp_path / "folder", plane(40)
+    wrapped, other = (vote.Wrapper(2)(net()) for _ in range(2))
+
+    def vanish(progress: Any) -> None:
+        if progress.epoch == epoch and progress.epoch_ended and folder.is_dir():
+            shutil.rmtree(folder)
+            folder.touch()  # where it was, no folder can be made
+
+    with pytest.warns(
+        WorkbenchWarning, match=r"checkpoint: .*state\.pt.* can't be written \(.*folder'\).*goes on.*folder"
+    ):
+        history = quiet(wrapped, rows, epochs=3, folds=folds, checkpoint=folder / "state.pt", callback=vanish)
+    assert len(history.frame) == 3
+    quiet(other, rows, epochs=3, folds=folds)
+    assert same(weights(wrapped), weights(other))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 from workbench.atomic import replacing
+from workbench.errors import WorkbenchWarning
+from workbench.introspect.source_lines import user_stacklevel
 from workbench.training.described_settings import CODE, WRAPPERS
 from workbench.training.function_code import comparable
 
@@ -97,9 +100,24 @@ class Checkpoint:
             raise ValueError(f"checkpoint: {self.path} is of another model, or damaged; {error}") from error
 
     def write(self, state: Mapping[str, Any], force: bool = False) -> None:
-        """Store the state, unless it was stored less than `WRITE_INTERVAL` seconds ago and `force` is False."""
+        """Store the state, unless it was stored less than `WRITE_INTERVAL` seconds ago and `force` is False.
+
+        If it can't be stored, a warning says so, and the training goes on: `read` has found the folder to be writable.
+        """
         if not force and time.monotonic() - self._written < WRITE_INTERVAL:
             return
+        try:
+            self._replace(state)
+        except OSError as error:
+            warnings.warn(
+                f"checkpoint: {self.path} can't be written ({error}). The training goes on, and can't be resumed from this point: "
+                f"make {self.path.parent.absolute()} a folder with room that can be written, and later epochs are stored",
+                WorkbenchWarning,
+                stacklevel=user_stacklevel(),
+            )
+        self._written = time.monotonic()
+
+    def _replace(self, state: Mapping[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as temporary:
             runs = {"runs": self.runs} if self.runs else {}
@@ -110,4 +128,3 @@ class Checkpoint:
                 if isinstance(reason := error.__context__, OSError):
                     raise reason from None
                 raise
-        self._written = time.monotonic()

@@ -154,7 +154,8 @@ def fit(
         progress: whether to show a progress bar if the training takes more than two seconds.
         checkpoint: file in which the training state is saved, at most every few seconds, after an epoch. If it exists, training resumes from
             it and ends with the weights of an uninterrupted training. Of a Dataset or DataLoader, only the number of rows is
-            compared, not their contents; functions are compared by name, code, and the numbers in their closures.
+            compared, not their contents; functions are compared by name, code, and the numbers in their closures. If it can't be written
+            later on, as when a disk is full, a warning says so, and the training goes on.
         callback: callback(progress), called after each step and each epoch with a `Progress`. If it returns something true, the training
             ends there, as with Ctrl-C but without a warning. It may predict with the model; it does not change the training.
         strategy: None, "eager" or "ddp". "ddp" trains one model in all processes started by torchrun (`torchrun --nproc-per-node=4 train.py`),
