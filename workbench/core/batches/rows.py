@@ -24,6 +24,7 @@ TWO_OF_MORE = (
     "torch.utils.data.default_collate([(row[0], row[1]) for row in rows])); use row weights in a WeightedRandomSampler"
 )
 BATCH = 1024  # batch size where it does not affect the result
+CHECKED_AT_ONCE = 2**22  # numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,8 +264,20 @@ def bad_rows(values: Any, infinite: bool = True) -> Tensor:
     """Return the numbers of the rows of a tensor [n, ...] that contain NaN (or infinity)."""
     if not isinstance(values, Tensor) or not (values.is_floating_point() or values.is_complex()) or not values.numel():
         return torch.empty(0, dtype=torch.int64)
-    bad = ~values.isfinite() if infinite else values.isnan()
-    return bad.reshape(len(values), -1).any(1).nonzero()[:, 0].cpu()
+    rows = values.detach().reshape(len(values), -1)
+    # in parts, as the conditions take several times the memory of the values; a sum is quicker, and finite only if all are
+    return (
+        torch.cat(
+            [
+                torch.zeros(len(part), dtype=torch.bool, device=part.device)
+                if bool(part.sum().isfinite())
+                else (~part.isfinite() if infinite else part.isnan()).any(1)
+                for part in rows.split(max(1, CHECKED_AT_ONCE // rows.shape[1]))
+            ]
+        )
+        .nonzero()[:, 0]
+        .cpu()
+    )
 
 
 def describe(value: Any) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from workbench.calibration.models import output_of
 from workbench.data import Data, Split
@@ -28,6 +30,7 @@ from workbench.widgets.common.predictions import Predictions, per_row, predict_c
 MAX_COLUMNS = 8  # features shown in a row of a table
 MAX_PIXELS = 64  # height and width of a thumbnail, which the page enlarges
 CAUSES = ("aleatoric", "epistemic")
+_PIXEL_RANGES = WeakIdKeyDictionary()  # tensor -> its version, and minimum and maximum of its pixels
 FULL_VACUITIC = 4.0  # vacuitic risk, in standard deviations, at which its bar is full
 
 #: CSS that cases need once on a page; all selectors are classes of this package.
@@ -258,7 +261,14 @@ def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
     """
     Image = require("PIL.Image")
     low, high = pixel_range(like)
-    pixels = x.detach().cpu().float()
+    pixels = x.detach()
+    if (
+        factor := min(x.shape[-2:]) // (4 * MAX_PIXELS)
+    ) > 1:  # large images are reduced before anything else is made of them
+        pixels = F.avg_pool2d(pixels.reshape(1, -1, *x.shape[-2:]).float(), factor)[0].reshape(
+            *x.shape[:-2], -1, x.shape[-1] // factor
+        )
+    pixels = pixels.cpu().float()
     if pixels.ndim == 3:
         pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels.mean(0)
     shade = ((pixels - low) / (high - low)).clamp(0, 1).mul(255).round().byte().numpy()
@@ -270,9 +280,16 @@ def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
 
 
 def pixel_range(like: Tensor) -> tuple[float, float]:
-    """Return minimum and maximum of the pixels of at most a few hundred rows; the maximum is always larger."""
-    low, high = (float(v) for v in like[:: max(1, len(like) // 500)].aminmax())
-    return low, high if high > low else low + 1.0
+    """Return minimum and maximum of the pixels of at most a few hundred rows; the maximum is always larger.
+
+    They are remembered as long as the tensor lives unchanged, since each thumbnail asks for them.
+    """
+    version, limits = _PIXEL_RANGES.get(like, (None, (0.0, 1.0)))
+    if version != like._version:
+        low, high = (float(v) for v in like[:: max(1, len(like) // 500)].aminmax())
+        limits = low, high if high > low else low + 1.0
+        _PIXEL_RANGES[like] = like._version, limits
+    return limits
 
 
 # ---- HTML

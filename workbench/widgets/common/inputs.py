@@ -21,6 +21,7 @@ from workbench.experiments.positions import has_class_positions, has_labels, out
 from workbench.experiments.specs import check_model, model_of
 
 STOCK = ("tabular", "mlp", "cnn", "linear")  # names of the ready models
+LARGEST_BATCH = 2**27  # numbers
 READ_ROWS = ("tabular",)  # ready models that are built from training rows, not only from their shape
 
 
@@ -110,6 +111,11 @@ def sampled_rows(n: int, most: int) -> Tensor:
     if n <= most:
         return torch.arange(n)
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most].sort().values
+
+
+def rows_at_once(x: Tensor, most: int) -> int:
+    """Return how many rows of x [n, ...] a model gets at once: at most `most`, and fewer large images, for the memory that they take."""
+    return max(1, min(most, LARGEST_BATCH // max(1, x[:1].numel())))
 
 
 def refuse_bad_rows(data: Data) -> None:

@@ -15,6 +15,7 @@ from workbench.calibration.ranked_rows import row_risk
 from workbench.data import Data
 from workbench.errors import NotFittedError
 from workbench.risk import Risk
+from workbench.widgets.common.inputs import rows_at_once
 
 CAUSES = ("aleatoric", "epistemic", "vacuitic")
 
@@ -110,7 +111,7 @@ def predict_cases(wrapped: Any, data: Data, x: Tensor) -> Predictions:
         ValueError: if the model does not give one number, or one score for each class, for each row, or gives numbers that are not finite.
     """
     output = output_of(wrapped)
-    collected = collect(wrapped, x, targets=False)
+    collected = collect(wrapped, x, targets=False, batch_size=rows_at_once(x, 1024))
     y = collected.y.cpu()
     expected = [(len(x), 1), (len(x),)] if data.classes is None else [(len(x), data.n_outputs)]
     if tuple(y.shape) not in expected or (data.classes is None and output != "values"):

@@ -56,7 +56,9 @@ class Exploration(RowSelection, ModelChoice, Abstention, Carriers, PlaceChoice):
         self._model, self.wrapped = next(iter(self._models.items()))
         self.output = output_of(self.wrapped)
         with naming(self._model if isinstance(wrapped, Mapping) else "", self.data):
-            self._answers = predict_cases(self.wrapped, self.data, test.x[self.rows])
+            self._answers = predict_cases(
+                self.wrapped, self.data, test.x if len(self.rows) == len(test) else test.x[self.rows]
+            )
         self._answers_by_model = {self._model: self._answers}
         self._model_versions = versions_of(self._models)
         self._start_ranking(by, coverage)

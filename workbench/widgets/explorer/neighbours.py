@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import html
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +12,13 @@ from torch import Tensor, nn
 
 from workbench.calibration.base import Calibrated
 from workbench.core.additions import extra
+from workbench.core.batches.rows import CHECKED_AT_ONCE
 from workbench.core.wrapped import Wrapped, is_wrapped, unwrap
 from workbench.data import Data
 from workbench.engine.clone import eager
 from workbench.errors import require
 from workbench.widgets.common.cases import MAX_COLUMNS, format_number, table_head, thumbnail
-from workbench.widgets.common.inputs import sampled_rows
+from workbench.widgets.common.inputs import rows_at_once, sampled_rows
 
 MAX_ROWS = 5000  # training rows that are searched
 
@@ -56,22 +59,45 @@ class NeighbourSearch:
             raise ValueError(f"space must be 'inputs' or 'features'; found {space!r}")
         self.space, self.x, self.y = space, x, y
         self.rows = sampled_rows(len(x), MAX_ROWS)
+        x = x if len(self.rows) == len(x) else x[self.rows]
         self._features = Features(wrapped) if space == "features" else None
-        known = self._vectors(x[self.rows])
+        # a copy of scaled pixels in double precision would take several times their memory
+        self._pixels = x.detach().flatten(1) if space == "inputs" and x.ndim > 2 else None
+        if self._pixels is not None:
+            mean = functools.reduce(Tensor.add_, (part.sum(0, dtype=torch.float64) for part in self._parts())) / len(x)
+            spread = self._lengths(mean).square().mean().div(self._pixels.shape[1]).sqrt()
+            self._scale = torch.where(spread > 0, spread, 1.0)
+            return
+        known = self._vectors(x)
         self._mean = known.mean(0)
         spread = known.std(0, correction=0)
-        if space == "inputs" and x.ndim > 2:
-            spread = spread.square().mean().sqrt().expand_as(spread)
         self._scale = torch.where(spread > 0, spread, 1.0)
         vectors = ((known - self._mean) / self._scale).numpy()
         self._tree = require("sklearn.neighbors").NearestNeighbors().fit(vectors)
 
     def of(self, x: Tensor, k: int = 5) -> Nearest:
         """Return the k training rows nearest to one row x [...]; ties are in no particular order."""
-        vector = (self._vectors(x[None]) - self._mean) / self._scale
-        distances, places = self._tree.kneighbors(vector.numpy(), min(k, len(self.rows)))
-        indices = self.rows[torch.from_numpy(places[0])]
-        return Nearest(indices, torch.from_numpy(distances[0]), self.y[indices])
+        k = min(k, len(self.rows))
+        if self._pixels is not None:
+            nearest = (self._lengths(x.detach().flatten()) / self._scale).topk(k, largest=False)
+            distances, places = nearest.values, nearest.indices
+        else:
+            vector = (self._vectors(x[None]) - self._mean) / self._scale
+            distances, places = (torch.from_numpy(part[0]) for part in self._tree.kneighbors(vector.numpy(), k))
+        indices = self.rows[places]
+        return Nearest(indices, distances, self.y[indices])
+
+    def _parts(self) -> Sequence[Tensor]:
+        """Return the pixels of the training rows [n, d] in parts of some rows."""
+        assert self._pixels is not None
+        return self._pixels.split(max(1, CHECKED_AT_ONCE // self._pixels.shape[1]))
+
+    def _lengths(self, pixels: Tensor) -> Tensor:
+        """Return the Euclidean distances of all training rows from pixels [d]."""
+        assert self._pixels is not None
+        pixels = pixels.to(self._pixels.device, torch.promote_types(self._pixels.dtype, torch.float32))
+        lengths = [torch.linalg.vector_norm(part - pixels, dim=1, dtype=torch.float64) for part in self._parts()]
+        return torch.cat(lengths).cpu()
 
     def _vectors(self, x: Tensor) -> Tensor:
         return (x.detach().cpu() if self._features is None else self._features(x)).flatten(1).double()
@@ -115,7 +141,7 @@ class Features:
         """Return features [n, d] of inputs x [n, ...], on the CPU."""
         parts: list[Tensor] = []
         with torch.no_grad():
-            for batch in x.split(512):
+            for batch in x.split(rows_at_once(x, 512)):
                 self._seen = None
                 inputs = (batch.to(self._device, self._dtype),)
                 self._model(*(inputs if self._scaling is None else self._scaling.inputs(inputs, {}, exact=False)[0]))

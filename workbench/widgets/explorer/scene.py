@@ -32,6 +32,8 @@ from workbench.widgets.explorer.models_page import side_by_side
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+EDITED_NUMBERS = 2**25  # numbers in all inputs of a curve along a knob, which has fewer points for large images
+
 MAX_REFUSED = 8  # number of refused or listed cases shown
 
 STYLE = f"""{pictures.STYLE}{CASES}
@@ -113,7 +115,8 @@ def draw_edit(ax: Axes, e: Exploration) -> str:
         return f"{risk_label(e.data, e.output, by)} over the plane of the two inputs"
     editor = e._editor
     knob = editor.knobs[editor.active]
-    values = torch.linspace(min(knob.low, editor.value(knob.name)), max(knob.high, editor.value(knob.name)), POINTS)
+    points = max(9, min(POINTS, EDITED_NUMBERS // e.data.test.x[0].numel()))  # each a prediction of the whole input
+    values = torch.linspace(min(knob.low, editor.value(knob.name)), max(knob.high, editor.value(knob.name)), points)
     if e.data.input_shape == (1,):  # a single input: also cover the range of the test rows
         test = e.data.test.x
         values = torch.linspace(min(knob.low, test.min().item()), max(knob.high, test.max().item()), 2 * POINTS)
