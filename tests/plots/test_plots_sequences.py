@@ -160,3 +160,14 @@ def test_lines_of_a_long_text_without_spaces_read_each_token_a_few_times() -> No
     assert places == [(i // 15, 4 * (i % 15)) for i in range(2000)]
     assert lines == 134
     assert reads <= 3 * len(words)
+
+
+def test_many_words_are_placed_without_limits_of_data_for_each(monkeypatch):
+    from matplotlib.axes import Axes
+
+    calls = []
+    monkeypatch.setattr(Axes, "_update_patch_limits", lambda *args: calls.append(args))
+    ax = plots.tokens([" word"] * 50, np.ones(50))
+    assert len(ax.patches) == len(ax.texts) == 50
+    assert not calls
+    assert not any(artist.get_in_layout() for artist in (*ax.patches, *ax.texts))

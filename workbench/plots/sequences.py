@@ -328,15 +328,21 @@ def _draw_words(
         blank = len(word) - len(word.lstrip(" ")) if word.strip(" ") else 0  # a token of spaces is shown whole
         begin = column + blank
         room, shaded = column + _width(word) - begin, not np.isnan(shades[i]).any()
+        backgrounds = []
         if shaded:
-            ax.add_patch(Rectangle((begin, line - 0.42), room, 0.84, facecolor=shades[i], linewidth=0))
+            backgrounds.append(Rectangle((begin, line - 0.42), room, 0.84, facecolor=shades[i], linewidth=0))
         if framed is not None and framed[i]:
-            ax.add_patch(Rectangle((begin, line - 0.42), room, 0.84, fill=False, edgecolor=frame, linewidth=1.3))
+            backgrounds.append(Rectangle((begin, line - 0.42), room, 0.84, fill=False, edgecolor=frame, linewidth=1.3))
+        for background in backgrounds:  # without the limits of the data, which would be computed anew for each
+            background.set_in_layout(False)
+            ax.add_artist(background)
         ax.text(
             begin + room / 2,
             line,
             word.strip(" ").replace("$", r"\$"),
-            family=["monospace", "sans-serif"],  # the second has more of the characters
+            family="monospace"
+            if word.isascii()
+            else ["monospace", "sans-serif"],  # the second has more of the characters
             fontsize=size,
             ha="center",
             va="center",
