@@ -76,6 +76,7 @@ def test_what_needs_whole_parameters_is_refused_for_a_sharded_model(tmp_path: Pa
         lambda: wrapped.fit(x),
         lambda: swag.collect(wrapped),
         lambda: workbench.save(wrapped, tmp_path / "model"),
+        wrapped.voters,
     ]
     for call in calls:
         with pytest.raises(TypeError, match=r"is sharded .*before fully_shard.*full_state_dict=True"):

@@ -209,7 +209,11 @@ class Wrapped(WrappedParameters, Persistent):
         """Return each voter as a plain model of the user's class with its own copies of all tensors; a single model without voters.
 
         If the object has a scaling or a prior (`vote.Wrapper(prior=)`), the models keep them: each is a wrapped object without methods.
+
+        Raises:
+            TypeError: the object is sharded by `fully_shard`.
         """
+        refuse_sharded(self, WHOLE)
         evaluation = Call(training=False, return_risk=True)
         axes = [
             axis
