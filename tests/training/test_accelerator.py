@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from workbench import compose, neo, vote
+from workbench import compose, neo, sculpt, vote
 from workbench.outputs import Logits
 
 accelerate = pytest.importorskip("accelerate")
@@ -130,3 +130,32 @@ def test_a_density_comes_back_from_a_saved_state(fit: bool, tmp_path: Path) -> N
     assert torch.equal(other(x), wrapped(x))
     if fit:
         assert torch.equal(other(x, return_risk=True)[1].vacuitic, wrapped(x, return_risk=True)[1].vacuitic)
+
+
+def test_risks_are_gathered_one_by_one() -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = accelerator.prepare(torch.utils.data.DataLoader(torch.randn(5, 3), batch_size=2))
+    wrapped = accelerator.prepare(compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(3, 1)).eval())
+    risks = [wrapped(x, return_risk=True)[1].map(accelerator.gather_for_metrics) for x in loader]
+    wanted = [wrapped(x, return_risk=True)[1] for x in loader]
+    for name in ("aleatoric", "epistemic", "total"):
+        assert torch.equal(torch.cat([risk[name] for risk in risks]), torch.cat([risk[name] for risk in wanted]))
+
+
+@pytest.mark.parametrize("empty", [lambda: torch.device("meta"), accelerate.init_empty_weights])
+def test_a_model_without_memory_is_loaded_by_assignment(empty: Any, tmp_path: Path) -> None:
+    wrapper, x = compose(vote.Wrapper(2), sculpt.Wrapper()), torch.randn(5, 3)
+    wrapped = wrapper(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))).eval()
+    torch.save(wrapped.state_dict(), tmp_path / "state.pt")
+    with empty():
+        other = wrapper(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))).eval()
+    assert other[0].weight.is_meta
+    with pytest.raises(ValueError, match="settings@workbench"):
+        accelerate.load_checkpoint_and_dispatch(other, str(tmp_path / "state.pt"), device_map={"": "cpu"})
+    with empty():
+        other = wrapper(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))).eval()
+    other.load_state_dict(torch.load(tmp_path / "state.pt"), assign=True)
+    other = accelerate.dispatch_model(other, {"": "cpu"})
+    (y, risk), (wanted, wanted_risk) = other(x, return_risk=True), wrapped(x, return_risk=True)
+    assert torch.equal(y, wanted)
+    assert all(torch.equal(risk[name], wanted_risk[name]) for name in ("aleatoric", "epistemic", "total"))
