@@ -21,6 +21,7 @@ from workbench.widgets import Comparison, Explorer, TokenRisks
 from workbench.widgets.common import pictures
 from workbench.widgets.common.cases import cases, exact, figures, format_number, grid
 from workbench.widgets.common.predictions import Predictions
+from workbench.widgets.comparison.figure import overview
 from workbench.widgets.comparison.panels import draw, view_of
 from workbench.widgets.comparison.saved import saved_page
 from workbench.widgets.comparison.scores import COLUMNS, scores
@@ -236,3 +237,20 @@ def test_columns_of_other_data_are_edited_one_by_one() -> None:
     editor.load(torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0]))
     editor.set({"colour = blue": 1.0})
     assert editor.changes == {"colour = blue": 1.0}
+
+
+@pytest.mark.filterwarnings("error:constrained_layout not applied")
+def test_the_picture_of_a_comparison_has_room_beside_long_names_and_shows_dollars() -> None:
+    names = ["share_of_$a$_and_$b$", "n_voters_5_" + "x" * 150]
+    comparison = Comparison(
+        "linear", (torch.randn(60, 2), torch.randn(60, 1)), {name: vote.Wrapper(2) for name in names}, epochs=1
+    )
+    comparison.start(block=True)
+    findings = comparison._findings
+    figure = overview(findings.view, findings.present, findings.frame(), "", {})
+    figure.draw_without_rendering()
+    titles = [place._suptitle for place in figure.subfigs[1].subfigs if place._suptitle]
+    heads = [cell.get_text() for cell in figure.get_axes()[0].tables[0].get_celld().values()]
+    for text in (*titles, *heads):
+        assert not text.get_parse_math() or "$" not in text.get_text()
+    assert names[0] in [title.get_text() for title in titles]

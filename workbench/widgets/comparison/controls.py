@@ -35,7 +35,7 @@ CSS = """
 .wb-status b{font-weight:600}
 .wb-panels{display:grid!important;grid-template-columns:repeat(auto-fill,minmax(min(100%,390px),1fr));gap:14px;overflow:visible}
 .wb-panel{min-width:0}
-.wb-comparison .wb-panel h4{margin:4px 0 0;font-size:14px;font-weight:600}
+.wb-comparison .wb-panel h4{overflow-wrap:anywhere;margin:4px 0 0;font-size:14px;font-weight:600}
 .wb-comparison .wb-panel code{font-size:11px;padding:0;
 background:none;color:var(--jp-ui-font-color2,currentColor);white-space:normal;overflow-wrap:anywhere}
 .wb-comparison .wb-panel p{margin:0;font-size:12px;color:var(--jp-ui-font-color2,currentColor)}

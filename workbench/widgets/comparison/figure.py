@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..common.pictures import INK, new_figure
+from ..common.pictures import INK, brief, new_figure
 from .panels import PanelData, draw, size
 from .scales import shared
 from .scores import column, ordered
@@ -47,7 +47,7 @@ def overview(
     places = rest.subfigures(down, across, squeeze=False).flat
     for place, kept in zip(places, trained, strict=False):
         place.set_facecolor("none")
-        place.suptitle(kept.name, fontsize=12, color=INK)
+        place.suptitle(brief(kept.name, 48), fontsize=12, color=INK, parse_math=False)
         assert kept.answers is not None
         draw(place, view, kept.answers, unit, scales)
     return figure
@@ -64,12 +64,14 @@ def _table(ax: Any, frame: pd.DataFrame, unit: str, marked: Mapping[str, Sequenc
         for row in frame.index
     ]
     heads = [column(name).title.format(unit=in_unit).replace(" of a ", "\nof a ") for name in names]
-    table = ax.table(cells, rowLabels=list(frame.index), colLabels=heads, loc="upper center", edges="horizontal")
+    rows = [brief(str(name), 40) for name in frame.index]
+    table = ax.table(cells, rowLabels=rows, colLabels=heads, loc="upper center", edges="horizontal")
     table.auto_set_font_size(False)
     table.set_fontsize(8)
     table.auto_set_column_width(list(range(len(names))))
     for (row, place), cell in table.get_celld().items():
         cell.set_height(1.0 / (len(frame) + 2.5) * (1.5 if row == 0 else 1.0))
         cell.set_linewidth(0.3)
+        cell.get_text().set_parse_math(False)
         if row > 0 and place >= 0 and frame.index[row - 1] in marked.get(names[place], ()):
             cell.set_text_props(fontweight="bold")
