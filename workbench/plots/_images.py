@@ -34,9 +34,14 @@ def pictures_of(image: Values, shape: tuple[int, ...], max_rows: int) -> Array:
         single = pictures.ndim == 3 and shape[0] == 1 and pictures.shape[0] in (1, 3)
         pictures = pictures[None] if single else pictures.reshape(-1, 1, *size)
     if pictures.ndim != 4 or pictures.shape[1] not in (1, 3) or pictures.shape[2:] != size:
+        last = pictures.ndim in (3, 4) and pictures.shape[-3:-1] == size  # as pictures are read from files
+        remedy = (
+            "the channels are last: give numpy.moveaxis(image[..., :3], -1, -3)"
+            if last
+            else "of more channels pick those to draw, as in image[:, :3]"
+        )
         raise ValueError(
-            f"image: expected [n, channels, height, width] with 1 or 3 channels and maps of {list(size)}, found {list(pictures.shape)}; "
-            "of more channels pick those to draw, as in image[:, :3]"
+            f"image: expected [n, channels, height, width] with 1 or 3 channels and maps of {list(size)}, found {list(pictures.shape)}; {remedy}"
         )
     pictures = pictures[:max_rows]
     if len(pictures) != shape[0]:
