@@ -408,9 +408,7 @@ def test_large_images_are_not_copied_as_a_whole(space: str, monkeypatch: pytest.
     monkeypatch.setattr("workbench.widgets.common.inputs.LARGEST_BATCH", 4 * 80 * 80)
     monkeypatch.setattr("workbench.widgets.explorer.scene.EDITED_NUMBERS", 1)
     small = pictures()
-    parts = (
-        Split(nn.functional.interpolate(part.x, (80, 80)), part.y) for part in (small.train, small.test)
-    )  # 30 images each
+    parts = (Split(nn.functional.interpolate(part.x, (80, 80)), part.y) for part in (small.train, small.test))
     d = Data("stripes", "classification", *parts, (Column("brightness"),), Column("place"), CARD, small.classes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
