@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workbench import compose, vote
 from workbench.data import Column, Data, Split
 from workbench.widgets import Explorer
-from workbench.widgets.common.cases import pixel_range, thumbnail
+from workbench.widgets.common.cases import thumbnail
 
 widgets = pytest.importorskip("ipywidgets")
 
@@ -439,8 +439,11 @@ def _decoded(element: str) -> Any:
     return Image.open(io.BytesIO(base64.b64decode(re.findall(r"base64,([^\"]+)", element)[0])))
 
 
-def test_black_and_white_follow_pixels_that_change() -> None:
-    like = torch.tensor([[[0.0, 1.0]]])
-    assert pixel_range(like) == (0.0, 1.0)
-    like[0, 0, 1] = 3.0
-    assert pixel_range(like) == (0.0, 3.0)
+def test_black_and_white_of_large_images_are_those_of_some_of_their_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.linspace(0, 1, 100 * 40 * 40).reshape(100, 40, 40)
+    monkeypatch.setattr("workbench.widgets.common.cases.MAX_RANGED", x.numel() // 9)
+    x[0, 1, 1] = 100.0  # one that is not looked at
+    shown = np.asarray(_decoded(thumbnail(x[-1], x, "alt")))
+    assert shown.shape == (40, 40)
+    assert shown.min() == round(255 * (x[-1].min() / x[-1, 39, 39]).item())
+    assert shown.max() == 255

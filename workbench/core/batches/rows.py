@@ -265,19 +265,14 @@ def bad_rows(values: Any, infinite: bool = True) -> Tensor:
     if not isinstance(values, Tensor) or not (values.is_floating_point() or values.is_complex()) or not values.numel():
         return torch.empty(0, dtype=torch.int64)
     rows = values.detach().reshape(len(values), -1)
-    # in parts, as the conditions take several times the memory of the values; a sum is quicker, and finite only if all are
-    return (
-        torch.cat(
-            [
-                torch.zeros(len(part), dtype=torch.bool, device=part.device)
-                if bool(part.sum().isfinite())
-                else (~part.isfinite() if infinite else part.isnan()).any(1)
-                for part in rows.split(max(1, CHECKED_AT_ONCE // rows.shape[1]))
-            ]
-        )
-        .nonzero()[:, 0]
-        .cpu()
-    )
+    bad: list[Tensor] = []
+    # in parts, since the conditions take several times the memory of the values
+    for part in rows.split(max(1, CHECKED_AT_ONCE // rows.shape[1])):
+        if part.sum().isfinite():  # then all of them are, and a sum is quicker
+            bad.append(torch.zeros(len(part), dtype=torch.bool, device=part.device))
+        else:
+            bad.append((~part.isfinite() if infinite else part.isnan()).any(1))
+    return torch.cat(bad).nonzero()[:, 0].cpu()
 
 
 def describe(value: Any) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.weak import WeakIdKeyDictionary
 
 from workbench.calibration.models import output_of
 from workbench.data import Data, Split
@@ -30,7 +29,7 @@ from workbench.widgets.common.predictions import Predictions, per_row, predict_c
 MAX_COLUMNS = 8  # features shown in a row of a table
 MAX_PIXELS = 64  # height and width of a thumbnail, which the page enlarges
 CAUSES = ("aleatoric", "epistemic")
-_PIXEL_RANGES = WeakIdKeyDictionary()  # tensor -> its version, and minimum and maximum of its pixels
+MAX_RANGED = 2**22  # pixels among which black and white of thumbnails are found
 FULL_VACUITIC = 4.0  # vacuitic risk, in standard deviations, at which its bar is full
 
 #: CSS that cases need once on a page; all selectors are classes of this package.
@@ -256,19 +255,19 @@ def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
 
     Args:
         x: [channels, height, width] or [height, width]; more or fewer than three channels are averaged.
-        like: rows whose minimum and maximum are black and white.
+        like: rows whose minimum and maximum are black and white; of large images, those of some pixels of each.
         alt: alternative text.
     """
     Image = require("PIL.Image")
-    low, high = pixel_range(like)
-    pixels = x.detach()
-    if (
-        factor := min(x.shape[-2:]) // (4 * MAX_PIXELS)
-    ) > 1:  # large images are reduced before anything else is made of them
-        pixels = F.avg_pool2d(pixels.reshape(1, -1, *x.shape[-2:]).float(), factor)[0].reshape(
-            *x.shape[:-2], -1, x.shape[-1] // factor
+    step = max(1, math.isqrt(like.numel() // MAX_RANGED))
+    low, high = pixel_range(like[..., ::step, ::step])
+    pixels = x.detach().float()
+    factor = min(x.shape[-2:]) // (4 * MAX_PIXELS)
+    if factor > 1:  # large images are reduced before anything else is made of them
+        pixels = F.avg_pool2d(pixels if x.ndim == 3 else pixels[None], factor).reshape(
+            *x.shape[:-2], x.shape[-2] // factor, x.shape[-1] // factor
         )
-    pixels = pixels.cpu().float()
+    pixels = pixels.cpu()
     if pixels.ndim == 3:
         pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels.mean(0)
     shade = ((pixels - low) / (high - low)).clamp(0, 1).mul(255).round().byte().numpy()
@@ -280,16 +279,9 @@ def thumbnail(x: Tensor, like: Tensor, alt: str) -> str:
 
 
 def pixel_range(like: Tensor) -> tuple[float, float]:
-    """Return minimum and maximum of the pixels of at most a few hundred rows; the maximum is always larger.
-
-    They are remembered as long as the tensor lives unchanged, since each thumbnail asks for them.
-    """
-    version, limits = _PIXEL_RANGES.get(like, (None, (0.0, 1.0)))
-    if version != like._version:
-        low, high = (float(v) for v in like[:: max(1, len(like) // 500)].aminmax())
-        limits = low, high if high > low else low + 1.0
-        _PIXEL_RANGES[like] = like._version, limits
-    return limits
+    """Return minimum and maximum of the pixels of at most a few hundred rows; the maximum is always larger."""
+    low, high = (float(v) for v in like[:: max(1, len(like) // 500)].aminmax())
+    return low, high if high > low else low + 1.0
 
 
 # ---- HTML
