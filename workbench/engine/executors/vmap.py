@@ -20,6 +20,7 @@ from ..branch import Clone, is_batched
 from ..branch_pass import refuse_recomputing, run_branch
 from ..clone import share
 from ..effects.containers import Containers, holds_mutable
+from ..effects.outside import OutsideTensors
 from ..effects.random import RandomSources
 from ..effects.reseeding import SeedWatch
 from ..plan import Axis, Plan, concatenate
@@ -59,22 +60,25 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
     # random numbers that are the same for all branches must be drawn in one pass
     step = outermost.size if outermost.randomness == "same" else plan.chunk or outermost.size
     results: StackedResults | None = None
-    outputs: References | None = [] if request.first else None
+    watch = _Watch() if request.first else None
     folding = plan.folding() if plan.folding is not None and step < outermost.size else None
     receive = request.receiver() if request.receiver is not None and step < outermost.size else None
-    for start in range(0, outermost.size, step):
-        if start and request.impure:
-            raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
-        if results is not None and results.inputs is not None and results.inputs.changed():
-            raise RuntimeError("the model fills a list or dict among its inputs, which it would do once for each chunk")
-        chunk = _Pass(request, start, min(step, outermost.size - start), rescue, outputs).run()
-        if folding is not None:
-            chunk.leaves = folding(chunk.leaves, chunk.rebuild)
-        if receive is not None:
-            receive(chunk.leaves, chunk.rebuild)
-        results = chunk if results is None else results + chunk
-    if outputs is not None:
-        _refuse_surviving(outputs)
+    with nullcontext() if watch is None else watch.outside:
+        for start in range(0, outermost.size, step):
+            if start and request.impure:
+                raise RuntimeError("forward changes attributes, which it would do once for each chunk of branches")
+            if results is not None and results.inputs is not None and results.inputs.changed():
+                raise RuntimeError(
+                    "the model fills a list or dict among its inputs, which it would do once for each chunk"
+                )
+            chunk = _Pass(request, start, min(step, outermost.size - start), rescue, watch).run()
+            if folding is not None:
+                chunk.leaves = folding(chunk.leaves, chunk.rebuild)
+            if receive is not None:
+                receive(chunk.leaves, chunk.rebuild)
+            results = chunk if results is None else results + chunk
+        if watch is not None:
+            _refuse_surviving(watch.outputs)
     assert results is not None  # an axis has at least one branch
     return results
 
@@ -82,6 +86,14 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
 def rescued(request: Request) -> StackedResults:
     """Run a request like `run`, with operations without a batching rule replaced by equivalent ones."""
     return run(request, rescue=True)
+
+
+class _Watch:
+    """What is noted of the operations of a first pass: weak references to their outputs, and tensors from outside the model."""
+
+    def __init__(self) -> None:
+        self.outputs: References = []
+        self.outside = OutsideTensors()
 
 
 def _refuse_surviving(outputs: References) -> None:
@@ -105,11 +117,11 @@ class _Pass:
         request: the request.
         start, count: range of branches of the outermost axis.
         rescue: see `run`.
-        outputs: list that collects weak references to the outputs of every operation, None: not collected.
+        watch: what is noted of the operations of a first pass, None: nothing.
     """
 
-    def __init__(self, request: Request, start: int, count: int, rescue: bool, outputs: References | None) -> None:
-        self.request, self.rescue, self.outputs = request, rescue, outputs
+    def __init__(self, request: Request, start: int, count: int, rescue: bool, watch: _Watch | None) -> None:
+        self.request, self.rescue, self.watch = request, rescue, watch
         plan = request.plan
         self.clone = request.clone(plan.indices[0])
         self.sizes = (count, *(axis.size for axis in plan.axes[1:]))
@@ -134,7 +146,7 @@ class _Pass:
         self.axes = (Axis("", plan.size, "error"),) if self.joint else plan.axes
         # whether draws must be different in each branch, as they are not where the model seeds them itself
         differ = any(axis.randomness == "different" and axis.size > 1 for axis in self.axes)
-        self.watches_draws = differ and outputs is not None
+        self.watches_draws = differ and watch is not None
 
     def _deal(self, start: int, count: int) -> dict[int, Tensor]:
         """Return the leaves with rows by index, as tensors [branches, rows per branch, ...]."""
@@ -196,7 +208,7 @@ class _Pass:
         """Run the branches on tensors without their branch axes; store the structure of the output in `shape`."""
         request, plan, clone = self.request, self.plan, self.clone
         sources = request.clones.sources(self.leaves) if self.watches_draws else None
-        modes: list[TorchFunctionMode] = [] if self.outputs is None else [_FirstPass(self.outputs, sources)]
+        modes: list[TorchFunctionMode] = [] if self.watch is None else [_FirstPass(self.watch, clone, sources)]
         if token is not None:
             modes.append(Rescue(token))
         autocast = AutocastUnderVmap(request.autocast) if request.autocast else nullcontext()
@@ -214,6 +226,8 @@ class _Pass:
             args, kwargs = request.args, request.kwargs
             if replaced or holds_mutable(args, kwargs):
                 args, kwargs = self.regroup([replaced.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+            if self.watch is not None:
+                self.watch.outside.know(flatten((args, kwargs))[0])
             mode = _all_entered(modes) if modes else None
             place = _EveryPosition(plan) if plan.interventions else plan.fixed  # only interventions read it
             seeds = SeedWatch() if self.watches_draws else nullcontext()
@@ -225,7 +239,7 @@ class _Pass:
         self.inputs = result.inputs
         if self.inputs is not None and self.inputs.changed() and any(map(_holds_batched, self.inputs.values())):
             raise RuntimeError("the model fills a list or dict among its inputs with tensors of its branch")
-        if self.outputs is not None:
+        if self.watch is not None:
             clone.install(clone.values(plan, plan.fixed))  # so that installed tensors do not count as kept by the model
         self.shared = {slot: buffer for slot, buffer in result.buffers.items() if not is_batched(buffer)}
         buffers = {slot: buffer for slot, buffer in result.buffers.items() if slot not in self.shared}
@@ -377,7 +391,7 @@ def _all_entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
 
 
 class _FirstPass(TorchFunctionMode):
-    """Function mode that collects weak references to the output tensors of every operation, and refuses what vmap answers wrongly.
+    """Function mode that notes tensors from outside the model and the outputs of every operation, and refuses what vmap answers wrongly.
 
     Generators are looked at if `sources` are given.
 
@@ -387,9 +401,13 @@ class _FirstPass(TorchFunctionMode):
 
     watches = True  # see `joint_layers`
 
-    def __init__(self, outputs: References, sources: RandomSources | None) -> None:
+    def __init__(self, watch: _Watch, clone: Clone, sources: RandomSources | None) -> None:
         super().__init__()
-        self._outputs, self._sources = outputs, sources
+        self._watch, self._clone, self._sources = watch, clone, sources
+
+    def __enter__(self) -> _FirstPass:
+        self._watch.outside.know_model(self._clone.tree)  # which holds the tensors of the pass by now
+        return super().__enter__()
 
     def __torch_function__(
         self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -404,8 +422,11 @@ class _FirstPass(TorchFunctionMode):
             raise RuntimeError(
                 "the model draws from a generator that none of its modules holds, perhaps a new one in each call"
             )
+        self._watch.outside.read(flatten((args, kwargs))[0])
         out = function(*args, **(kwargs or {}))
-        self._outputs.extend(weakref.ref(leaf) for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
+        tensors = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]
+        self._watch.outside.know(tensors)
+        self._watch.outputs.extend(map(weakref.ref, tensors))
         return out
 
 

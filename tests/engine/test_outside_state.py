@@ -1,0 +1,133 @@
+"""State that a model keeps outside its modules and goes on from in the next call: an attempt in one pass leaves nothing there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from helpers.reference_from_copies import Net, seeded
+from torch import Tensor, nn
+
+from workbench import vote
+
+
+class Ledger:
+    running: Tensor
+
+
+MEANS: dict[str, Tensor] = {}
+HISTORY: list[Tensor] = []
+LEDGER = Ledger()
+
+
+class InGlobalDict(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.h(x)
+        MEANS["running"] = 0.9 * MEANS["running"] + h.mean()
+        return h - MEANS["running"]
+
+
+class InGlobalList(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.h(x)
+        HISTORY[0] = 0.9 * HISTORY[0] + h.mean()
+        return h - HISTORY[0]
+
+
+class InObject(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.h(x)
+        LEDGER.running = 0.9 * LEDGER.running + h.mean()
+        return h - LEDGER.running
+
+
+def in_class() -> Net:
+    class InClass(Net):
+        running = torch.tensor(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.h(x)
+            type(self).running = 0.9 * self.running + h.mean()
+            return h - self.running
+
+    return InClass()
+
+
+class Neuron(nn.Module):
+    """Adds up its inputs; a class attribute lists all neurons, of which copies are not part."""
+
+    every: ClassVar[list[Neuron]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("charge", torch.zeros(()))
+        self.every.append(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.charge
+
+
+class InListedModules(Net):
+    """Changes all neurons, also those of the model that it was copied from, before it does what vmap refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.neuron = Neuron()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.neuron(self.h(x))
+        for neuron in Neuron.every:
+            neuron.charge = 0.9 * neuron.charge + h.mean()
+        return h * float(h.detach().sum() * 0 + 2)
+
+
+BUILD: dict[str, Callable[[], Net]] = {
+    "a global dict": InGlobalDict,
+    "a global list": InGlobalList,
+    "a global object": InObject,
+    "a class": in_class,
+    "listed modules": InListedModules,
+}
+
+
+def renew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a test holders of its own: referrers of objects that conftest.py has frozen cannot be looked up."""
+    start, ledger = torch.tensor(0.5), Ledger()
+    ledger.running = start
+    for name, holder in {"MEANS": {"running": start}, "HISTORY": [start], "LEDGER": ledger}.items():
+        monkeypatch.setitem(globals(), name, holder)
+    monkeypatch.setattr(Neuron, "every", [])
+
+
+def built(name: str) -> Net:
+    with seeded(0):
+        return BUILD[name]().eval()
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_state_outside_goes_on_from_copy_to_copy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    answers = []
+    for plainly in (True, False):
+        monkeypatch.undo()
+        renew(monkeypatch)
+        with torch.no_grad(), seeded(0):
+            wrapped: Any = vote.Wrapper(4)(built(name))
+            answers.append(torch.stack([model(x) for model in wrapped.voters()]).mean(0) if plainly else wrapped(x))
+    torch.testing.assert_close(*answers)
+    assert re.search("loop, 4 passes, .* refused the model", str(wrapped.explain()))
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_a_refused_pass_for_all_branches_leaves_a_plain_model_that_can_be_called(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew(monkeypatch)
+    model = built(name)
+    wrapped: Any = vote.Wrapper(4, strategy="vmap")(model)
+    with pytest.raises(RuntimeError, match='strategy="vmap" is not possible'):
+        wrapped(torch.ones(2, 3))
+    assert model(torch.ones(2, 3)).isfinite().all()

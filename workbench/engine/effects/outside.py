@@ -1,0 +1,86 @@
+"""Tensors outside a model's modules that forward replaces, such as a running mean in a global dict: a failed pass leaves them as they were."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...introspect.objects import is_atom, tensors_and_generators
+from .attributes import Tree, attributes
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+class OutsideTensors:
+    """Context manager of a pass that puts back what the pass replaces outside the model's modules, if it raises an error.
+
+    What holds a tensor (a dict, a list, a class or another object) is looked up when the model reads it, and only then, since this takes a
+    while: what a model replaces without reading it is no part of its answer.
+    """
+
+    def __init__(self) -> None:
+        # ids of tensors of the model, the call and the pass, and of those whose holders are known
+        self._known: set[int] = set()
+        self._holders: list[tuple[Any, Any]] = []  # holder, its tensors by key or all its items
+
+    def __enter__(self) -> OutsideTensors:
+        return self
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None:
+            for holder, before in self._holders:
+                _put_back(holder, before)
+        self._holders.clear()
+
+    def know(self, tensors: Iterable[Any]) -> None:
+        """Note tensors that are not outside the model, or that the pass has created."""
+        self._known.update(map(id, tensors))
+
+    def know_model(self, tree: Tree) -> None:
+        """Note the tensors that modules hold, registered or not."""
+        for module in tree.values():
+            self.know((*module._parameters.values(), *module._buffers.values()))
+        for _, value in attributes(tree):
+            if not is_atom(value):
+                self.know(tensors_and_generators(value))
+
+    def read(self, leaves: list[Any]) -> None:
+        """Look up what holds those of the arguments of an operation that are tensors from outside."""
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and id(leaf) not in self._known and not _is_wrapped(leaf):
+                self.know([leaf])
+                for holder in gc.get_referrers(leaf):
+                    if holder is not leaves:
+                        self._hold(holder)
+
+    def _hold(self, holder: Any) -> None:
+        if isinstance(holder, list):
+            before: Any = holder.copy()
+            self.know(item for item in before if isinstance(item, Tensor))
+        else:
+            contents = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+            if not isinstance(contents, dict):
+                return  # a frame, a tuple: not changed
+            before = {key: item for key, item in contents.items() if isinstance(item, Tensor)}
+            self.know(before.values())
+            if "__module__" in contents:  # of a class, whose attributes are assigned otherwise
+                holder = next((cls for cls in gc.get_referrers(contents) if isinstance(cls, type)), holder)
+        self._holders.append((holder, before))
+
+
+def _put_back(holder: Any, before: Any) -> None:
+    if isinstance(holder, list):
+        holder[:] = before
+        return
+    for key, old in before.items():
+        if isinstance(holder, type):
+            setattr(holder, key, old)
+        else:
+            (holder if isinstance(holder, dict) else vars(holder))[key] = old
+
+
+__all__ = ["OutsideTensors"]
