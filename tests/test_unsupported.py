@@ -12,7 +12,7 @@ from helpers.reference_from_copies import NOISE, VOTERS, WRAPPERS, Net, asked, c
 from torch import Tensor, nn
 
 import workbench
-from workbench import compose, neo, sample, sculpt, vote
+from workbench import WorkbenchWarning, compose, neo, sample, sculpt, vote
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -160,6 +160,34 @@ def test_a_cached_buffer_may_change_its_shape(kind: str, start: Tensor | None) -
             assert start is None or wrapped.scales.shape == (rows, 1)
     copied = copy.deepcopy(wrapped)
     close(asked(copied, (inputs()[:3],)), expected(kind, plain, wrapped, (inputs()[:3],)))
+
+
+class HiddenStateInBuffer(nn.Module):
+    """Goes on from what the last call has left in a buffer, as membranes of spiking neurons do."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.register_buffer("hidden", torch.zeros(5, 3), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = 0.5 * self.hidden + self.a(x)
+        return self.hidden
+
+
+def test_a_hidden_state_in_a_buffer_that_branches_share_is_told_and_the_remedy_works() -> None:
+    with pytest.warns(
+        WorkbenchWarning, match=r"buffer 'hidden', .* each branch goes on from the mean: .* persistent=True"
+    ):
+        vote.Wrapper(VOTERS)(HiddenStateInBuffer(persistent=False)).eval()(inputs())
+    wrapped: Any = vote.Wrapper(VOTERS)(HiddenStateInBuffer(persistent=True)).eval()
+    voters = wrapped.voters()
+    for seed in (1, 2, 3):
+        with torch.no_grad():
+            y, risk = wrapped(inputs(seed), return_risk=True)
+            answers = torch.stack([voter(inputs(seed)) for voter in voters])
+        torch.testing.assert_close(y, answers.mean(0))
+        torch.testing.assert_close(risk, answers.std(0, correction=0))
 
 
 @pytest.mark.parametrize("start", [torch.zeros(1, 1), None], ids=["zeros", "none"])

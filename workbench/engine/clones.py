@@ -294,11 +294,16 @@ class Clones:
     # ---- attributes
     def allow_resize(self, buffer: str) -> bool:
         """Return whether forward may give a buffer another shape, as it may one that no file holds, and count it among what forward changes."""
-        path, _, name = buffer.rpartition(".")
-        if path not in self._tree or name not in self._tree[path]._non_persistent_buffers_set:
+        if not self.is_cache(buffer):
             return False
+        path, _, name = buffer.rpartition(".")
         self.impure |= {(path, name)}
         return True
+
+    def is_cache(self, buffer: str) -> bool:
+        """Return whether a buffer is one that no file holds (`persistent=False`), which all branches share."""
+        path, _, name = buffer.rpartition(".")
+        return path in self._tree and name in self._tree[path]._non_persistent_buffers_set
 
     def watching(self, clone: Clone, plan: Plan, first: bool) -> AbstractContextManager[None]:
         """Return a context manager for a pass, which finds the attributes that the first branch changes and resets them for the others.

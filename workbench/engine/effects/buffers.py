@@ -18,7 +18,10 @@ from .random import values_unavailable
 
 
 def merged_buffers(
-    plan: Plan, results: Sequence[Result], allow_resize: Callable[[str], bool] = lambda name: False
+    plan: Plan,
+    results: Sequence[Result],
+    allow_resize: Callable[[str], bool] = lambda name: False,
+    is_cache: Callable[[str], bool] = lambda name: False,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the buffers that the branches have written into, whole or rows of stacked ones, and their merged values.
 
@@ -26,8 +29,9 @@ def merged_buffers(
         plan: the plan of the run.
         results: the results of its branches.
         allow_resize: asked, with its name, for a buffer that all branches share and that has another shape now: whether it may.
+        is_cache: asked whether a buffer that all branches share is a table that forward computes rather than a statistic.
     """
-    merger = BufferMerger(allow_resize)
+    merger = BufferMerger(allow_resize, is_cache)
     if isinstance(results, StackedResults):
         _add_stacked(merger, plan, results)
     else:
@@ -80,14 +84,15 @@ class BufferMerger:
 
     A buffer that a method has stacked along an axis keeps one row per branch. Over all other axes a floating-point buffer takes the mean:
     for running statistics, whose update is linear, the mean of n updates equals one update with the mean statistic. Integer buffers should
-    agree; if they do not, the first branch's value is kept with a warning.
+    agree; if they do not, the first branch's value is kept with a warning. So should tables that forward computes: if they differ, they may be
+    a state from which the next call goes on.
 
     Args:
-        allow_resize: see `merged_buffers`.
+        allow_resize, is_cache: see `merged_buffers`.
     """
 
-    def __init__(self, allow_resize: Callable[[str], bool]) -> None:
-        self._allow_resize = allow_resize
+    def __init__(self, allow_resize: Callable[[str], bool], is_cache: Callable[[str], bool]) -> None:
+        self._allow_resize, self._is_cache = allow_resize, is_cache
         self._new: dict[tuple[str, int | None], list[Tensor] | Tensor] = {}
         self._rows: dict[str, Tensor] = {}
 
@@ -132,12 +137,20 @@ class BufferMerger:
     def _merged(self, name: str, target: Tensor, values: list[Tensor] | Tensor) -> Tensor:
         if len(values) == 1 or (isinstance(values, list) and all(value is values[0] for value in values)):
             return values[0]
+        # compared only where this neither synchronizes a device nor is recorded in a graph
+        looks = target.is_cpu and not torch.compiler.is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
         if target.is_floating_point() or target.is_complex():
+            if looks and self._is_cache(name) and any(not torch.equal(values[0], value) for value in values[1:]):
+                warnings.warn(
+                    f"buffer {name!r}, registered with persistent=False, differs between branches, and their mean is kept. If forward goes on "
+                    "from it in the next call, as from a hidden state, each branch goes on from the mean: register it with persistent=True and "
+                    "its final shape, so that each voter has its own, or return the state and pass it in again (state=)",
+                    WorkbenchWarning,
+                    stacklevel=2,
+                )
             stacked = torch.stack(values) if isinstance(values, list) else values.contiguous()
             # equal values are kept exactly, since their sum could round or overflow; elementwise, since a test would synchronize a GPU
             return torch.where((stacked == stacked[0]).all(0), stacked[0], stacked.mean(0))
-        # compared only where this neither synchronizes a device nor is recorded in a graph
-        looks = target.is_cpu and not torch.compiler.is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
         if looks and any(not torch.equal(values[0], value) for value in values[1:]):
             warnings.warn(
                 f"buffer {name!r} holds integers that differ between branches; the first branch's are kept",
