@@ -11,7 +11,7 @@ import torch
 from helpers.reference_from_copies import Net, seeded
 from torch import Tensor, nn
 
-from workbench import vote
+from workbench import WorkbenchWarning, vote
 
 
 class Ledger:
@@ -131,3 +131,37 @@ def test_a_refused_pass_for_all_branches_leaves_a_plain_model_that_can_be_called
     with pytest.raises(RuntimeError, match='strategy="vmap" is not possible'):
         wrapped(torch.ones(2, 3))
     assert model(torch.ones(2, 3)).isfinite().all()
+
+
+class Counter(nn.Module):
+    """Counts its calls; `reset` clears the counts of all counters, which the class lists."""
+
+    every: ClassVar[list[Counter]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.every.append(self)
+
+    @classmethod
+    def reset(cls) -> None:
+        for counter in cls.every:
+            counter.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_modules_that_a_class_lists_are_told_and_the_remedy_works() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Counter())
+    with pytest.warns(WorkbenchWarning, match=r"Counter\.every lists modules of Sequential \(1\).* model\.modules\(\)"):
+        wrapped: Any = vote.Wrapper(2)(model).eval()
+    with torch.no_grad():
+        first = wrapped(torch.ones(2, 3))
+        Counter.reset()
+        assert not torch.equal(wrapped(torch.ones(2, 3)), first)
+        for module in wrapped.modules():
+            if isinstance(module, Counter):
+                module.calls = 0
+        torch.testing.assert_close(wrapped(torch.ones(2, 3)), first)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ..engine.clone import eager, is_scripted
+from ..introspect.listed_modules import warn_listed
 from ..introspect.objects import is_keras
 from ..introspect.references import used_by
 from ..introspect.source_lines import some_of
@@ -84,6 +85,7 @@ def check_model(model: nn.Module, method: str, additions: Sequence[Method]) -> N
             )
     if not is_wrapped(model):
         warn_unregistered(model)
+        warn_listed(model)
 
 
 def check_processes(model: nn.Module) -> None:
