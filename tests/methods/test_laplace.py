@@ -401,6 +401,21 @@ def test_without_data_there_is_no_risk() -> None:
         laplace.Wrapper()(net()).eval()(NEW, return_risk=True)
 
 
+def test_layers_that_are_called_linear_too_are_named_in_full() -> None:
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1, FEATURES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.T
+
+    with pytest.raises(ValueError, match=r"an nn\.Linear .*, but '0', .* is a test_laplace\.Linear"):
+        laplace.Wrapper()(nn.Sequential(Linear()))
+    with pytest.raises(ValueError, match=r"'0', .* is a Linear of torch\.complex64"):
+        laplace.Wrapper()(nn.Sequential(nn.Linear(FEATURES, 1, dtype=torch.complex64)))
+
+
 def test_bad_input_is_told() -> None:
     with pytest.raises(ValueError, match="prior_precision must be a number above 0, not -1"):
         laplace.Wrapper(prior_precision=-1)

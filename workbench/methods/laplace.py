@@ -133,9 +133,12 @@ class Laplace(TakesDesign):
                 if linear
                 else "use vote or sample"
             )
+            cls = type(layer)
+            kind = cls.__name__ if cls.__module__.startswith("torch.") else f"{cls.__module__}.{cls.__name__}"
+            kind += f" of {layer.weight.dtype}" if isinstance(layer, nn.Linear) else ""
             raise ValueError(
                 f"laplace needs a last layer that is an nn.Linear with real floating-point weights, but {self._path or 'the model itself'!r}, "
-                f"taken as the last layer, is a {type(layer).__name__}; {remedy}"
+                f"taken as the last layer, is a {kind}; {remedy}"
             )
         self._slots = [
             name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)
