@@ -24,11 +24,12 @@ def warn_listed(model: nn.Module) -> None:
     """
     paths = {id(module): path or "the model itself" for path, module in model.named_modules()}
     for cls in dict.fromkeys(map(type, model.modules())):
-        for place, items in _lists_of(cls):
+        for base, name, items in _lists_of(cls):
             listed = [paths[id(item)] for item in items if id(item) in paths]
-            if listed:
+            if listed and _is_used(cls, name):
+                first = ", ".join(listed[:3])
                 warnings.warn(
-                    f"{place} lists modules of {type(model).__name__} ({', '.join(listed[:3])}), and {cls.__name__} has methods that use it. "
+                    f"{base.__name__}.{name} lists modules of {type(model).__name__} ({first}), and {cls.__name__} has methods that use it. "
                     "The wrapped model has modules of its own, which are not listed there: to reset or change them, go through "
                     "model.modules() instead",
                     WorkbenchWarning,
@@ -37,14 +38,17 @@ def warn_listed(model: nn.Module) -> None:
                 return
 
 
-def _lists_of(cls: type) -> Iterator[tuple[str, list[Any]]]:
-    """Yield (place, items) for each collection in a class or its bases that a method other than the constructor mentions."""
-    codes = [function.__code__ for name, function in methods_of(cls) if name != "__init__"]
-    used = frozenset().union(*map(names_in, codes))
+def _lists_of(cls: type) -> Iterator[tuple[type, str, list[Any]]]:
+    """Yield (class, name, items) for each collection in a class and its bases."""
     for base in cls.__mro__:
         for name, value in vars(base).items():
-            if name in used and isinstance(value, (*_LISTS, *_MAPPINGS)):
-                yield f"{base.__name__}.{name}", [*(value.values() if isinstance(value, _MAPPINGS) else value)]
+            if isinstance(value, (*_LISTS, *_MAPPINGS)):
+                yield base, name, [*(value.values() if isinstance(value, _MAPPINGS) else value)]
+
+
+def _is_used(cls: type, name: str) -> bool:
+    """Return whether a method other than the constructor mentions a name."""
+    return any(name in names_in(function.__code__) for method, function in methods_of(cls) if method != "__init__")
 
 
 __all__ = ["warn_listed"]
