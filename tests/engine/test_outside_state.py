@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.reference_from_copies import Net, seeded
 from torch import Tensor, nn
 
 from workbench import WorkbenchWarning, vote
+from workbench.engine.effects import outside
 
 
 class Ledger:
@@ -165,3 +167,20 @@ def test_modules_that_a_class_lists_are_told_and_the_remedy_works() -> None:
             if isinstance(module, Counter):
                 module.calls = 0
         torch.testing.assert_close(wrapped(torch.ones(2, 3)), first)
+
+
+class Attention(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.h(x)[None]
+        return nn.functional.scaled_dot_product_attention(h, h, h)[0]
+
+
+def test_tensors_that_the_engine_makes_of_the_models_own_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up takes tens of milliseconds, which each attention of a large model would pay in a first call."""
+    looked_up: list[Tensor] = []
+    monkeypatch.setattr(outside, "gc", SimpleNamespace(get_referrers=lambda tensor: looked_up.append(tensor) or []))
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), seeded(0):
+        wrapped: Any = vote.Wrapper(4, strategy="rescue")(Attention()).eval()
+        torch.testing.assert_close(wrapped(x), torch.stack([model(x) for model in wrapped.voters()]).mean(0))
+    assert looked_up == []

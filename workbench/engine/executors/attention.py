@@ -34,9 +34,10 @@ def attention(
     if level < 0:
         return _as_rows(query, key, value, attn_mask, is_causal, **options)
     n_dims = query.dim()
-    query, key, value = (_with_branches(tensor, level, n_dims) for tensor in (query, key, value))
-    mask = None if attn_mask is None else _with_branches(attn_mask, level, n_dims)
-    out = attention(query, key, value, mask, 0.0, is_causal, **options)
+    with torch._C.DisableTorchFunction():  # function modes would take these tensors for the model's own
+        query, key, value = (_with_branches(tensor, level, n_dims) for tensor in (query, key, value))
+        mask = None if attn_mask is None else _with_branches(attn_mask, level, n_dims)
+        out = attention(query, key, value, mask, 0.0, is_causal, **options)
     return _functorch._add_batch_dim(out, 0, level)
 
 
