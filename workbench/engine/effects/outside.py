@@ -1,4 +1,4 @@
-"""Tensors outside a model's modules that forward replaces, such as a running mean in a global dict: a failed pass leaves them as they were."""
+"""Tensors outside a model's modules that forward replaces, such as a running mean in a global dict: failed and extra passes put them back."""
 
 from __future__ import annotations
 
@@ -8,30 +8,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ...introspect.objects import is_atom, tensors_and_generators
+from ..tree import flatten
 from .attributes import Tree, attributes
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class OutsideTensors:
-    """Context manager of a pass that puts back what the pass replaces outside the model's modules, if it raises an error.
+    """Context manager of a pass that puts back what the pass replaces outside the model's modules.
 
     What holds a tensor (a dict, a list, a class or another object) is looked up when the model reads it, and only then, since this takes a
     while: what a model replaces without reading it is no part of its answer.
+
+    Args:
+        keep: whether it stays replaced if the pass raises no error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: bool) -> None:
+        self._keep = keep
         # ids of tensors of the model, the call and the pass, and of those whose holders are known
         self._known: set[int] = set()
+        self._older: set[int] | None = None  # ids of the tensors that were there when the first of them was looked up
         self._holders: list[tuple[Any, Any]] = []  # holder, its tensors by key or all its items
 
     def __enter__(self) -> OutsideTensors:
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
-        if kind is not None:
+        if kind is not None or not self._keep:
             for holder, before in self._holders:
                 _put_back(holder, before)
         self._holders.clear()
@@ -53,6 +60,10 @@ class OutsideTensors:
         for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in self._known and not _is_wrapped(leaf):
                 self.know([leaf])
+                if self._older is None:
+                    self._older = {id(each) for each in gc.get_objects() if issubclass(type(each), Tensor)}
+                elif id(leaf) not in self._older:
+                    continue  # made by the pass where no function mode sees it, as by a function with a backward of its own
                 for holder in gc.get_referrers(leaf):
                     if holder is not leaves:
                         self._hold(holder)
@@ -72,6 +83,22 @@ class OutsideTensors:
         self._holders.append((holder, before))
 
 
+class OutsideWatch(TorchFunctionMode):
+    """Function mode that shows an `OutsideTensors` what the operations of a pass read and return."""
+
+    def __init__(self, outside: OutsideTensors) -> None:
+        super().__init__()
+        self._outside = outside
+
+    def __torch_function__(
+        self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._outside.read(flatten((args, kwargs))[0])
+        out = function(*args, **(kwargs or {}))
+        self._outside.know(flatten(out)[0])
+        return out
+
+
 def _put_back(holder: Any, before: Any) -> None:
     if isinstance(holder, list):
         holder[:] = before
@@ -83,4 +110,4 @@ def _put_back(holder: Any, before: Any) -> None:
             (holder if isinstance(holder, dict) else vars(holder))[key] = old
 
 
-__all__ = ["OutsideTensors"]
+__all__ = ["OutsideTensors", "OutsideWatch"]

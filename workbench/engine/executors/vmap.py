@@ -93,7 +93,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.outputs: References = []
-        self.outside = OutsideTensors()
+        self.outside = OutsideTensors(keep=True)
 
 
 def _refuse_surviving(outputs: References) -> None:
