@@ -294,15 +294,18 @@ class Clones:
     # ---- attributes
     def allow_resize(self, buffer: str) -> bool:
         """Return whether forward may give a buffer another shape, as it may one that no file holds, and count it among what forward changes."""
-        if not self.is_cache(buffer):
-            return False
         path, _, name = buffer.rpartition(".")
+        if not self._is_held_by_no_file(path, name):
+            return False
         self.impure |= {(path, name)}
         return True
 
-    def is_cache(self, buffer: str) -> bool:
-        """Return whether a buffer is one that no file holds (`persistent=False`), which all branches share."""
+    def is_table(self, buffer: str) -> bool:
+        """Return whether a buffer that forward changes should be the same in all branches: no file holds it, and it is no running statistic."""
         path, _, name = buffer.rpartition(".")
+        return not self.root.training and self._is_held_by_no_file(path, name)
+
+    def _is_held_by_no_file(self, path: str, name: str) -> bool:
         return path in self._tree and name in self._tree[path]._non_persistent_buffers_set
 
     def watching(self, clone: Clone, plan: Plan, first: bool) -> AbstractContextManager[None]:

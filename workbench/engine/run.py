@@ -293,7 +293,7 @@ class Engine:
     def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched) -> None:
         """Write the merged buffers, attributes and objects of the branches."""
         at_once = RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once
-        targets, values = merged_buffers(plan, results, self.clones.allow_resize, self.clones.is_cache)
+        targets, values = merged_buffers(plan, results, self.clones.allow_resize, self.clones.is_table)
         written = versions(targets)
         try:
             commit(targets, values)

@@ -21,7 +21,7 @@ def merged_buffers(
     plan: Plan,
     results: Sequence[Result],
     allow_resize: Callable[[str], bool] = lambda name: False,
-    is_cache: Callable[[str], bool] = lambda name: False,
+    is_table: Callable[[str], bool] = lambda name: False,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the buffers that the branches have written into, whole or rows of stacked ones, and their merged values.
 
@@ -29,9 +29,9 @@ def merged_buffers(
         plan: the plan of the run.
         results: the results of its branches.
         allow_resize: asked, with its name, for a buffer that all branches share and that has another shape now: whether it may.
-        is_cache: asked whether a buffer that all branches share is a table that forward computes rather than a statistic.
+        is_table: asked whether a buffer that all branches share is a table that forward computes rather than a statistic.
     """
-    merger = BufferMerger(allow_resize, is_cache)
+    merger = BufferMerger(allow_resize, is_table)
     if isinstance(results, StackedResults):
         _add_stacked(merger, plan, results)
     else:
@@ -88,11 +88,11 @@ class BufferMerger:
     a state from which the next call goes on.
 
     Args:
-        allow_resize, is_cache: see `merged_buffers`.
+        allow_resize, is_table: see `merged_buffers`.
     """
 
-    def __init__(self, allow_resize: Callable[[str], bool], is_cache: Callable[[str], bool]) -> None:
-        self._allow_resize, self._is_cache = allow_resize, is_cache
+    def __init__(self, allow_resize: Callable[[str], bool], is_table: Callable[[str], bool]) -> None:
+        self._allow_resize, self._is_table = allow_resize, is_table
         self._new: dict[tuple[str, int | None], list[Tensor] | Tensor] = {}
         self._rows: dict[str, Tensor] = {}
 
@@ -140,7 +140,7 @@ class BufferMerger:
         # compared only where this neither synchronizes a device nor is recorded in a graph
         looks = target.is_cpu and not torch.compiler.is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
         if target.is_floating_point() or target.is_complex():
-            if looks and self._is_cache(name) and any(not torch.equal(values[0], value) for value in values[1:]):
+            if looks and self._is_table(name) and any(not torch.equal(values[0], value) for value in values[1:]):
                 warnings.warn(
                     f"buffer {name!r}, registered with persistent=False, differs between branches, and their mean is kept. If forward goes on "
                     "from it in the next call, as from a hidden state, each branch goes on from the mean: register it with persistent=True and "
