@@ -65,7 +65,8 @@ import workbench.cli
 for package in ("notebook", "experiments", "widgets"):
     folder = importlib.import_module(f"workbench.{package}")
     for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
-        importlib.import_module(module.name)
+        if module.name != "workbench.notebook.client":  # classes of papermill, imported once it is known to be there
+            importlib.import_module(module.name)
 
 from workbench import record, record_table
 from workbench.experiments import run_cells
