@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -20,8 +18,6 @@ from ..branch import Clone, is_batched
 from ..branch_pass import refuse_recomputing, run_branch
 from ..clone import share
 from ..effects.containers import Containers, holds_mutable
-from ..effects.outside import OutsideTensors
-from ..effects.random import RandomSources
 from ..effects.reseeding import SeedWatch
 from ..plan import Axis, Plan, concatenate
 from ..request import Request
@@ -31,14 +27,12 @@ from ..surroundings import is_exporting, leave_transforms
 from ..tree import flatten, versions
 from .autocast import AutocastUnderVmap
 from .branched_tensors import BranchedTensor, branched_tensors, heads_on_trunks, tensors_of_one
+from .first_pass import FirstPass, Watch, refuse_surviving
 from .rescue import DropoutByFormula, Rescue
 
 _functorch: Any = torch._C._functorch
 PassOutput = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]  # outputs, buffers, taps
-References = list[weakref.ref[Tensor]]
 _load_decompositions = functools.cache(functorch_vmap.lazy_load_decompositions)  # to load them again takes a while too
-_ATTENTION = frozenset(["scaled_dot_product_attention", "multi_head_attention_forward"])
-_AUTOGRAD = frozenset(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn"))
 
 
 def run(request: Request, rescue: bool = False) -> StackedResults:
@@ -60,7 +54,7 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
     # random numbers that are the same for all branches must be drawn in one pass
     step = outermost.size if outermost.randomness == "same" else plan.chunk or outermost.size
     results: StackedResults | None = None
-    watch = _Watch() if request.first else None
+    watch = Watch() if request.first else None
     folding = plan.folding() if plan.folding is not None and step < outermost.size else None
     receive = request.receiver() if request.receiver is not None and step < outermost.size else None
     with nullcontext() if watch is None else watch.outside:
@@ -78,7 +72,7 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
                 receive(chunk.leaves, chunk.rebuild)
             results = chunk if results is None else results + chunk
         if watch is not None:
-            _refuse_surviving(watch.outputs)
+            refuse_surviving(watch.outputs)
     assert results is not None  # an axis has at least one branch
     return results
 
@@ -86,28 +80,6 @@ def run(request: Request, rescue: bool = False) -> StackedResults:
 def rescued(request: Request) -> StackedResults:
     """Run a request like `run`, with operations without a batching rule replaced by equivalent ones."""
     return run(request, rescue=True)
-
-
-class _Watch:
-    """What is noted of the operations of a first pass: weak references to their outputs, and tensors from outside the model."""
-
-    def __init__(self) -> None:
-        self.outputs: References = []
-        self.outside = OutsideTensors(keep=True)
-
-
-def _refuse_surviving(outputs: References) -> None:
-    """Raise RuntimeError if a batched tensor of a pass is still alive; it would stand for all branches at once."""
-    survives = any(is_batched(ref()) for ref in outputs)
-    if survives:
-        for generation in (1, 2):  # reference cycles of the pass are mostly young, and a full collection takes long
-            gc.collect(generation)
-            survives = any(is_batched(ref()) for ref in outputs)
-            if not survives:
-                return
-        raise RuntimeError(
-            "the model, or a hook on it, keeps a tensor outside its modules (in a global variable, a class or a list)"
-        )
 
 
 class _Pass:
@@ -120,7 +92,7 @@ class _Pass:
         watch: what is noted of the operations of a first pass, None: nothing.
     """
 
-    def __init__(self, request: Request, start: int, count: int, rescue: bool, watch: _Watch | None) -> None:
+    def __init__(self, request: Request, start: int, count: int, rescue: bool, watch: Watch | None) -> None:
         self.request, self.rescue, self.watch = request, rescue, watch
         plan = request.plan
         self.clone = request.clone(plan.indices[0])
@@ -208,7 +180,7 @@ class _Pass:
         """Run the branches on tensors without their branch axes; store the structure of the output in `shape`."""
         request, plan, clone = self.request, self.plan, self.clone
         sources = request.clones.sources(self.leaves) if self.watches_draws else None
-        modes: list[TorchFunctionMode] = [] if self.watch is None else [_FirstPass(self.watch, clone, sources)]
+        modes: list[TorchFunctionMode] = [] if self.watch is None else [FirstPass(self.watch, clone, sources)]
         if token is not None:
             modes.append(Rescue(token))
         autocast = AutocastUnderVmap(request.autocast) if request.autocast else nullcontext()
@@ -388,58 +360,6 @@ def _all_entered(modes: list[TorchFunctionMode]) -> Iterator[None]:
         for mode in modes:
             stack.enter_context(mode)
         yield
-
-
-class _FirstPass(TorchFunctionMode):
-    """Function mode that notes tensors from outside the model and the outputs of every operation, and refuses what vmap answers wrongly.
-
-    Generators are looked at if `sources` are given.
-
-    Batched tensors never require gradients: these lie a level below. Code that asks (hooks on gradients, implicit layers) would do
-    without them.
-    """
-
-    watches = True  # see `joint_layers`
-
-    def __init__(self, watch: _Watch, clone: Clone, sources: RandomSources | None) -> None:
-        super().__init__()
-        self._watch, self._clone, self._sources = watch, clone, sources
-
-    def __enter__(self) -> _FirstPass:
-        self._watch.outside.know_model(self._clone.tree)  # which holds the tensors of the pass by now
-        return super().__enter__()
-
-    def __torch_function__(
-        self, function: Any, kinds: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function in _AUTOGRAD and is_batched(args[0]) and _requires_grad(args[0]):
-            raise RuntimeError("the model asks whether a tensor requires gradients, which vmap hides")
-        if getattr(function, "__name__", "") in _ATTENTION and any(map(_is_on_gpu, flatten((args, kwargs))[0])):
-            # it is also slower than a loop over branches where attention is large
-            raise RuntimeError("on a GPU, vmap has no rule for fused attention that keeps what gradients need")
-        generator = (kwargs or {}).get("generator")
-        if generator is not None and self._sources is not None and not self._sources.hold(generator):
-            raise RuntimeError(
-                "the model draws from a generator that none of its modules holds, perhaps a new one in each call"
-            )
-        self._watch.outside.read(flatten((args, kwargs))[0])
-        out = function(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]
-        self._watch.outside.know(tensors)
-        self._watch.outputs.extend(map(weakref.ref, tensors))
-        return out
-
-
-def _is_on_gpu(value: Any) -> bool:
-    """Return whether a value is a batched tensor that is not on the CPU."""
-    return is_batched(value) and not value.is_cpu
-
-
-def _requires_grad(tensor: Tensor) -> bool:
-    """Return whether a tensor requires gradients outside vmap."""
-    while is_batched(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor.requires_grad
 
 
 def _holds_batched(value: Any) -> bool:
