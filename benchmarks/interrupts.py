@@ -120,7 +120,7 @@ class Signal:
 # ---- attacks
 @functools.cache
 def made(row: tuple[str, str, str, type[Net]]) -> Case | None:
-    """Return the case of a row, None if the rung does not run this wrapper."""
+    """Return the case of a row, None if the executor does not run this wrapper."""
     try:
         return Case(*row)
     except (ValueError, RuntimeError) as error:
@@ -197,7 +197,7 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
 
 
 def run(wrapper: str, seed: int, interrupts: int) -> list[dict[str, Any]]:
-    """Return one row for each rung and action: the interrupts of each kind that came before the end, and what they left behind."""
+    """Return one row for each executor and action: the interrupts of each kind that came before the end, and what they left behind."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore the signal
     try:
@@ -233,7 +233,7 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
     pairs = len(frame[frame["hits"] > 0].drop_duplicates(["wrapper", "strategy", "action"]))
     totals = (
         f"{int(frame['left_behind'].sum())} of {int(frame['hits'].sum()):,} interrupts left something behind, in {pairs} combinations of a "
-        f"wrapper ({frame['wrapper'].nunique()} in all), a rung of the engine and an action. The columns count the interrupts at a random line "
+        f"wrapper ({frame['wrapper'].nunique()} in all), an executor and an action. The columns count the interrupts at a random line "
         "of workbench's code, at a random call or return at which CPython checks for signals, and by a real signal after a random time. "
         "*Left something behind*: state that differs from that before the interrupt or after a complete call."
     )

@@ -181,7 +181,7 @@ class Case:
             workbench.save(other, self.path)
         if action == "save":
             workbench.save(self.wrapped, self.path)
-        answers(copy.deepcopy(self.wrapped))  # raises if the rung cannot run this wrapper
+        answers(copy.deepcopy(self.wrapped))  # raises if the executor cannot run this wrapper
 
     def _collect(self) -> None:
         for name, module in (("swag", swag), ("snapshot", snapshot)):
@@ -303,12 +303,12 @@ ACTIONS = {
 
 
 def cases() -> list[tuple[str, str, str, type[Net]]]:
-    """Return all possible combinations of wrapper, rung and action, each with the class of its model."""
+    """Return all possible combinations of wrapper, executor and action, each with the class of its model."""
     result = []
     for name in WRAPPERS:
         for action in ACTIONS:
-            rungs = STRATEGIES if action in ("train", "eval", "loss") else ("auto",)
-            for strategy in rungs:
+            executors = STRATEGIES if action in ("train", "eval", "loss") else ("auto",)
+            for strategy in executors:
                 if strategy == "replay" and name not in ("trunk", "sculpt"):
                     continue
                 if action == "closed" and name not in ("neo", "laplace", "swag", "snapshot", "all"):

@@ -243,7 +243,7 @@ def _row(**cell: Any) -> dict[str, Any]:
     device = cell["on"]
     case = case_of(**cell, loop=with_loop(cell))
     times = timed(case.passes, device)
-    row: dict[str, Any] = {"rung": case.rung(), "rounds": len(times["wrapped"])}
+    row: dict[str, Any] = {"executor": case.executor(), "rounds": len(times["wrapped"])}
     for name in ("wrapped", *BESIDE):
         if name in times:
             row[f"{name}_ms"] = 1e3 * middle(times[name])[0]
@@ -251,7 +251,7 @@ def _row(**cell: Any) -> dict[str, Any]:
     strategies = {name: values for name, values in times.items() if name.startswith("strategy ")}
     if strategies:
         best = min(strategies, key=lambda name: middle(strategies[name])[0])
-        row["best_rung"], others["best"] = best.removeprefix("strategy "), strategies[best]
+        row["best_executor"], others["best"] = best.removeprefix("strategy "), strategies[best]
     for name, values in others.items():
         ratios = [wrapped / other for wrapped, other in zip(times["wrapped"], values, strict=True)]
         row |= dict(zip((name, f"{name}_low", f"{name}_high"), middle(ratios), strict=True))

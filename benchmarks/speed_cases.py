@@ -35,7 +35,7 @@ WRAPPERS: dict[str, Callable[..., Any]] = {
     "vote rank1": lambda n, **how: vote.Wrapper(n, share="rank1", **how),
     "vote dealt": lambda n, **how: vote.Wrapper(n, **how),
 }
-RUNGS = ("vmap", "rescue", "replay", "loop")
+EXECUTORS = ("vmap", "rescue", "replay", "loop")
 
 
 @dataclass
@@ -43,7 +43,7 @@ class CellPasses:
     """The passes of a cell and their properties.
 
     Args:
-        passes: "wrapped" and "plain", and as applicable "loop", "hand", "func" and "strategy NAME" for each rung that "tune" can choose.
+        passes: "wrapped" and "plain", and as applicable "loop", "hand", "func" and "strategy NAME" for each executor that "tune" can choose.
         floor: lower bound of the seconds of any implementation.
         bound: what determines the floor, "operations" or "bytes".
         work: floating-point operations of all copies one after another.
@@ -62,8 +62,8 @@ class CellPasses:
     engine: Any = None
     served: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def rung(self) -> str:
-        """Return the rung of the last kind of call."""
+    def executor(self) -> str:
+        """Return the executor of the last kind of call."""
         return str(self.engine.explain().rows[-1][2])
 
     def guard(self) -> Pass | None:
@@ -124,10 +124,10 @@ def case_of(
     if on == "cuda" and wrapper == "vote" and n > 1 and model in LAUNCHES:
         case.add("func", _by_func(plain, n, x, y if training else None, low, compiled))
     if how == "tune":
-        for rung in RUNGS:
-            forced = wrap(plain, wrapper, n, model, large, rung)
+        for executor in EXECUTORS:
+            forced = wrap(plain, wrapper, n, model, large, executor)
             run = _wrapped_pass(forced, wrapper, phase, x, y, low, compiled)
-            case.add(f"strategy {rung}", run)
+            case.add(f"strategy {executor}", run)
     case.floor, case.bound = floor(plain, wrapper, n, x, phase, on, dtype)
     if model in BUSY:
         case.work = n * operations(plain, x, training)[""]

@@ -37,7 +37,7 @@ def timed(passes: Mapping[str, Pass], device: str) -> dict[str, list[float]]:
     clock = _cuda if device == "cuda" else _cpu
     repeats = {}
     for name, run in passes.items():
-        # first calls choose a rung, allocate, compile, and on a GPU record graphs
+        # first calls choose an executor, allocate, compile, and on a GPU record graphs
         clock(run, 4 if device == "cuda" else 2)
         _warm_up(run)
         repeats[name] = max(1, int(SHORTEST / max(clock(run, 1), 1e-7)) + 1)

@@ -192,11 +192,11 @@ def _costs(usual: pd.DataFrame) -> str:
                 ),
                 "memory / plain pass": _number(float(memory.median())),
                 "n": ", ".join(str(n) for n in sorted(group["n"].unique())),
-                "rungs": ", ".join(sorted(group["rung"].unique())),
+                "executors": ", ".join(sorted(group["executor"].unique())),
             }
         )
     title = """Time relative to the floor, and memory relative to a plain pass: medians over all models but the tiny one, batches of 64 and
-1024, and the numbers n of voters or samples. *Rungs*: ways of the engine to run them:"""
+1024, and the numbers n of voters or samples. *Executors*: ways of the engine to run them:"""
     return _table(title, rows)
 
 
@@ -242,13 +242,13 @@ def _special(wrapped: pd.DataFrame) -> str:
                 "to a plain pass": _number(cell["plain"]),
                 "to the loop": _number(cell.get("loop", float("nan"))),
                 **({"to torch.func": _number(cell["func"])} if "func" in wrapped else {}),
-                "to the best rung": _number(cell.get("best", float("nan"))),
+                "to the best executor": _number(cell.get("best", float("nan"))),
                 "memory": _number(cell["memory_wrapped"] / cell["memory_plain"]),
-                "rung": str(cell["rung"]),
+                "executor": str(cell["executor"]),
             }
         )
     return _table(
-        'Time ratios under autocast to bfloat16, with the rung chosen by measurement ("tune"), compiled, inside `frozen()`, where a '
+        'Time ratios under autocast to bfloat16, with the executor chosen by measurement ("tune"), compiled, inside `frozen()`, where a '
         "recorded graph answers, and with gradients by `Backward`. The plain pass is of the same kind; the loop is never compiled. "
         "*Memory*: relative to a plain pass.",
         rows,

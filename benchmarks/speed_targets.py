@@ -104,7 +104,7 @@ class Target:
 
     Args:
         case: description of what is measured.
-        column: column of the results: "plain", "loop" and "best" are ratios to one plain pass, to the loop over copies, and to the best rung;
+        column: column of the results: "plain", "loop" and "best" are ratios to one plain pass, to the loop over copies, and the best executor;
             "over_us" is the time in excess of a plain pass in microseconds, "guard_us" that of checking whether a graph may answer a call;
             "utilization" is the number of operations per second as a share of that of the loop.
         limit: upper limit; for "utilization" the lower one.
@@ -137,7 +137,7 @@ class Target:
             return f"{value:.0f} µs over a plain pass"
         if self.column == "guard_us":
             return f"{value:.1f} µs"
-        what = {"plain": "a plain pass", "loop": "the loop", "best": "the best rung"}[self.column]
+        what = {"plain": "a plain pass", "loop": "the loop", "best": "the best executor"}[self.column]
         return f"{value:.3g} x {what}"
 
     def aim(self) -> str:

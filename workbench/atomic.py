@@ -125,8 +125,8 @@ def _doubt(file: Path) -> str:
     try:
         import fcntl
 
-        with file.open("rb") as opened:
-            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with file.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except ImportError:
         return ""
     except OSError as error:

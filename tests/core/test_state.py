@@ -25,7 +25,7 @@ def test_every_voter_is_streamed_as_if_alone(name, share, strategy):
     wrapped = vote.Wrapper(5, share=share, state=state, strategy=strategy)(build()).eval()
     with torch.no_grad():
         expected = alone(wrapped)
-        # one rung was insisted on; a shared trunk is not stacked
+        # one executor was insisted on; a shared trunk is not stacked
         if (strategy, name) in REFUSED and (share != 1 or name != "lstm"):
             with pytest.raises((RuntimeError, ValueError), match='strategy="loop"'):
                 stream(wrapped)

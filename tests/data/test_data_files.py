@@ -376,7 +376,7 @@ def test_a_data_set_is_one_entry(monkeypatch, cache, table, server):
         "card": card,
     }
     monkeypatch.setitem(entries(), "ten-ships", entry)
-    monkeypatch.setattr(usage, "_asked_for", set())  # which remembers the names of what was loaded
+    monkeypatch.setattr(usage, "_names", set())  # which remembers the names of what was loaded
     d = data.load("Ten_Ships", split=19)
     np.testing.assert_array_equal(d.test.y.numpy()[:, 0], table["y"][table["test_idx"][19]].astype(np.float32))
     assert (str(d.target), d.card.licence) == ("speed (m/s)", "CC0")

@@ -55,7 +55,7 @@ def answers(model: Any, x: Tensor, strategy: str, share: int | None) -> tuple[Te
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         y = wrapped(x)
         alone = [voter(x) for voter in voters]
-    (decision,) = (made for kind, made in engine_of(wrapped).ladder.decisions.items() if kind.autocast)
+    (decision,) = (made for kind, made in engine_of(wrapped).dispatcher.decisions.items() if kind.autocast)
     return y, alone, decision
 
 
@@ -67,7 +67,7 @@ def rows() -> Tensor:
 @pytest.mark.parametrize("tail", TAILS)
 def test_what_vmap_takes_apart_has_the_dtype_of_a_branch_by_itself(tail: str, share: int | None) -> None:
     y, alone, decision = answers(Tail(TAILS[tail]), rows(), "vmap", share)
-    assert decision.rung == "vmap"
+    assert decision.executor == "vmap"
     assert {y.dtype} == {voter.dtype for voter in alone}
     torch.testing.assert_close(y.float(), torch.stack(alone).float().mean(0), rtol=0.02, atol=0.03)
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 from torch import Tensor, nn
 
 from workbench import sample, vote
-from workbench.engine import ladder
+from workbench.engine import dispatch
 from workbench.experiments.worker import load_file
 
 peak = load_file(ROOT / "benchmarks" / "speed_clock.py").peak
@@ -126,7 +126,7 @@ def test_it_also_leads_from_one_rung_to_the_next() -> None:
 def test_on_a_cpu_small_models_run_some_voters_at_once_so_that_activations_stay_in_the_cache(
     rows: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ladder, "_CACHED", 200)
+    monkeypatch.setattr(dispatch, "_CACHED", 200)
     wrapped: Any = vote.Wrapper(8)(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))).double().eval()
     x = torch.randn(rows, 3, dtype=torch.float64)
     y, risk = wrapped(x, return_risk=True)
@@ -141,6 +141,6 @@ def test_noise_is_drawn_for_all_samples_at_once(monkeypatch: pytest.MonkeyPatch)
     x = torch.randn(40, 3)
     torch.manual_seed(0)
     whole = wrapped(x)
-    monkeypatch.setattr(ladder, "_CACHED", 200)
+    monkeypatch.setattr(dispatch, "_CACHED", 200)
     torch.manual_seed(0)
     assert torch.equal(wrapped(x), whole)

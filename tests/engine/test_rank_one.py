@@ -420,16 +420,16 @@ def test_a_large_model_needs_no_products_of_its_weights(strategy: str) -> None:
 
 
 def test_rungs_for_voters_that_read_the_same_weights() -> None:
-    def rung(model: nn.Module, x: Tensor, n: int = 4) -> str:
+    def executor(model: nn.Module, x: Tensor, n: int = 4) -> str:
         wrapped: Any = vote.Wrapper(n, share="rank1")(model).eval()
         wrapped(x)
-        (decision,) = engine_of(wrapped).ladder.decisions.values()
-        return decision.rung
+        (decision,) = engine_of(wrapped).dispatcher.decisions.values()
+        return decision.executor
 
     few, many = rand(1, 256, dtype=torch.float32), rand(1024, 256, dtype=torch.float32)
-    assert rung(nn.Linear(256, 256), few) == "vmap"
-    assert rung(nn.Linear(256, 256), few, n=2) == "loop"
-    assert rung(nn.Linear(256, 256), many) == "loop"
+    assert executor(nn.Linear(256, 256), few) == "vmap"
+    assert executor(nn.Linear(256, 256), few, n=2) == "loop"
+    assert executor(nn.Linear(256, 256), many) == "loop"
 
 
 @pytest.mark.slow

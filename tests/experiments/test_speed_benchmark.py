@@ -152,7 +152,7 @@ def test_the_loop_and_the_version_by_hand_are_the_same_work(cases: ModuleType) -
         assert std.max() < 1e-6
     y, risk = case.passes["wrapped"]()
     assert y.shape == risk.shape == plain.shape
-    assert case.rung() == "vmap"
+    assert case.executor() == "vmap"
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention on a CPU
@@ -339,12 +339,12 @@ def test_what_a_cell_gives(rows: list[dict[str, Any]]) -> None:
         assert row["rounds"] >= 9
         assert row["plain_low"] <= row["plain"] <= row["plain_high"]
         assert row["floor"] == pytest.approx(row["wrapped_ms"] / row["floor_ms"])
-        assert row["rung"] in ("vmap", "rescue", "replay", "loop")
+        assert row["executor"] in ("vmap", "rescue", "replay", "loop")
         json.dumps(row)
     assert vote["plain"] > vote["loop"] > 0
     assert vote["hand"] > 0
     assert "loop" not in sculpt
-    assert tuned["best_rung"] in ("vmap", "rescue", "replay", "loop")
+    assert tuned["best_executor"] in ("vmap", "rescue", "replay", "loop")
     assert tuned["best"] > 0
 
 

@@ -18,7 +18,7 @@ from helpers.conformance_table import is_due
 from helpers.device_models import MODELS, WRAPPERS, cnn, criterion_of, mlp, quiet, trained
 from helpers.other_device import DEVICE, answers, by_formula, close, in_order, states_close
 from workbench import compose, neo, sample, sculpt, vote
-from workbench.engine import ladder
+from workbench.engine import dispatch
 from workbench.engine.executors.rescue import DropoutByFormula
 from workbench.methods.densities import DENSITIES
 
@@ -156,13 +156,13 @@ def test_each_strategy(name: str, model: str, strategy: str) -> None:
 @pytest.mark.parametrize(("tf32", "name"), [(False, "_EXACT_CONVOLUTIONS"), (True, "_LOW_CONVOLUTIONS")])
 def test_large_convolutions_run_one_by_one(tf32: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(12, 2, 6, 6)
-    for limit, rung in ((12 * 36 * 72, "vmap"), (12 * 36 * 72 - 1, "loop")):  # rows, pixels, weights of the kernels
-        monkeypatch.setattr(ladder, name, limit)
+    for limit, executor in ((12 * 36 * 72, "vmap"), (12 * 36 * 72 - 1, "loop")):  # rows, pixels, weights of the kernels
+        monkeypatch.setattr(dispatch, name, limit)
         wrapped = vote.Wrapper(3)(cnn()).to(DEVICE).eval()
         with torch.backends.cudnn.flags(allow_tf32=tf32), torch.no_grad():
             y = wrapped(x.to(DEVICE))
             answers = torch.stack([voter.cpu()(x) for voter in wrapped.voters()])
-        assert f": {rung}, 3 passes" in str(wrapped.explain())
+        assert f": {executor}, 3 passes" in str(wrapped.explain())
         close(answers.mean(0), y, atol=1e-6)
 
 

@@ -110,7 +110,7 @@ def test_what_was_closed_is_shown_again() -> None:
     view = "application/vnd.jupyter.widget-view+json"
     assert [bundle[view]["model_id"] for bundle in sent] == [root.model_id for root in roots]
     assert all(widget.comm is not None for widget in everything)
-    assert comparison._entered().training.epochs == 7
+    assert comparison._settings().training.epochs == 7
 
 
 def within(widget: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.calibration.models import check_model, innermost
 from workbench.calibration.rows import batches_of_rows
-from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.call_arguments import as_arguments
 from workbench.core.batches.graphs import is_graph
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import first_weight
@@ -67,7 +67,7 @@ def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size:
     wrapped, rows, largest = innermost(adapted), 0, 0
     with own_random(seed, parameter.device), torch.no_grad(), evaluating(adapted, whole=True):
         for batch in batches_of_rows(paired(wrapped, inputs, targets=False), parameter, batch_size, targets=False):
-            args, kwargs = opened(wrapped, batch.x)
+            args, kwargs = as_arguments(wrapped, batch.x)
             count = _rows_in((args, kwargs))
             if not count or count == 1 < largest:
                 continue

@@ -13,7 +13,7 @@ from workbench.calibration.binary import class_numbers
 from workbench.calibration.models import ask, binary_of, check_model, innermost, offsets_of
 from workbench.calibration.rows import batches_of_rows
 from workbench.calibration.support import REAL, support_of
-from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.call_arguments import as_arguments
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import first_weight
 from workbench.core.method import evaluating
@@ -76,7 +76,7 @@ def collect(
             if offsets:
                 offset_parts.append(offsets_of(model, batch.x, y))
         draws_randomly = not torch.equal(generator_state, generator_of(parameter.device).get_state())
-        support = support_of(innermost(model), *opened(model, batch.x)) if parts and targets else REAL
+        support = support_of(innermost(model), *as_arguments(model, batch.x)) if parts and targets else REAL
     if not parts or not sum(len(y) for y, _, _ in parts):
         raise ValueError("data: there are no rows")
     if len(shapes := {tuple(part[0].shape[1:]) for part in parts}) > 1:

@@ -13,7 +13,7 @@ from workbench.calibration.one_output import one_meaning, one_name, pick
 from workbench.calibration.staleness import FitsWeights
 from workbench.calibration.support import refuse_censored
 from workbench.core.additions import extra
-from workbench.core.batches.call_arguments import check_arguments, opened
+from workbench.core.batches.call_arguments import as_arguments, check_arguments
 from workbench.core.calls.risks import noise_moves_classes
 from workbench.core.outputs.class_scores import Binary, at_least_float32
 from workbench.core.outputs.options import form_of, meaning_of
@@ -149,7 +149,7 @@ def quantiles_of(model: Any) -> Quantiles | None:
 
 def offsets_of(model: Any, x: Any, y: Tensor) -> Tensor:
     """Return the differences between the quantiles of a model with quantile heads and its prediction y [n, ...]: [levels, n, ...]."""
-    args, kwargs = opened(model, x)
+    args, kwargs = as_arguments(model, x)
     quantiles = Wrapped.quantiles(cast(Any, eager(model)), *args, **kwargs)
     return at_least_float32(pick(quantiles, output_name(model, quantiles))) - y
 
@@ -179,7 +179,7 @@ def ask_as_given(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     """Return the same, but one number for a yes or no."""
     check_arguments(model, x)
     risk = risk or noise_moves_classes(record_of(model))
-    args, kwargs = opened(model, x)
+    args, kwargs = as_arguments(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     name = output_name(model, y)
     scores = at_least_float32(pick(y, name)).movedim(class_dim(model), -1)

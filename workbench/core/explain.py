@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from ..engine.ladder import RUNGS, CallKind, RungDecision
+from ..engine.dispatch import EXECUTORS, CallKind, Decision
 from .ownership import engine_of
 from .parameters import WrappedParameters
 
@@ -24,7 +24,9 @@ class Explanation(str):
     rows: list[tuple[str, ...]]
 
     def __new__(cls, head: list[str], rows: list[tuple[str, ...]]) -> Explanation:
-        calls = [f"  {call}, {branches}: {rung}, {cost}, because {why}" for call, branches, rung, cost, why in rows]
+        calls = [
+            f"  {call}, {branches}: {executor}, {cost}, because {why}" for call, branches, executor, cost, why in rows
+        ]
         text = super().__new__(cls, "\n".join([head[0], *(f"  {line}" for line in head[1:]), *calls]))
         text.head, text.rows = head, rows
         return text
@@ -44,7 +46,7 @@ class Explanation(str):
 
 
 def explained(wrapped: Any) -> Explanation:
-    """Describe what wrapping added, and for each kind of call so far the rung of the ladder, its cost in passes of the model, and the reason."""
+    """Describe what wrapping added, and for each kind of call so far the executor, its cost in passes of the model, and the reason."""
     record = wrapped._workbench
     added, base = (
         list(parameters(wrapped))
@@ -68,7 +70,7 @@ def explained(wrapped: Any) -> Explanation:
         head.append(f"{replays:,} {'call was' if replays == 1 else 'calls were'} answered by a graph of all branches")
     n_added = sum(p.numel() for p in added)
     share = n_added / max(n_added + sum(p.numel() for p in base), 1)
-    decisions = engine.ladder.decisions.items()
+    decisions = engine.dispatcher.decisions.items()
     if not decisions:
         head.append("not called yet: how it runs is decided at the first call of each kind")
     return Explanation(head, [_row(kind, decision, share) for kind, decision in decisions])
@@ -91,7 +93,7 @@ def _count(parameters: list[Any]) -> str:
     return f"{sum(p.numel() for p in parameters):,} ({size:.3g} {unit})"
 
 
-def _row(kind: CallKind, decision: RungDecision, share: float) -> tuple[str, ...]:
+def _row(kind: CallKind, decision: Decision, share: float) -> tuple[str, ...]:
     call = f"{'training' if kind.training else 'evaluation'}, {'with' if kind.gradients else 'without'} gradients, {kind.device}"
     if kind.autocast:
         call += ", autocast"
@@ -101,16 +103,16 @@ def _row(kind: CallKind, decision: RungDecision, share: float) -> tuple[str, ...
     n = decision.branches
     if n == 1 or kind.dealt:
         cost = "1 pass"
-    elif decision.by_model and decision.rung != "loop":
+    elif decision.by_model and decision.executor != "loop":
         models = n // kind.axes[-1].size
         cost = f"{models} {'pass' if models == 1 else 'passes'}, and {n} of the last layers"
-    elif decision.shared and decision.rung != "loop":
+    elif decision.shared and decision.executor != "loop":
         cost = f"1 pass, and {n} of the last layers ({share:.0%} of all parameters)"
-    elif decision.chunk is not None and RUNGS[decision.rung].at_once:
+    elif decision.chunk is not None and EXECUTORS[decision.executor].at_once:
         cost = f"{n} passes, {decision.chunk * n // kind.axes[0].size} at once"
     else:
-        cost = f"{n} passes{' in one' if RUNGS[decision.rung].at_once else ''}"
+        cost = f"{n} passes{' in one' if EXECUTORS[decision.executor].at_once else ''}"
     refused = "; ".join(
-        f"{rung} refused: {words}" for rung, words in decision.refused.items() if words not in decision.reason
+        f"{executor} refused: {words}" for executor, words in decision.refused.items() if words not in decision.reason
     )
-    return call, branches, decision.rung, cost, f"{decision.reason}; {refused}" if refused else decision.reason
+    return call, branches, decision.executor, cost, f"{decision.reason}; {refused}" if refused else decision.reason

@@ -13,7 +13,7 @@ import torch
 from .batches.call_arguments import takes
 
 
-def telling(ours: Any, name: str, of_model: FunctionType) -> Callable[..., Any]:
+def noting_hidden(ours: Any, name: str, of_model: FunctionType) -> Callable[..., Any]:
     """Return a method of the user's class, whose errors name the method of `Wrapped` that it hides if the call would suit that one."""
     hidden = getattr(ours, name)
 
@@ -51,4 +51,4 @@ def _words(cls: Any, name: str) -> str:
     )
 
 
-__all__ = ["note_hidden", "telling"]
+__all__ = ["note_hidden", "noting_hidden"]

@@ -243,7 +243,7 @@ def next_token_probabilities(
             f"{list(leaf.shape[len(axes) :])}: wrap the model with output={{'logits': Logits(dim=-1)}}, from workbench.outputs import Logits"
         )
     leaf = leaf[..., -1:, :]
-    check_numbers(meaning, leaf, record.told)
+    check_numbers(meaning, leaf, record.warned)
     if pair is None:
         probs = meaning.probabilities(leaf)
     else:

@@ -120,12 +120,12 @@ class Method:
         """Return what happens inside every branch of this call besides replaced tensors, or None."""
         return None
 
-    def deals(self, training: bool, asked: bool = False) -> int:
+    def deals(self, training: bool, requested: bool = False) -> int:
         """Return the number of branches to which the rows of a batch are dealt, each row to one branch; 0 to not deal.
 
         Args:
             training: whether the object is in training mode.
-            asked: whether the caller requested it (`tile_and_reduce=False`).
+            requested: whether the caller requested it (`tile_and_reduce=False`).
         """
         return 0
 

@@ -249,7 +249,7 @@ def _report_alike(wrapped: Any, trained: Mapping[int, Tensor], history: _History
     On a GPU, where each look waits for it, those that have differed are not looked at again.
     """
     axis = members_axis(wrapped._workbench.methods)
-    if not axis or "alike" in wrapped._workbench.told or wrapped in history.differing:
+    if not axis or "alike" in wrapped._workbench.warned or wrapped in history.differing:
         return
     names = stacked_names(wrapped._workbench.rules.values(), axis)
     present = dict(nn.Module.named_parameters(wrapped))  # a layer may have been replaced
@@ -278,7 +278,7 @@ def _report_heads(wrapped: Any, trained: Mapping[int, Tensor], history: _History
     """
     axes = (method.axis(Call(training=True, return_risk=True)) for method in wrapped._workbench.methods)
     axis = next((axis for axis in axes if axis is not None and axis.own_first), None)
-    if axis is None or "heads" in wrapped._workbench.told:
+    if axis is None or "heads" in wrapped._workbench.warned:
         return
     rules = wrapped._workbench.rules
     present = {name: p for name, p in nn.Module.named_parameters(wrapped) if p.requires_grad}

@@ -92,7 +92,7 @@ class Record:
     # whether rows are independent, so that they can be dealt; None before the first dealt call
     dealable: bool | None = None
     dealt: bool = False  # whether a call with dealt rows has succeeded
-    told: set[str] = field(default_factory=set)  # keys of the warnings that were issued
+    warned: set[str] = field(default_factory=set)  # keys of the warnings that were issued
     alone: Alone = field(default_factory=Alone)
     execution: Execution | None = None  # the order of layers, as traced with an example
     # argument name -> number of layers assumed to be the last ones by order of registration

@@ -209,7 +209,7 @@ def run_with_prior(
     )
     prior_args, prior_kwargs = own_inputs(map_tensors(lambda t: t.clone(), (args, kwargs)))
     sources = engine.clones.sources(flatten((prior_args, prior_kwargs))[0])
-    check_equal = "prior" not in wrapped._workbench.told and not values_unavailable()
+    check_equal = "prior" not in wrapped._workbench.warned and not values_unavailable()
     before = sources.all() if check_equal else None
     with evaluating(wrapped):
         fixed, _ = engine.run(untrained, prior_args, prior_kwargs, "auto" if strategy == "replay" else strategy)
@@ -254,10 +254,10 @@ def _add(wrapped: Any, branched: Branched, fixed: Branched, prior: Prior, axes: 
     depth = len(branched.axes)
     own_first = {axis.name for axis in axes if axis.own_first}
     heads = next((dim for dim, axis in enumerate(branched.axes) if axis in own_first), None)
-    is_first = not values_unavailable() and "prior" not in wrapped._workbench.told
+    is_first = not values_unavailable() and "prior" not in wrapped._workbench.warned
     check_equal = is_first and bool(fixed.axes)
     if is_first:
-        wrapped._workbench.told.add("prior")
+        wrapped._workbench.warned.add("prior")
     if len(fixed.leaves) != len(branched.leaves):
         raise ValueError(
             "prior: the model returns different outputs in evaluation and in training mode; return the same in both"

@@ -34,7 +34,7 @@ def check_reached(wrapped: Any, branched: Branched, args: tuple, kwargs: dict[st
     """
     record = wrapped._workbench
     without_values = values_unavailable() or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in branched.leaves)
-    if _SETTLED in record.told or without_values:
+    if _SETTLED in record.warned or without_values:
         return
     weights = {name for name, slot in record.slots.items() if not slot.buffer}
     settled = True
@@ -46,15 +46,15 @@ def check_reached(wrapped: Any, branched: Branched, args: tuple, kwargs: dict[st
         if places is None:  # voters that start at the same weights
             settled = False
         elif left_out := _not_reached(wrapped, places, separate, weights - separate, args, kwargs):
-            record.told.add(_SETTLED)
+            record.warned.add(_SETTLED)
             _report(wrapped, next(m for m in record.methods if m.name == axis), _described(branched, left_out))
     if settled:
-        record.told.add(_SETTLED)
+        record.warned.add(_SETTLED)
 
 
 def keep_settled(trial: Any, wrapped: Any) -> None:
     """Do not check, and report, again what calls of a copy have settled."""
-    wrapped._workbench.told |= trial._workbench.told & {_SETTLED}
+    wrapped._workbench.warned |= trial._workbench.warned & {_SETTLED}
 
 
 def _equal_places(branched: Branched, dim: int, main: Sequence[str]) -> list[Place] | None:

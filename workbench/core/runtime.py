@@ -55,7 +55,7 @@ class Runtime:
 
     def __init__(self, root: Any, views: dict[str, Tensor], originals: dict[str, weakref.ref[Tensor]]) -> None:
         # thread id -> whether its last call requested risk; only used if hooks or functions are set around calls
-        self.asked: dict[int, bool] = {}
+        self.risk_requested: dict[int, bool] = {}
         # kind of labels -> how they become targets of risk heads, or why that is unknown
         self.pairings: dict[Any, Any] = {}
         self.marks = Marks(root._workbench.token)

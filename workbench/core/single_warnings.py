@@ -13,8 +13,8 @@ from ..introspect.source_lines import user_stacklevel
 
 def warn_once(wrapped: Any, key: str, message: str) -> None:
     """Issue a warning once per wrapped object and key, attributed to the user's line."""
-    if key not in wrapped._workbench.told:
-        wrapped._workbench.told.add(key)
+    if key not in wrapped._workbench.warned:
+        wrapped._workbench.warned.add(key)
         # Dynamo does not follow frames
         level = 5 if torch.compiler.is_dynamo_compiling() else user_stacklevel()
         warnings.warn(message, WorkbenchWarning, stacklevel=level)

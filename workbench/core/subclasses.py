@@ -13,7 +13,7 @@ from torch import nn
 from .additions import MARK
 from .calls.encoded_inputs import encoders_of
 from .calls.lone_calls import watched_methods
-from .hidden_names import telling
+from .hidden_names import noting_hidden
 from .refused_methods import refusals_of
 from .saving.adapters import loading_adapters
 from .saving.save_pretrained import saving_pretrained
@@ -64,7 +64,7 @@ def subclass(
     namespace["_hidden"] = frozenset(hidden)
     for name in hidden:
         if isinstance(namespace[name], types.FunctionType):
-            namespace[name] = telling(ours, name, namespace[name])
+            namespace[name] = noting_hidden(ours, name, namespace[name])
 
     @functools.wraps(getattr(cls, method, ours.forward))
     def answer(

@@ -17,13 +17,13 @@ from ..engine.clone import structural_copy
 from ..engine.effects.attributes import modules
 from ..engine.surroundings import Surroundings
 from .additions import MARK, add_extra, extra, remove_extra
-from .batches.call_arguments import opened, positional_names
+from .batches.call_arguments import as_arguments, positional_names
 from .batches.own_loss import LABELS
 from .calls import labelled_calls, training_losses
 from .calls import predict as calling
-from .calls.frozen import asked, refuse_change
+from .calls.frozen import call_guarded, refuse_change
 from .calls.recorded_calls import Taken
-from .calls.surrounding import current_thread, entered, hooked, refuse_proxies, surrounded
+from .calls.surrounding import apply_pre_hooks, current_thread, hooked, refuse_proxies, surrounded
 from .copying import Persistent
 from .hidden_names import note_hidden
 from .injected_layers import follow
@@ -93,7 +93,7 @@ class Wrapped(WrappedParameters, Persistent):
             >>> bool((lower < upper).all())
             True
         """
-        return asked(calling.quantiles, self, *entered(self, args, kwargs))
+        return call_guarded(calling.quantiles, self, *apply_pre_hooks(self, args, kwargs))
 
     def predictive(self, *args: Any, **kwargs: Any) -> Mixture:
         """Return the predictive distribution of the targets: the exact mixture of the distributions of all voters and samples.
@@ -115,7 +115,7 @@ class Wrapped(WrappedParameters, Persistent):
             >>> found.log_prob(torch.zeros(4, 1)).shape, bool((found.icdf(0.05) < found.icdf(0.95)).all())
             (torch.Size([4, 1]), True)
         """
-        return asked(predictive, self, *entered(self, args, kwargs))
+        return call_guarded(predictive, self, *apply_pre_hooks(self, args, kwargs))
 
     # ---- training
     def loss(self, criterion: Callable[[Any, Any], Tensor] | None, x: Any, y: Any) -> Tensor:
@@ -130,7 +130,7 @@ class Wrapped(WrappedParameters, Persistent):
         Returns:
             A scalar tensor, the mean over the voters; in standardized units if a scaling is set.
         """
-        return asked(training_losses.loss, self, criterion, *entered(self, *opened(self, x)), y)
+        return call_guarded(training_losses.loss, self, criterion, *apply_pre_hooks(self, *as_arguments(self, x)), y)
 
     def fit(self, inputs: Any) -> Any:
         """Fit in closed form to the training data: neo's signature, laplace's posterior, swag's models.
@@ -316,7 +316,7 @@ def _answer(wrapped: Any, method: str, args: tuple, kwargs: dict[str, Any], risk
         return trial.answer
     refuse_proxies(wrapped, args, kwargs)
     if method in wrapped.__dict__ or (risk and wrapped._forward_hooks):
-        runtime.asked[current_thread()] = risk
+        runtime.risk_requested[current_thread()] = risk
     # after a graph break Dynamo can resume inside a literal `torch.no_grad()`, but not inside a context manager held by a variable
     if compiling:
         # The first call inspects the model, and the losses of transformers break the graph: both run outside the graph, since otherwise

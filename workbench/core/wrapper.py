@@ -64,8 +64,8 @@ class Wrapper(Settings):
     )
     strategy: Strategy = setting(
         default="auto",
-        help='how branches are run: "auto", "tune" (time all possible rungs at the first call of each kind and keep the fastest), or one '
-        'rung of the ladder: "vmap" (all in one pass), "rescue" (like vmap, with equivalents for operations that vmap does not support), '
+        help='how branches are run: "auto", "tune" (time all possible executors at the first call of each kind and keep the fastest), or one '
+        'executor: "vmap" (all in one pass), "rescue" (like vmap, with equivalents for operations that vmap does not support), '
         '"replay" (one pass each, reusing from the first pass what branches share), "loop" (one pass each).',
     )
     verbose: int | bool = setting(default=0, help="1 prints what was wrapped.")

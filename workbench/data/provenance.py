@@ -15,7 +15,7 @@ from workbench.data.digests import digest
 from workbench.data.files import locate, read
 from workbench.data.loading import build, names
 from workbench.data.registry import entries, resolve
-from workbench.data.usage import AVAILABLE, asked_for
+from workbench.data.usage import AVAILABLE, used_names
 
 
 def checksum(name: str) -> str:
@@ -95,4 +95,4 @@ def used() -> dict[str, str]:
         >>> used()["diabetes"] == checksum("diabetes")
         True
     """
-    return {name: checksum(name) for name in asked_for()}
+    return {name: checksum(name) for name in used_names()}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 AVAILABLE = "names(available=True)"  # recorded when a notebook's result depends on which data sets are available
 
-_asked_for: set[str] = set()
+_names: set[str] = set()
 
 
 def note(name: str) -> None:
     """Record that this process has used a data set, or `AVAILABLE`."""
-    _asked_for.add(name)
+    _names.add(name)
 
 
-def asked_for() -> list[str]:
+def used_names() -> list[str]:
     """Return all recorded names, sorted."""
-    return sorted(_asked_for)
+    return sorted(_names)

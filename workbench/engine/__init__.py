@@ -7,15 +7,15 @@ Terms:
 - slot: the dotted name of a parameter or buffer of the model, such as "encoder.weight", whose tensor a branch may replace.
 - trunk: the part of the model before the first tensor that differs between branches; it is the same for all of them.
 - dealt rows: each row of the batch is answered by one branch along an axis only, instead of by all of them.
-- rung: one executor in the ladder's table.
+- executor: a way to run the branches; it gives the right result or refuses.
 
 Modules:
 
 - `plan`: what differs between the branches: axes, rules for tensors, interventions.
 - `run`: one call, from a plan to the outputs of all branches; `combine` and `results` hold the outputs.
-- `ladder`: the table of executors, which one runs a call, and which is tried next if it refuses; `rung` is one attempt.
+- `dispatch`: the table of executors, which one runs a call, and which is tried next if it refuses; `attempts`: one attempt.
 - `request`: everything an executor sees of the engine.
-- `executors/`: the ways to run the branches of a request. A new one is a file there and a row in the ladder's table.
+- `executors/`: the ways to run the branches of a request. A new one is a file there and a row in that table.
 - `clones`, `branch`, `branch_pass`, `clone`: the copies of the model that branches run on, one of them, a pass on it, and structural copies.
 - `sites`: the calls that mix data with parameters. `rank_one`: weights kept as rank-one factors.
 - `effects/`: side effects of a pass, kept consistent over all branches.

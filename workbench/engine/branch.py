@@ -295,8 +295,8 @@ def _asks_for_parameters(cls: Any) -> bool:
 @functools.cache
 def _registers_parameters(cls: Any) -> bool:
     """Return whether a class registers what it is handed if that is an `nn.Parameter`; forward may make modules of it from its parameters."""
-    asked = {"isinstance", "Parameter", "register_parameter"}
-    return any(asked <= set(function.__code__.co_names) for _, function in methods_of(cls))
+    names = {"isinstance", "Parameter", "register_parameter"}
+    return any(names <= set(function.__code__.co_names) for _, function in methods_of(cls))
 
 
 def _copy_installed(container: Any, key: Any, memo: Any) -> nn.Parameter:

@@ -14,7 +14,7 @@ from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError
 from .plan import Plan, concatenate
 from .results import Result, StackedResults
 from .selections import REMEDY
-from .state import BranchedState, Sealed, cut, seal_opened, separate
+from .state import BranchedState, Sealed, cut, seal_exposed, separate
 from .tree import flatten, is_float, names, paths
 
 _STATE_NAME = re.compile("cache|state|memory", re.IGNORECASE)
@@ -104,7 +104,7 @@ def _combine_stacked(plan: Plan, results: StackedResults) -> Branched:
     axes = [axis.name for axis in plan.axes]
     leaves, rebuild = list(results.leaves), results.rebuild
     if plan.state:
-        numbers, rebuild = flatten(seal_opened(rebuild(list(range(len(leaves))))))
+        numbers, rebuild = flatten(seal_exposed(rebuild(list(range(len(leaves))))))
         leaves = [
             _state(plan, cut(number.value, leaves, plan.axes)) if isinstance(number, Sealed) else leaves[number]
             for number in numbers

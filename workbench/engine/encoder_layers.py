@@ -39,12 +39,12 @@ class WholeForward(LayerForward):
             sites, source = torch._C._get_function_stack_at(0), args[0] if args else kwargs.get("src")
             if isinstance(sites, Sites) and sites.wanted is not None and type(source) is Tensor:
                 with _pop_mode_temporarily():
-                    output = self._told(layer, sites, sites.wanted, source, args, kwargs)
+                    output = self._notified(layer, sites, sites.wanted, source, args, kwargs)
                 if output is not None:
                     return output
         return type(layer).forward(layer, *args, **kwargs)
 
-    def _told(
+    def _notified(
         self, layer: Any, sites: Sites, wanted: Collection[str], source: Tensor, args: tuple, kwargs: dict[str, Any]
     ) -> Any:
         """Return the output after telling `sites` of the data at the weights that they want; None if only their mode can see these data."""
@@ -54,7 +54,7 @@ class WholeForward(LayerForward):
         first = sites.names_among([attention.in_proj_weight])
         inside = {name for name in wanted if name.startswith(f"{self._path}.")} - first
         if not inside:
-            sites.tell([attention.in_proj_weight], source.transpose(0, 1))  # as attention computes
+            sites.notify([attention.in_proj_weight], source.transpose(0, 1))  # as attention computes
             return type(layer).forward(layer, *args, **kwargs)
         weights = (attention.out_proj.weight, layer.linear1.weight, layer.linear2.weight)
         if _is_plain(layer, *args, **kwargs) and inside <= sites.names_among(weights):
@@ -108,19 +108,19 @@ def _by_parts(layer: Any, source: Tensor, sites: Sites) -> Tensor:
     rows, t, d = source.shape
     weights = (attention.in_proj_weight, attention.in_proj_bias)
     # steps first, as attention computes
-    sites.tell(weights, source.transpose(0, 1))
+    sites.notify(weights, source.transpose(0, 1))
     joint = F.linear(source, *weights).view(rows, t, 3, attention.num_heads, d // attention.num_heads)
     mixed = F.scaled_dot_product_attention(*joint.permute(2, 0, 3, 1, 4)).transpose(1, 2).reshape(rows, t, d)
     weights = (out_proj.weight, out_proj.bias)
     if sites.names_among(weights):
-        sites.tell(weights, mixed.transpose(0, 1).reshape(-1, d))
+        sites.notify(weights, mixed.transpose(0, 1).reshape(-1, d))
     x = layer.norm1(F.linear(mixed, *weights).add_(source))
     weights = (linear1.weight, linear1.bias)
-    sites.tell(weights, x)
+    sites.notify(weights, x)
     hidden = F.linear(x, *weights)
     hidden = hidden.relu_() if layer.activation_relu_or_gelu == 1 else F.gelu(hidden)
     weights = (linear2.weight, linear2.bias)
-    sites.tell(weights, hidden)
+    sites.notify(weights, hidden)
     return layer.norm2(F.linear(hidden, *weights).add_(x))
 
 

@@ -13,7 +13,6 @@ from .effects.attributes import Attribute
 from .effects.inputs import InputEffects, Key, are_tensors
 from .effects.random import RandomSources, RandomStreams
 from .plan import Index, Intervention, Plan
-from .results import Result
 from .selections import RowTracker
 from .state import BranchedState
 from .tree import flatten, tensors
@@ -26,7 +25,7 @@ class Request:
     """Everything an executor sees of the engine.
 
     An executor calls `begin`, then runs each branch on its `clone` inside `watching`. It refuses what it cannot compute correctly by raising
-    any exception; the ladder then undoes the side effects of the attempt and tries the next rung.
+    any exception; the dispatcher then undoes the side effects of the attempt and tries the next executor.
 
     Args:
         plan: what differs between the branches.
@@ -117,6 +116,3 @@ class Request:
         trackers.append(RowTracker([] if exchanged else tensors((self.args, self.kwargs))))
         with watching, trackers[-1]:
             yield
-
-
-Executor = Callable[[Request], Sequence[Result]]  # one result per branch, in the order of `plan.indices`

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import NonTensorOutputError, NotDealableError, OutputShapeError, UnreachedParametersError
 from .clones import Build, Clones, branch_key
 from .combine import Branched, combine
+from .dispatch import EXECUTORS, STRATEGIES, Dispatcher
 from .effects.branch_values import duplicate
 from .effects.buffers import commit, merged_buffers
 from .effects.containers import Containers
@@ -21,7 +22,6 @@ from .effects.inputs import InputEffects, are_plain, are_tensors, is_object, own
 from .effects.random import values_unavailable, were_drawn
 from .effects.reseeding import SeededNoiseError
 from .executors import loop, traced
-from .ladder import RUNGS, STRATEGIES, Ladder
 from .plan import Plan
 from .rank_one import FactoredWeightUsed
 from .reach import Reach, dry_run
@@ -60,7 +60,7 @@ class Engine:
         self.lock = threading.RLock()
         self.clones = Clones(root, build)
         self.effects = InputEffects()
-        self.ladder = Ladder(self.clones)
+        self.dispatcher = Dispatcher(self.clones)
         self.traced = traced.TracedExecutor(entries, forward)
         # by mode and input dimensions: whether the model selects the rows of its outputs, so that every call must be tracked
         self.selects: dict[tuple[Any, ...], bool] = {}
@@ -79,7 +79,7 @@ class Engine:
         Args:
             plan: what differs between the branches.
             args, kwargs: the inputs, the same for all branches unless the plan deals their rows.
-            strategy: "auto", the name of a rung, or "tune".
+            strategy: "auto", the name of an executor, or "tune".
             receiver: see `Request`.
 
         Returns:
@@ -200,7 +200,7 @@ class Engine:
             n_dense_slots, was_running, seeds_noise = len(dense_slots), dense_slots.running, False
             dense_slots.running = True
             try:
-                results = self.ladder.run(request, strategy)
+                results = self.dispatcher.run(request, strategy)
                 # combined before side effects are kept, since this raises if the outputs do not fit together
                 branched = combine(plan, results)
                 if len(dense_slots) == n_dense_slots:
@@ -222,7 +222,7 @@ class Engine:
             for state, copied in zip(states, saved_states, strict=True):
                 state.take(copied.copy(share=True))
             clones.forget()
-            self.ladder.decisions.clear()
+            self.dispatcher.decisions.clear()
             if states_before is not None:
                 clones.sources(leaves).restore(states_before)
             if seeds_noise:
@@ -252,7 +252,7 @@ class Engine:
             return
         self.selects[key] = False
         # if all branches ran in one pass, values of single branches could not be read there
-        if RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once:
+        if EXECUTORS[self.dispatcher.decisions[self.dispatcher.kind].executor].at_once:
             if not (trackers and trackers[-1].ranks):
                 return
             first_plan = replace(plan, axes=(), fixed={**plan.fixed, **plan.indices[0]}, chunk=None, folding=None)
@@ -292,7 +292,7 @@ class Engine:
 
     def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched) -> None:
         """Write the merged buffers, attributes and objects of the branches."""
-        at_once = RUNGS[self.ladder.decisions[self.ladder.kind].rung].at_once
+        at_once = EXECUTORS[self.dispatcher.decisions[self.dispatcher.kind].executor].at_once
         targets, values = merged_buffers(plan, results, self.clones.allow_resize, self.clones.is_table)
         written = versions(targets)
         try:
@@ -314,8 +314,8 @@ class Engine:
 
 
 __all__ = [
+    "EXECUTORS",
     "PURITIES",
-    "RUNGS",
     "STRATEGIES",
     "Branched",
     "Engine",

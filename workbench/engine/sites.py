@@ -297,7 +297,7 @@ class Sites(TorchFunctionMode):
         args, kwargs = rebuild(self._at_site(names, leaves, live, of_inputs))
         return args, kwargs, fixed and not live
 
-    def tell(self, parameters: Iterable[Tensor], data: Tensor) -> None:
+    def notify(self, parameters: Iterable[Tensor], data: Tensor) -> None:
         """Call `at_site` for a contraction of data and parameters that this mode does not intercept."""
         if names := self.names_among(parameters):
             self._at_site(names, [data], [0], [])

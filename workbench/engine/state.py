@@ -252,7 +252,7 @@ class Sealed:
 
 
 @dataclass
-class Opened:
+class Exposed:
     """Marks a part as state like `Sealed`, but exposes its tensors to `flatten`, so that vmap stacks them."""
 
     value: Any
@@ -311,17 +311,17 @@ def own_sealed(tree: Any) -> Any:
     )
 
 
-def open_sealed(tree: Any) -> Any:
-    """Return a tree in which sealed parts are replaced by `Opened` ones."""
-    return tree_map(lambda leaf: Opened(leaf.value) if isinstance(leaf, Sealed) else leaf, tree)
+def expose_sealed(tree: Any) -> Any:
+    """Return a tree in which sealed parts are replaced by `Exposed` ones."""
+    return tree_map(lambda leaf: Exposed(leaf.value) if isinstance(leaf, Sealed) else leaf, tree)
 
 
-def seal_opened(tree: Any) -> Any:
-    """Invert `open_sealed`."""
-    if isinstance(tree, Opened):
+def seal_exposed(tree: Any) -> Any:
+    """Invert `expose_sealed`."""
+    if isinstance(tree, Exposed):
         return Sealed(tree.value)
     values = values_of(tree)
-    return tree if values is None else like(tree, [seal_opened(value) for value in values])
+    return tree if values is None else like(tree, [seal_exposed(value) for value in values])
 
 
 # ---- stacked state of all branches

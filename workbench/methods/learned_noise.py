@@ -77,7 +77,7 @@ class SitesWithAmounts:
 
     def check(self, table: Table) -> None:
         """Warn once, after a training pass, about amounts that do not match where noise enters, and freeze amounts that nothing would train."""
-        if "amounts" in table.record.told:
+        if "amounts" in table.record.warned:
             return
         unused = sorted(self.unused - self.used)
         for name in unused:
@@ -97,7 +97,7 @@ class SitesWithAmounts:
                 f"sample(trainable=True): {'; '.join(problems)}. Wrap with example=x, inputs that the model takes: then exactly the layers "
                 "that noise enters have an amount",
             )
-        table.record.told.add("amounts")
+        table.record.warned.add("amounts")
 
 
 __all__ = ["SitesWithAmounts", "noisy_weights"]

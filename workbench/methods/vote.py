@@ -123,8 +123,8 @@ class Vote(TakesDesign):
     def repeats(self, training: bool) -> bool:
         return training or self.design is None
 
-    def deals(self, training: bool, asked: bool = False) -> int:
-        return self.wrapper.n_voters if asked or (training and self.wrapper.independent) else 0
+    def deals(self, training: bool, requested: bool = False) -> int:
+        return self.wrapper.n_voters if requested or (training and self.wrapper.independent) else 0
 
     def attach(self, table: Table) -> None:
         if isinstance(self.wrapper.share, int):

@@ -48,7 +48,7 @@ from .models import (
 from .trial import Trial, ask, can_be_pickled
 from .zoo import leaves, modules
 
-RUNGS = [name for name in STRATEGIES if name not in ("auto", "loop", "tune")]  # the other checks run the loop
+EXECUTORS = [name for name in STRATEGIES if name not in ("auto", "loop", "tune")]  # the other checks run the loop
 
 
 def check_untouched(trial: Trial) -> None:
@@ -131,9 +131,9 @@ def check_prediction(trial: Trial) -> None:
                 again, _ = ask(wrapped, inputs(case))
             assert_tree(again, like, exactly(y), "with the same seed, prediction")
             without_risk = call(wrapped, inputs(case))
-            rungs = {decision.rung for decision in engine_of(wrapped).ladder.decisions.values()}
+            executors = {decision.executor for decision in engine_of(wrapped).dispatcher.decisions.values()}
             # noise is drawn at once under vmap, which may refuse the model with risk heads only
-            if len(rungs) == 1 or not trial.random:
+            if len(executors) == 1 or not trial.random:
                 assert_tree(without_risk, like, exactly(y), "without risk, prediction", 1e-6)
         for name, buffer in nn.Module.named_buffers(wrapped):
             assert torch.equal(buffer, before[name]), f"buffer {name} moved in evaluation mode"
@@ -305,7 +305,7 @@ CHECKS: dict[str, Callable[[Trial], None]] = {
     "float64": check_float64,
     "bfloat16": check_bfloat16,
     "autocast": check_autocast,
-    **{name: functools.partial(check_strategy, strategy=name) for name in RUNGS},
+    **{name: functools.partial(check_strategy, strategy=name) for name in EXECUTORS},
 }
 COMPOSED_ON = ("mlp", "cnn_bn", "lstm", "dict_out")  # models of the zoo; users' own cases are all composed
 __all__ = ["CHECKS", "COMPOSED_ON"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.call_arguments import as_arguments
 from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.wrapped import Wrapped
 from workbench.training.unshadowed import unshadowed
@@ -24,7 +24,7 @@ def settle_priors(wrapped: Wrapped, train: Source) -> None:
         return
     parameter = next(p for p in wrapped.parameters() if p.is_floating_point())
     subset = torch.linspace(0, len(train) - 1, min(len(train), MAX_ROWS), dtype=torch.float64).round().long()
-    args, kwargs = opened(wrapped, train.take(subset).to(parameter.device, parameter.dtype).x)
+    args, kwargs = as_arguments(wrapped, train.take(subset).to(parameter.device, parameter.dtype).x)
     if (scaling := unshadowed(wrapped, "scaling")) is not None:
         args, kwargs = scaling.inputs(args, kwargs)
     vote_methods[0].settle_prior(wrapped, args, kwargs)

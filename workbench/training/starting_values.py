@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.batches.call_arguments import opened
+from workbench.core.batches.call_arguments import as_arguments
 from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.outputs.options import form_of
 from workbench.core.ownership import Table, table_of
@@ -120,7 +120,7 @@ def _probe(wrapped: Wrapped, rows: TensorRows, seed: int, columns: int) -> _Prob
     wrapped.eval()
     try:
         with torch.no_grad(), own_random(seed, rows.device):
-            args, kwargs = opened(wrapped, rows.x)
+            args, kwargs = as_arguments(wrapped, rows.x)
             predictive: Any = unshadowed(wrapped, "predictive")(*args, **kwargs)
     finally:
         for module, mode in modes:

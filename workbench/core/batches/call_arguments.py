@@ -13,7 +13,7 @@ from ...engine.clone import eager
 from ..function import Function
 
 
-def opened(wrapped: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_arguments(wrapped: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (args, kwargs) for the inputs of a batch.
 
     A tuple holds positional arguments, but a packed sequence is one argument. A dict holds keyword arguments if the model accepts its keys,
@@ -47,7 +47,7 @@ def check_arguments(wrapped: Any, inputs: Any) -> None:
         parameters = inspect.signature(called).parameters
     except (TypeError, ValueError):
         return
-    args, kwargs = opened(wrapped, inputs)
+    args, kwargs = as_arguments(wrapped, inputs)
     if takes(called, *args, **kwargs):
         return
     passed = "one input" if not isinstance(inputs, tuple) else f"a tuple of {len(inputs) or 'no'} inputs"

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...engine.effects.private_random import own_random
 from ..outputs.meanings import IGNORED
-from .call_arguments import needs_both, opened
+from .call_arguments import as_arguments, needs_both
 from .dict_rows import columns, has_labelled_rows, is_labelled, stacked, with_columns
 from .graph_rows import graphs_paired, pair_of
 from .graphs import is_graph
@@ -66,7 +66,7 @@ def batches_of(data: Any, wrapped: Any) -> Iterator[tuple[tuple[Any, ...], dict[
         x, y = split_batch(batch)
         if y is None and is_labelled(x):
             x, y = convert.where_known(x)
-        args, kwargs = opened(wrapped, x)
+        args, kwargs = as_arguments(wrapped, x)
         if y is not None and needs_both(wrapped, args, kwargs, y):
             args, y = (*args, y), None
         yield args, kwargs, y

@@ -24,7 +24,7 @@ from ..outputs.resolution import resolve
 from ..ownership import table_of
 from ..runtime import plain_clone
 from ..saving.extraction import extract
-from .call_arguments import opened
+from .call_arguments import as_arguments
 from .dict_rows import LABELS
 from .label_losses import CLASSES, KINDS, Kind
 from .rows import describe, first_weight, place
@@ -105,7 +105,7 @@ def pairing_of(wrapped: Any, batch: Mapping[str, Any]) -> Pairing:
         raise ValueError(f"data: {LABELS} of a batch must be a tensor [rows, ...], not {describe(labels)}. {_REMEDY}")
     rows, labels = _few(without_labels(batch), labels.contiguous())
     inputs, labels = place(rows, like.device, like.dtype), place(with_class_numbers(labels), like.device, like.dtype)
-    if isinstance(wrapped, Function) or opened(wrapped, {**inputs, LABELS: labels})[0]:
+    if isinstance(wrapped, Function) or as_arguments(wrapped, {**inputs, LABELS: labels})[0]:
         raise ValueError(
             f"data: the batches have {LABELS}, and {model} does not accept {', '.join([*inputs, LABELS])} by name, so it has no loss of its own "
             f"from which to infer how they correspond to its scores. {_REMEDY}"

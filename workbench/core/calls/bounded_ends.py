@@ -119,7 +119,7 @@ def warn_of_bounded_end(
         axes: names of the axes among which that of the risk heads may be.
     """
     record = wrapped._workbench
-    if _KEY in record.told:
+    if _KEY in record.warned:
         return
     pair = pair_of(record, axes)
     # other families apply exp or sigmoid themselves, behind which the model's own end is out of sight
@@ -139,7 +139,7 @@ def warn_of_bounded_end(
     }
     name, end = next(((name, end) for name, end in ends.items() if end), ("", None))
     if end is None:
-        record.told.add(_KEY)  # looked at once
+        record.warned.add(_KEY)  # looked at once
         return
     family = pair.distribution
     harm = f"{family} gets no raw numbers but those"

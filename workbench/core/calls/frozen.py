@@ -161,7 +161,7 @@ def refuse_step(optimizer: Any) -> None:
             refuse_change(frozen._wrapped, f"{type(optimizer).__name__}.step()")
 
 
-def asked(function: Callable[..., Any], wrapped: Any, *args: Any) -> Any:
+def call_guarded(function: Callable[..., Any], wrapped: Any, *args: Any) -> Any:
     """Call a function by `guarded`; inside a `frozen` block also without gradients and with the object checked before."""
     if (frozen := wrapped.__dict__["_engine"].frozen) is None:
         return guarded(function, wrapped, *args)
@@ -243,4 +243,4 @@ class Freezable(nn.Module):
         return super().register_forward_pre_hook(*args, **kwargs)
 
 
-__all__ = ["Freezable", "Frozen", "asked", "enter", "leave", "refuse_change", "refuse_step"]
+__all__ = ["Freezable", "Frozen", "call_guarded", "enter", "leave", "refuse_change", "refuse_step"]

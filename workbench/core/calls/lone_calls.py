@@ -34,20 +34,20 @@ class Alone:
         by_methods: whether to warn only if a method of the wrapped object calls the layer.
     """
 
-    told = False
+    warned = False
     by_methods = False
 
     def __init__(self, by_methods: bool = False) -> None:
         self.by_methods = by_methods
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if self.told or torch.compiler.is_compiling():
+        if self.warned or torch.compiler.is_compiling():
             return
         frame = _calling_method()
         root: Any = None if frame is None else frame.f_locals[frame.f_code.co_varnames[0]]
         if self.by_methods and (root is None or not _count_models(root)):
             return
-        self.told = True
+        self.warned = True
         where, remedy = "", "wrap that method (wrapper(model, method=...))"
         if frame is not None:
             name = frame.f_code.co_name
@@ -117,9 +117,9 @@ class TakenByLoss:
         self.slot, self.record = slot, record
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        if self.record.alone.told or _FIRST_VOTER_USED in self.record.told or torch.compiler.is_compiling():
+        if self.record.alone.warned or _FIRST_VOTER_USED in self.record.warned or torch.compiler.is_compiling():
             return
-        self.record.told.add(_FIRST_VOTER_USED)
+        self.record.warned.add(_FIRST_VOTER_USED)
         warnings.warn(
             f"a loss uses {self.slot!r} of a wrapped model outside the model's call; each voter has its own, and the gradient reaches the "
             "first voter's only. Use all voters' from wrapped.named_parameters(), which has one more dimension, or compute the term in "
@@ -157,9 +157,9 @@ def _warning_method(function: types.FunctionType) -> Any:
 def _warn_of_parameters(root: Any, function: types.FunctionType) -> None:
     record = root._workbench
     key = f"method {function.__qualname__}"
-    if key in record.told:
+    if key in record.warned:
         return
-    record.told.add(key)
+    record.warned.add(key)
     views = root.__dict__["_engine"].table.views
     places = {owner: name for name in views for owner in record.slots[name].owners}
     for names in attributes_of_self(function.__code__):
@@ -168,7 +168,7 @@ def _warn_of_parameters(root: Any, function: types.FunctionType) -> None:
             if slot is None or (names[i + 1 : i + 2] and names[i + 1] in _METADATA):
                 continue
             line = line_name(function.__code__.co_filename, function.__code__.co_firstlineno)
-            record.told.add(_FIRST_VOTER_USED)
+            record.warned.add(_FIRST_VOTER_USED)
             warnings.warn(
                 f"{type(root).__name__}.{function.__name__} ({line}) computes with {slot!r}, which each voter has of its own: it sees that of "
                 f"the first voter only, and no gradient reaches the others. Compute it in {record.method} and return it with the prediction (a "

@@ -16,13 +16,13 @@ from ...engine.effects.random import RandomSources, values_unavailable, were_dra
 from ...engine.plan import Plan
 from ...engine.tree import tensors
 from ..additions import extra
-from ..batches.call_arguments import opened
+from ..batches.call_arguments import as_arguments
 from ..method import Call
 from ..ownership import engine_of, table_of
 from ..parameters import stacked_names
-from .frozen import asked
+from .frozen import call_guarded
 from .predict import complete, plan_of, run
-from .surrounding import entered
+from .surrounding import apply_pre_hooks
 from .training_losses import check_criterion, loss_of_branches, losses_of_models
 
 # seconds of a model's forward pass on a CPU from which a backward pass of its own costs next to nothing
@@ -49,7 +49,7 @@ def backward(
     Raises:
         ValueError: if the loss depends on no trainable parameter.
     """
-    return asked(_backward, wrapped, criterion, *entered(wrapped, *opened(wrapped, x)), y, check)
+    return call_guarded(_backward, wrapped, criterion, *apply_pre_hooks(wrapped, *as_arguments(wrapped, x)), y, check)
 
 
 def _backward(wrapped: Any, criterion: Any, args: tuple, kwargs: dict[str, Any], y: Any, check: Check | None) -> Tensor:
@@ -172,7 +172,7 @@ class _Turns:
     def _pays(self, seconds: float, leaves: list[Any]) -> bool:
         """Return whether models are worth a turn each, given the seconds of the first one and its outputs."""
         _, args, kwargs, _ = self._batch
-        if engine_of(self._wrapped).ladder.is_little(tensors((args, kwargs))):
+        if engine_of(self._wrapped).dispatcher.is_little(tensors((args, kwargs))):
             return False
         return seconds >= LONG_PASS or not all(leaf.is_cpu for leaf in tensors(leaves))
 

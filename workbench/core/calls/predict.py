@@ -193,7 +193,7 @@ def _why_not_dealt(error: Exception, branched: Branched) -> str:
 
 
 def _warn_nan(wrapped: Any, args: tuple, risks: Any) -> None:
-    if "nan" in wrapped._workbench.told or values_unavailable():
+    if "nan" in wrapped._workbench.warned or values_unavailable():
         return
     values = tensors(list(risks.values()) if isinstance(risks, dict) else risks)
     leaves = {id(leaf): leaf for leaf in values if is_float(leaf)}.values()  # the total may be another risk

@@ -191,7 +191,7 @@ class RecordedCalls:
         log.debug("%s: calls of one kind are eager from now on (%s)", self._wrapped._workbench_name(), reason)
         kind.off, kind.recorded = True, None
 
-    def tell_difference(self, runs: int) -> None:
+    def warn_of_difference(self, runs: int) -> None:
         """Warn that a graph has given other answers than eager calls."""
         warnings.warn(
             f"{self._wrapped._workbench_name()}: something outside of the model has changed what its calls compute, and some calls after "
@@ -221,7 +221,7 @@ class RecordedCalls:
             self.skip(kind, f"{type(error).__name__}: {error}")
             return None
         n = recorded.n_leaves
-        if len(results) > n and "nan" not in self._wrapped._workbench.told and any(map(_is_nan, results[n:])):
+        if len(results) > n and "nan" not in self._wrapped._workbench.warned and any(map(_is_nan, results[n:])):
             restore_random(before)
             return None  # the eager call warns of NaN
         if compares:
@@ -243,7 +243,7 @@ class RecordedCalls:
             if not verdict.is_same():
                 self.stop("an eager call gave other numbers")
                 if verdict.run > N_COMPARED_RUNS:
-                    self.tell_difference(verdict.run)
+                    self.warn_of_difference(verdict.run)
                 return False
         return recorded.runs != N_COMPARED_RUNS or not recorded.verdicts
 
@@ -297,16 +297,16 @@ class RecordedCalls:
 
         # loops take those of tensors created in inference mode, by an operation that cannot be recorded
         counting = {id(tensor): counting_writes(tensor) for tensor in args}
-        told, states = wrapped._workbench.told, random_states(dict.fromkeys((CPU, *devices)))
-        already_told = "nan" in told
-        told.add("nan")  # suppresses the check for NaN, which is done outside the graph
+        warned, states = wrapped._workbench.warned, random_states(dict.fromkeys((CPU, *devices)))
+        already_warned = "nan" in warned
+        warned.add("nan")  # suppresses the check for NaN, which is done outside the graph
         self._made += 1
         try:
             graph = Graph(call, tensors, [], [counting[id(tensor)] for tensor in args])
         finally:
             restore_random(states)
-            if not already_told:
-                told.discard("nan")
+            if not already_warned:
+                warned.discard("nan")
         if not facts.hold() or clones.impure:
             raise UntraceableError("forward changes the model")
         self._facts, self._torch_settings = facts, settings

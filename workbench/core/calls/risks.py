@@ -66,7 +66,7 @@ def reduced(
         elif isinstance(leaf, Tensor) and meaning is None:
             leaves.append(_majority(record, branched.axes, leaf))
         elif isinstance(leaf, Tensor) and isinstance(meaning, Classes):
-            check_numbers(meaning, leaf, record.told)
+            check_numbers(meaning, leaf, record.warned)
             warn_of_doubts(wrapped, meaning, leaf, len(branched.axes))
             y, measured = _class_risks(record, committee, branched.axes, leaf, meaning, return_risk)
             leaves.append(y.to(branched.plain_dtype(i)))

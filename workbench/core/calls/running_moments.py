@@ -195,7 +195,7 @@ class Folding:
     def _folded(self, i: int, branches: Tensor, meaning: Meaning) -> Any:
         running = self._running.get(i)
         if isinstance(meaning, Classes):
-            check_numbers(meaning, branches, self._wrapped._workbench.told)
+            check_numbers(meaning, branches, self._wrapped._workbench.warned)
             warn_of_doubts(self._wrapped, meaning, branches, 1)
         if running is None and isinstance(meaning, Classes):
             running = RunningClasses(meaning, branches, self._return_risk)

@@ -36,29 +36,29 @@ class Surrounding:
         return getattr(self.function, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        asked = self.wrapped.__dict__["_engine"].asked
+        requested = self.wrapped.__dict__["_engine"].risk_requested
         thread = current_thread()
-        asked.pop(thread, None)
+        requested.pop(thread, None)
         try:
             output = self.function(*args, **kwargs)
         except Exception as error:
             unknown = next((name for name in _OPTIONS if name in kwargs and name in str(error)), None)
-            if isinstance(error, TypeError) and unknown is not None and thread not in asked:
+            if isinstance(error, TypeError) and unknown is not None and thread not in requested:
                 raise TypeError(
                     f"{self._describe()} takes no {unknown}: let it take **kwargs and pass them on to the previous forward, "
                     "def forward(*args, **kwargs): return before(*args, **kwargs)"
                 ) from error
-            if kwargs.get("return_risk") and asked.get(thread) and not from_model(error):
+            if kwargs.get("return_risk") and requested.get(thread) and not from_model(error):
                 raise TypeError(f"{self._describe()} cannot work on {_PAIR}: {error}; {_REMEDY}") from error
             raise
-        self.reaches = self.reaches or thread in asked
+        self.reaches = self.reaches or thread in requested
         if not self.reaches:
             raise RuntimeError(
                 f"{self._describe()} does not call the previous forward, so that the branches do not differ and there is no risk. Keep the "
                 "previous one and call it (before = wrapped.forward), or set this forward on the plain model and wrap that"
             )
         if kwargs.get("return_risk"):
-            if asked.get(thread) is False:
+            if requested.get(thread) is False:
                 raise TypeError(
                     f"{self._describe()} was asked for the risk and does not pass return_risk on to the previous forward; call that with "
                     "**kwargs, def forward(*args, **kwargs): return before(*args, **kwargs)"
@@ -110,19 +110,19 @@ def hooked(wrapped: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str
         TypeError: if the hooks do not return a pair (prediction, risk).
     """
     description = f"a forward hook of the wrapped {type(wrapped).__name__}"
-    asked, thread = wrapped.__dict__["_engine"].asked, current_thread()
-    asked.pop(thread, None)
+    requested, thread = wrapped.__dict__["_engine"].risk_requested, current_thread()
+    requested.pop(thread, None)
     try:
         output = call(*args, **kwargs)
     except Exception as error:
-        if thread not in asked or from_model(error):
+        if thread not in requested or from_model(error):
             raise
         raise TypeError(f"{description} cannot work on {_PAIR}: {error}; {_REMEDY}") from error
     _check_pair(output, description)
     return output
 
 
-def entered(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def apply_pre_hooks(wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """Apply the user's forward pre-hooks of the object to inputs, for methods such as `loss` that do not go through its call."""
     for key, hook in wrapped._forward_pre_hooks.items():
         if str(getattr(hook, "__module__", "")).startswith("torch."):

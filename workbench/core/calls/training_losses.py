@@ -48,8 +48,8 @@ def loss_of_branches(
     """Return the loss of the outputs of all branches for these inputs; see `Wrapped.loss`."""
     together = False
     if not torch.compiler.is_compiling():  # compiled separate calls are as fast, and Dynamo cannot trace these checks
-        ladder = engine_of(wrapped).ladder
-        together = ladder.in_one_pass or ladder.is_little(tensors((args, kwargs)))
+        dispatcher = engine_of(wrapped).dispatcher
+        together = dispatcher.in_one_pass or dispatcher.is_little(tensors((args, kwargs)))
     losses = losses_of_models(wrapped, branched, criterion, args, kwargs, y, together)
     total = losses.mean() if losses.dim() else losses
     record = wrapped._workbench

@@ -115,12 +115,12 @@ class WrappedKeras(KerasFiles, KerasTraining):
             if self._workbench_torch is not None or not is_built(self._workbench_plain):
                 return symbolic
             self._make()
-        was_told = self.__dict__.get("_workbench_told")
-        self.__dict__["_workbench_told"] = True
+        was_warned = self.__dict__.get("_workbench_warned")
+        self.__dict__["_workbench_warned"] = True
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.__dict__["_workbench_told"] = was_told
+            self.__dict__["_workbench_warned"] = was_warned
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         return self._workbench_plain.compute_output_spec(*args, **kwargs)
@@ -183,8 +183,8 @@ class WrappedKeras(KerasFiles, KerasTraining):
 
     def _graph_end(self, name: str) -> Any:
         """Return inputs of the graph of layers; warn once, since models built from it have the weights of the given model."""
-        if not self.__dict__.get("_workbench_told") and any(hasattr(v, "_workbench_slot") for v in self.weights):
-            self.__dict__["_workbench_told"] = True
+        if not self.__dict__.get("_workbench_warned") and any(hasattr(v, "_workbench_slot") for v in self.weights):
+            self.__dict__["_workbench_warned"] = True
             warnings.warn(
                 f"{name} and the outputs of layers belong to the given model, whose weights are not those of the voters: to build models from "
                 f"single layers, use those of a voter, model.voters()[0].{name}",

@@ -197,8 +197,8 @@ class KerasModule(nn.Module):
             "masks of the output": any(mask is not None for mask in masks),
         }
         calls.notes.update(extra for extra, is_present in dropped.items() if is_present)
-        if calls.notes and self.training and torch.is_grad_enabled() and not calls.told:
-            calls.told = True
+        if calls.notes and self.training and torch.is_grad_enabled() and not calls.warned:
+            calls.warned = True
             warnings.warn(
                 f"this Keras model has {' and '.join(sorted(calls.notes))}, which only its own fit and train_on_batch include in the loss",
                 WorkbenchWarning,
@@ -273,7 +273,7 @@ class _Calls:
         self.run, self.is_function, self.places, self.states = run, is_function, places, states
         self.notes: set[str] = set()
         self.owner: Any = None
-        self.told = False  # whether a warning about dropped extras was issued
+        self.warned = False  # whether a warning about dropped extras was issued
         self.output_types: dict[bool, type | None] = {}  # training mode -> type of the output if calls have extras
 
 

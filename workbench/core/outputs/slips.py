@@ -61,7 +61,7 @@ _OPTIONS = {Logits(): '"logits"', Binary(): '"binary"', Binary(logits=False): "B
 
 def _should_check(wrapped: Any, key: str, leaf: Tensor, depth: int) -> bool:
     """Return whether to check the values of a leaf: once per key, and only on the CPU, since elsewhere it would synchronize."""
-    warned = wrapped._workbench.told
+    warned = wrapped._workbench.warned
     # the check must not become part of a traced program
     if key in warned or leaf.device.type != "cpu" or values_unavailable() or torch.jit.is_tracing():
         return False
@@ -154,9 +154,9 @@ def listening(wrapped: Any, criterion: Any, y: Any) -> Any:
     ):
         return criterion
     name = getattr(criterion, "__qualname__", type(criterion).__qualname__)
-    if f"heard {name}" in record.told or all(method.own_pass for method in record.methods):
+    if f"heard {name}" in record.warned or all(method.own_pass for method in record.methods):
         return criterion
-    record.told.add(f"heard {name}")
+    record.warned.add(f"heard {name}")
 
     def instrumented(prediction: Any, target: Any) -> Any:
         with _CallRecorder(prediction, target) as recorder:

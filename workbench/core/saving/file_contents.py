@@ -135,8 +135,8 @@ def _check_text(path: Path, text: Any, tensors: dict[str, Tensor]) -> None:
     )
     require(isinstance(text.get("entries", {}), dict), "entries", text.get("entries"))
     versions = text.get("versions", {})
-    told = isinstance(versions, dict) and all(isinstance(entry, dict) for entry in versions.values())
-    require(told, "versions", versions)
+    well_formed = isinstance(versions, dict) and all(isinstance(entry, dict) for entry in versions.values())
+    require(well_formed, "versions", versions)
     options = {described.name: described for described in settings_of(Wrapper)}
     for part in parts.values():
         methods, rows = part.get("methods"), part.get("rows")

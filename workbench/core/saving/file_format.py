@@ -74,8 +74,8 @@ def versions_of(wrapped: Any) -> dict[str, Any]:
 
     Layers such as those of the former `torch.nn.utils.spectral_norm` take a state that says nothing for one of an older layout.
     """
-    told = getattr(wrapped.state_dict(), "_metadata", {})
-    return {path: entry for path, entry in told.items() if entry != DEFAULT and _is_json(entry)}
+    metadata = getattr(wrapped.state_dict(), "_metadata", {})
+    return {path: entry for path, entry in metadata.items() if entry != DEFAULT and _is_json(entry)}
 
 
 def _is_json(entry: Any) -> bool:

@@ -44,8 +44,8 @@ def around_of(outer: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Tensor]
     named: dict[str, Tensor] = {}
     for level, module in enumerate(outer):
         arguments, functions = module.arguments()
-        told = {} if module.fitted_on is None else {"data": module.fitted_on}
-        described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions, **told})
+        fitted_on = {} if module.fitted_on is None else {"data": module.fitted_on}
+        described.append({"class": type(module).__name__, "arguments": arguments, "functions": functions, **fitted_on})
         state = module.state_dict().items()
         tensors = {name: value for name, value in state if isinstance(value, Tensor) and not name.startswith(INNER)}
         named |= {INNER * level + name: value.clone() for name, value in tensors.items()}

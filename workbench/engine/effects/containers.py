@@ -21,25 +21,27 @@ class Containers:
 
     Args:
         args, kwargs: the inputs; sealed parts count as leaves.
-        opened: the same inputs without seals, as the model receives them.
+        unsealed: the same inputs without seals, as the model receives them.
     """
 
-    def __init__(self, args: tuple, kwargs: dict[str, Any], opened: tuple[tuple, dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, args: tuple, kwargs: dict[str, Any], unsealed: tuple[tuple, dict[str, Any]] | None = None
+    ) -> None:
         self.leaves: list[Any] = []
         self._nodes: list[Any] = []
-        unsealed = (args, kwargs) if opened is None else opened
-        for value, other in zip((*args, *kwargs.values()), (*unsealed[0], *unsealed[1].values()), strict=True):
+        plain_args, plain_kwargs = (args, kwargs) if unsealed is None else unsealed
+        for value, other in zip((*args, *kwargs.values()), (*plain_args, *plain_kwargs.values()), strict=True):
             self._walk(value, other)
         self._snapshot = [_contents_of(node) for node in self._nodes]
 
-    def _walk(self, node: Any, opened: Any) -> None:
+    def _walk(self, node: Any, unsealed: Any) -> None:
         values = None if isinstance(node, Sealed) else values_of(node)
         if values is None:
-            self.leaves.append(opened)
+            self.leaves.append(unsealed)
             return
-        if is_mutable(opened):
-            self._nodes.append(opened)
-        for value, other in zip(values, values_of(opened) or (), strict=True):
+        if is_mutable(unsealed):
+            self._nodes.append(unsealed)
+        for value, other in zip(values, values_of(unsealed) or (), strict=True):
             self._walk(value, other)
 
     def __bool__(self) -> bool:

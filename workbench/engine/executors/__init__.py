@@ -5,6 +5,6 @@
 - `loop`: one pass per branch, for every model.
 - `traced`: inside `torch.compile`; `graph_break` leaves its graph.
 
-An executor is a function of a `Request` that returns one result per branch, or raises if it cannot give the right result. It is added to the
-ladder by a row in `ladder.RUNGS`.
+An executor is a function of a `Request` that returns one result per branch, or raises if it cannot give the right result. It is added by
+a row in `dispatch.EXECUTORS`.
 """

@@ -22,7 +22,7 @@ from ..effects.reseeding import SeedWatch
 from ..plan import Axis, Plan, concatenate
 from ..request import Request
 from ..results import StackedResults
-from ..state import Sealed, open_sealed, stack
+from ..state import Sealed, expose_sealed, stack
 from ..surroundings import is_exporting, leave_transforms
 from ..tree import flatten, versions
 from .autocast import AutocastUnderVmap
@@ -215,7 +215,7 @@ class _Pass:
             clone.install(clone.values(plan, plan.fixed))  # so that installed tensors do not count as kept by the model
         self.shared = {slot: buffer for slot, buffer in result.buffers.items() if not is_batched(buffer)}
         buffers = {slot: buffer for slot, buffer in result.buffers.items() if slot not in self.shared}
-        return shape.take(open_sealed(result.output) if plan.state else result.output), buffers, result.taps
+        return shape.take(expose_sealed(result.output) if plan.state else result.output), buffers, result.taps
 
 
 class _OutputShape:

@@ -75,7 +75,7 @@ class Job:
         self.fraction, self.text, self.data = float(fraction), text, data
         if self.due:
             self._reported = time.perf_counter()
-            self._tell()
+            self._notify()
         else:
             self._unreported = True
 
@@ -118,7 +118,7 @@ class Job:
         status = "failed"
         try:
             try:
-                self._tell()
+                self._notify()
                 with _threads_of(threads):
                     self.result = self._function(self, *self._args)
                 status = "stopped" if self.cancelled else "done"
@@ -128,7 +128,7 @@ class Job:
             except BaseException as error:
                 self.error, self.traceback = error, traceback.format_exc()
             if self._unreported:
-                self._tell()
+                self._notify()
         finally:  # also at a second Ctrl-C, after which the job would otherwise seem to run for ever
             self._finish(status)
 
@@ -139,11 +139,11 @@ class Job:
         self._end = time.perf_counter()
         self.status = status
         try:
-            self._tell()
+            self._notify()
         finally:
             self._ended.set()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._unreported = False
         if self._on_change is None:
             return

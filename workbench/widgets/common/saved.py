@@ -39,7 +39,7 @@ class SavedOutput:
         inside = _in_ipython()
         page = self.page() if inside else ""  # drawing may warn, which must not come between the two
         if widget is not None:
-            bundle = opened(widget)._repr_mimebundle_()
+            bundle = reopen(widget)._repr_mimebundle_()
             data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
             require("IPython.display").display({**data, "text/plain": words}, metadata=metadata, raw=True)
         if inside:
@@ -63,14 +63,14 @@ class SavedOutput:
         require("IPython.display").display(data, raw=True, display_id=self._id, update=update)
 
 
-def opened(widget: Any) -> Any:
+def reopen(widget: Any) -> Any:
     """Return a widget after opening it and all within it again, where it was closed, as by `ipywidgets.Widget.close_all()`."""
     kind = require("ipywidgets").Widget
     for name in widget.keys:
         values = getattr(widget, name)
         for value in values if isinstance(values, list | tuple) else [values]:
             if isinstance(value, kind):
-                opened(value)
+                reopen(value)
     if widget.comm is None:
         widget.open()
         del widget._repr_mimebundle_  # closing sets it to None
@@ -81,4 +81,4 @@ def _in_ipython() -> bool:
     return require("IPython").get_ipython() is not None
 
 
-__all__ = ["SavedOutput", "opened"]
+__all__ = ["SavedOutput", "reopen"]

@@ -19,14 +19,14 @@ from workbench.data import Data
 from ..common.inputs import Model
 from ..common.jobs import Jobs
 from ..common.positions import comparable_data
-from ..common.saved import opened
+from ..common.saved import reopen
 from . import export as _export
 from .board import Board
 from .buttons import Buttons
 from .choice import Choice, Chosen
 from .chooser import Chooser
 from .controls import Controls
-from .findings import Entered, Findings
+from .findings import Findings, Settings
 from .matrix import matrix_page
 from .offers import variables_from
 from .outcome import Outcome
@@ -138,7 +138,7 @@ class Comparison(Outcome):
         splits = Splits(data, made.data)
         splits.prepare(request.splits)
         names = [candidate.name for candidate, _, _ in made.rows]
-        findings = Findings(splits, names, self._entered, made.model)
+        findings = Findings(splits, names, self._settings, made.model)
         session = Session(request.session, made.data, str(made.model))
         threads = threads_for(made.plain, made.data)
         trainer = Trainer(made.model, findings, session, made.output, threads, lambda: self._board)
@@ -265,9 +265,9 @@ class Comparison(Outcome):
         """
         if self.running:
             raise RuntimeError("this comparison is training already: stop() it, or wait() for it")
-        entered = self._entered()
-        check_training(entered.training)
-        if not self._trainer.begin(entered, again, block):
+        settings = self._settings()
+        check_training(settings.training)
+        if not self._trainer.begin(settings, again, block):
             self._refresh()
             self._set_status(
                 "All ticked models are already trained with these settings. Tick another one, or change a setting."
@@ -379,7 +379,7 @@ class Comparison(Outcome):
                 for name in list(self.controls.rows):
                     self._board.show_panel(name)
         self._saved.display()
-        bundle = opened(root)._repr_mimebundle_(**kwargs)
+        bundle = reopen(root)._repr_mimebundle_(**kwargs)
         if isinstance(bundle, dict):  # for viewers without widgets
             bundle["text/plain"] = self._in_words()
         return bundle
@@ -403,23 +403,23 @@ class Comparison(Outcome):
             self._board.controls.set_status(text)
 
     def _exported(self) -> _export.Exported:
-        entered, made = self._entered(), self._prepared
-        wrapped = [candidate for candidate in entered.ticked if candidate.parts]
-        repeats = (entered.seeds, entered.splits)
+        settings, made = self._settings(), self._prepared
+        wrapped = [candidate for candidate in settings.ticked if candidate.parts]
+        repeats = (settings.seeds, settings.splits)
         return _export.Exported(
-            made.model, made.source, made.data, self._request.split, wrapped, entered.training, made.output, repeats
+            made.model, made.source, made.data, self._request.split, wrapped, settings.training, made.output, repeats
         )
 
     # ---- training
-    def _entered(self) -> Entered:
+    def _settings(self) -> Settings:
         """Return the current settings."""
         request = self._request
         if self._board is None:
             ticked = [candidate for candidate, ticked, _ in self._prepared.rows if ticked]
-            return Entered(ticked, request.training, request.seeds, request.splits)
+            return Settings(ticked, request.training, request.seeds, request.splits)
         c = self._board.controls
         ticked = [row.candidate() for row in c.rows.values() if row.tick.value]
-        return Entered(ticked, c.training(request.training), c.seeds.value, c.splits.value)
+        return Settings(ticked, c.training(request.training), c.seeds.value, c.splits.value)
 
 
 __all__ = ["Comparison"]

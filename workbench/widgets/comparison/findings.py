@@ -32,7 +32,7 @@ REPEATED = "trained again since, with the same settings"
 
 
 @dataclass(frozen=True)
-class Entered:
+class Settings:
     """Current settings: ticked candidates, training, and the number of seeds and splits each is trained on."""
 
     ticked: list[Candidate]
@@ -45,7 +45,7 @@ class Entered:
         seed = self.training.seed
         return [(first_split + i, seed + j) for i in range(self.splits) for j in range(self.seeds)]
 
-    def same(self, other: Entered) -> bool:
+    def same(self, other: Settings) -> bool:
         """Return whether other settings ask for the same trainings."""
         numbers = (self.training, self.seeds, self.splits) == (other.training, other.seeds, other.splits)
         return numbers and len(self.ticked) == len(other.ticked) and all(map(Candidate.same, self.ticked, other.ticked))
@@ -58,7 +58,7 @@ class Findings:
     Args:
         splits: data set, split by split.
         names: names of the candidates, in display order.
-        entered: returns the current settings.
+        settings: returns the current settings.
         model: model to wrap.
         batch: jobs of the current or last training, by name.
         runs: all runs, in order.
@@ -72,13 +72,13 @@ class Findings:
 
     splits: Splits
     names: list[str]
-    entered: Callable[[], Entered]
+    settings: Callable[[], Settings]
     model: Model
     batch: dict[str, Job] = field(default_factory=dict)
     runs: list[Trained] = field(default_factory=list)
     deleted: list[list[Trained]] = field(default_factory=list)
     failed: dict[str, tuple[BaseException, str]] = field(default_factory=dict)
-    batch_of: Entered | None = None
+    batch_of: Settings | None = None
     before: frozenset[str] = frozenset()
     origins: dict[Place, str] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
@@ -102,7 +102,7 @@ class Findings:
     @property
     def places(self) -> list[Place]:
         """The places, split and seed, on which the current settings train each candidate."""
-        return self.entered().places(self.data.split)
+        return self.settings().places(self.data.split)
 
     def job_name(self, name: str, place: Place) -> str:
         """Return the name of the job that trains a candidate at a place."""
@@ -115,13 +115,13 @@ class Findings:
 
     def reasons(self) -> dict[str, str]:
         """Return by run id why a run is not current; "" if it is."""
-        entered, places = self.entered(), self.places
-        now = {candidate.name: candidate for candidate in entered.ticked}
+        settings, places = self.settings(), self.places
+        now = {candidate.name: candidate for candidate in settings.ticked}
         splits, seeds = {split for split, _ in places}, {seed for _, seed in places}
         reasons: dict[str, str] = {}
         for run in list(self.runs):
             seed = run.training.seed
-            training = replace(entered.training, seed=seed) if seed in seeds else entered.training
+            training = replace(settings.training, seed=seed) if seed in seeds else settings.training
             why = run.differences(now.get(run.name), training, self.origin(run.split, training.seed), self.versions)
             elsewhere = "" if run.split in splits else f"split {run.split}, not {self.data.split}"
             reasons[run.id] = "; ".join(filter(None, (why, elsewhere)))
@@ -191,7 +191,7 @@ class Findings:
     @property
     def unchanged(self) -> bool:
         """Whether the settings are those with which the batch began."""
-        return self.batch_of is not None and self.batch_of.same(self.entered())
+        return self.batch_of is not None and self.batch_of.same(self.settings())
 
     @functools.cached_property
     def view(self) -> PanelData:

@@ -12,7 +12,7 @@ from workbench.data import Split
 from ..common.inputs import Model
 from ..common.jobs import Job, Jobs
 from .board import Board
-from .findings import Entered, Findings
+from .findings import Findings, Settings
 from .repeats import Place
 from .session import Session
 from .settings import Candidate
@@ -50,34 +50,34 @@ class Trainer:
         self._versions = findings.versions = versions_of(findings.data)
         findings.runs = session.read(self._versions)
 
-    def begin(self, entered: Entered, again: bool, block: bool) -> bool:
+    def begin(self, settings: Settings, again: bool, block: bool) -> bool:
         """Queue the trainings that are missing for the ticked candidates; return whether there are any.
 
         Args:
-            entered: current settings.
+            settings: current settings.
             again: also repeat trainings that exist.
             block: train in this thread, and raise the error of the first training that failed after all others are done.
         """
-        findings, places = self._findings, entered.places(self._findings.data.split)
-        for candidate in entered.ticked:
+        findings, places = self._findings, settings.places(self._findings.data.split)
+        for candidate in settings.ticked:
             candidate.build(self._output)  # raises for invalid settings before anything trains
-        findings.splits.prepare(entered.splits)
+        findings.splits.prepare(settings.splits)
         self._note_model_and_data(places)
         current = findings.current_runs()
         complete = {(name, place) for name, at in current.items() for place, run in at.items() if not run.status}
         missing = [
             (candidate, place)
             for place in places  # all models on one place, then on the next, so that results are comparable after Stop
-            for candidate in entered.ticked
+            for candidate in settings.ticked
             if again or (candidate.name, place) not in complete
         ]
-        findings.batch_of, findings.batch, findings.before = entered, {}, frozenset(run.id for run in findings.runs)
+        findings.batch_of, findings.batch, findings.before = settings, {}, frozenset(run.id for run in findings.runs)
         for candidate, _ in missing:
             findings.forget_failures(candidate.name)
         failed: Exception | None = None
         for candidate, place in missing:
             try:
-                job = self._submit(candidate, place, entered, block)
+                job = self._submit(candidate, place, settings, block)
             except Exception as error:
                 if findings.job_name(candidate.name, place) not in findings.batch:
                     raise  # it was not even started
@@ -118,13 +118,13 @@ class Trainer:
     def _cut(self, split: int, seed: int) -> tuple[Split, Split]:
         return self._findings.splits[split].validation(VALIDATION, seed)
 
-    def _submit(self, candidate: Candidate, place: Place, entered: Entered, block: bool) -> Job:
+    def _submit(self, candidate: Candidate, place: Place, settings: Settings, block: bool) -> Job:
         board, findings, versions = self._board(), self._findings, self._findings.versions
         split, seed = place
         first = place == findings.places[0]
         live = partial(board.live, candidate.name) if board and board.displayed and first and not block else None
         training, data, parts = (
-            replace(entered.training, seed=seed),
+            replace(settings.training, seed=seed),
             findings.splits[split],
             partial(self._parts, split),
         )

@@ -1,6 +1,6 @@
-"""The ladder: choose the executor that runs a call.
+"""Dispatch: choose the executor that runs a call.
 
-Its rungs are ordered from fast to universal. Each either gives the right result or refuses, and the choice is kept for calls of the same kind.
+Executors are ordered from fast to universal. Each either gives the right result or refuses, and the choice is kept for calls of the same kind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..introspect.source_lines import first_sentence, users_line
+from .attempts import Executor, SpoiledInputsError, attempt, seconds
 from .clones import Clones
 from .executors import loop, replay, vmap
 from .executors.branched_tensors import heads_on_trunks
@@ -24,20 +25,19 @@ from .plan import Axis, Plan, Shared, Stacked, differ_in_length
 from .rank_one import LAYERS, SMALL
 from .request import Request
 from .results import Result
-from .rung import Rung, SpoiledInputsError, attempt, seconds
 from .surroundings import interruption
 
 log = logging.getLogger("workbench")
 
 
 # A new executor is one more row. If several can run a call, they are tried in this order.
-RUNGS: dict[str, Rung] = {
-    "vmap": Rung(vmap.run, obstacle_to_vmap, at_once=True, needs_rules=True),
-    "rescue": Rung(vmap.rescued, obstacle_to_vmap, at_once=True),
-    "replay": Rung(replay.run, obstacle_to_replay, trunk_only=True),
-    "loop": Rung(loop.run),  # last, since it runs everything
+EXECUTORS: dict[str, Executor] = {
+    "vmap": Executor(vmap.run, obstacle_to_vmap, at_once=True, needs_rules=True),
+    "rescue": Executor(vmap.rescued, obstacle_to_vmap, at_once=True),
+    "replay": Executor(replay.run, obstacle_to_replay, trunk_only=True),
+    "loop": Executor(loop.run),  # last, since it runs everything
 }
-STRATEGIES = ("auto", *RUNGS, "tune")
+STRATEGIES = ("auto", *EXECUTORS, "tune")
 _SMALL_PASS = 2**23  # multiplications per pass below which Python's overhead takes longer than the computation
 _CACHED = 2**17  # activations of a layer, of all branches that run at once, up to which a CPU keeps them in its cache
 # multiplications of a branch up to which convolutions on a GPU run for all branches at once: in full precision, and on tensor cores, where the
@@ -51,7 +51,7 @@ _NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Trans
 
 
 class CallKind(NamedTuple):
-    """Key of the calls that share a decision about their rung."""
+    """Key of the calls that share a decision about their executor."""
 
     strategy: str
     training: bool
@@ -67,24 +67,24 @@ class CallKind(NamedTuple):
 
 
 @dataclass
-class RungDecision:
+class Decision:
     """Decision about how calls of one kind run.
 
     Args:
-        rung: name of the executor.
+        executor: name of the executor.
         reason: why it was chosen.
-        below: rungs to try if it refuses.
+        fallbacks: executors to try if it refuses.
         branches: number of branches.
         shared: whether the branches share a trunk.
-        refused: rungs that have refused, with their error messages.
+        refused: executors that have refused, with their error messages.
         chunk: number of branches of the outermost axis that run at once, None: as set by the wrapper.
         short_of_memory: whether memory was too small for more.
         by_model: whether all heads of one model run at once, then those of the next model.
     """
 
-    rung: str
+    executor: str
     reason: str
-    below: tuple[str, ...]
+    fallbacks: tuple[str, ...]
     branches: int
     shared: bool
     refused: dict[str, str] = field(default_factory=dict)
@@ -93,8 +93,8 @@ class RungDecision:
     by_model: bool = False
 
 
-class Ladder:
-    """Runs the calls of one wrapped object, each on the rung for its kind.
+class Dispatcher:
+    """Runs the calls of one wrapped object, each by the executor for its kind.
 
     Args:
         clones: clones of the wrapped object.
@@ -102,12 +102,12 @@ class Ladder:
 
     def __init__(self, clones: Clones) -> None:
         self.clones, self.root = clones, clones.root
-        self.decisions: dict[CallKind, RungDecision] = {}
+        self.decisions: dict[CallKind, Decision] = {}
         self.kind: CallKind  # kind of the last call
         self.in_one_pass = False  # whether all branches of the last call ran in one pass
 
     def run(self, request: Request, strategy: str) -> Sequence[Result]:
-        """Run a request on the rung for its kind of call. If a rung refuses, its side effects are undone and the next rung is tried."""
+        """Run a request by the executor for its kind of call. If it refuses, its side effects are undone and the next one is tried."""
         plan = request.plan
         kind = self.kind = self._kind_of(request, strategy)
         if kind.autocast:
@@ -117,15 +117,15 @@ class Ladder:
         first = cached is None
         refusal: Exception
         handled = sys.exc_info()[1]
-        while decision.rung != "loop":
+        while decision.executor != "loop":
             try:
                 if first or decision.chunk is not None:
                     chunked = plan if decision.chunk is None else replace(plan, chunk=decision.chunk)
-                    results = attempt(RUNGS[decision.rung], replace(request, plan=chunked, first=first))
+                    results = attempt(EXECUTORS[decision.executor], replace(request, plan=chunked, first=first))
                 else:
-                    results = attempt(RUNGS[decision.rung], request)
+                    results = attempt(EXECUTORS[decision.executor], request)
                 self._store(kind, decision)
-                self.in_one_pass = RUNGS[decision.rung].at_once and (decision.chunk or plan.chunk) is None
+                self.in_one_pass = EXECUTORS[decision.executor].at_once and (decision.chunk or plan.chunk) is None
                 return results
             except SpoiledInputsError as spoiled:
                 raise spoiled.error from None
@@ -139,12 +139,12 @@ class Ladder:
                 if (interrupt := interruption(error, handled)) is not None:
                     raise interrupt from None  # the error is only a consequence of the interrupt
                 refusal, where = error, _describe_error(error)
-            if not decision.below:
+            if not decision.fallbacks:
                 self.decisions.pop(kind, None)
                 if not isinstance(refusal, torch.OutOfMemoryError) and (cause := _error_of_loop(request)) is not None:
                     raise cause
                 raise _strategy_error(self.root, plan, strategy, refusal, where) from refusal
-            decision = _next_rung(decision, where)
+            decision = _next_decision(decision, where)
             first = True
         results = loop.run(request)
         self._store(kind, decision)
@@ -206,12 +206,12 @@ class Ladder:
         exact = dtype is torch.float64 or (dtype is torch.float32 and not torch.backends.cudnn.allow_tf32)
         return multiplications > (_EXACT_CONVOLUTIONS if exact and not autocast else _LOW_CONVOLUTIONS)
 
-    def _store(self, kind: CallKind, decision: RungDecision) -> None:
+    def _store(self, kind: CallKind, decision: Decision) -> None:
         """Store a decision and log its refusals once.
 
-        They are not logged earlier, since an error that the last rung raises as well is a mistake in the model or the call.
+        They are not logged earlier, since an error that the last executor raises as well is a mistake in the model or the call.
         """
-        if decision.short_of_memory and decision.rung != "loop" and self.decisions.get(kind) is not decision:
+        if decision.short_of_memory and decision.executor != "loop" and self.decisions.get(kind) is not decision:
             log.warning(
                 "%s: memory was too small for all %d branches in one pass, so %d run at once. chunk=%d silences this",
                 self.root._get_name(),
@@ -225,79 +225,83 @@ class Ladder:
                 self.root._get_name(),
                 decision.reason,
                 decision.branches,
-                decision.rung,
-                decision.rung,
+                decision.executor,
+                decision.executor,
             )
         self.decisions[kind] = decision
 
-    # ---- choice of the rung
-    def _decide(self, request: Request, kind: CallKind) -> RungDecision:
+    # ---- choice of the executor
+    def _decide(self, request: Request, kind: CallKind) -> Decision:
         plan = request.plan
-        rungs, reason = self._candidates(plan, kind)
-        if kind.strategy in RUNGS and plan.size > 1:
+        executors, reason = self._candidates(plan, kind)
+        if kind.strategy in EXECUTORS and plan.size > 1:
             obstacle = _obstacle(self.root, plan, kind.strategy)
             if obstacle and not plan.dealt:
                 raise _strategy_error(self.root, plan, kind.strategy, None, obstacle)
-            if not obstacle:  # with dealt rows, for which the user did not ask, the rungs of "auto" are tried instead
-                rungs = (kind.strategy, "loop") if plan.dealt and kind.strategy != "loop" else (kind.strategy,)
+            # with dealt rows, which the user did not request, those of "auto" are tried instead
+            if not obstacle:
+                executors = (kind.strategy, "loop") if plan.dealt and kind.strategy != "loop" else (kind.strategy,)
                 reason = f'strategy="{kind.strategy}"'
-        decision = RungDecision(rungs[0], reason, rungs[1:], plan.size, plan.shares_trunk)
-        if rungs[0] != "loop" and reason == HEADS:
+        decision = Decision(executors[0], reason, executors[1:], plan.size, plan.shares_trunk)
+        if executors[0] != "loop" and reason == HEADS:
             decision = replace(decision, chunk=1, by_model=True)
-        elif rungs[0] != "loop" and reason == LITTLE and kind.parts > 1:
+        elif executors[0] != "loop" and reason == LITTLE and kind.parts > 1:
             decision = replace(decision, chunk=math.ceil(plan.axes[0].size / kind.parts))
         if kind.strategy == "tune" and plan.size > 1:
             return self._tune(request, decision)
         return decision
 
     def _candidates(self, plan: Plan, kind: CallKind) -> tuple[tuple[str, ...], str]:
-        """Return the rungs to try, in order, and the reason for the first one."""
-        possible = _possible_rungs(self.root, plan)
+        """Return the executors to try, in order, and the reason for the first one."""
+        possible = _possible_executors(self.root, plan)
         if possible == ("loop",):
-            return possible, _obstacle(self.root, plan, next(iter(RUNGS)))
+            return possible, _obstacle(self.root, plan, next(iter(EXECUTORS)))
         misses_rule = _misses_batching_rule(self.root, plan)
-        rungs = tuple(
+        executors = tuple(
             name
             for name in possible
-            if not (RUNGS[name].trunk_only and not plan.shares_trunk) and not (RUNGS[name].needs_rules and misses_rule)
+            if not (EXECUTORS[name].trunk_only and not plan.shares_trunk)
+            and not (EXECUTORS[name].needs_rules and misses_rule)
         )
         if plan.shares_trunk:
             reason = "the branches share a trunk, which is computed once"
             if plan.chunk is not None and plan.chunk < plan.axes[0].size and not (kind.training or kind.gradients):
                 # "vmap" would compute the trunk once per chunk
-                rungs = tuple(sorted(rungs, key=lambda name: name != "replay"))
-                return rungs, f"{reason}, also with chunk={plan.chunk}"
-            return rungs, reason
+                executors = tuple(sorted(executors, key=lambda name: name != "replay"))
+                return executors, f"{reason}, also with chunk={plan.chunk}"
+            return executors, reason
         if kind.device != "cpu" and kind.rows:
             return ("loop",), "separate convolutions of this size are faster than grouped ones"
         if kind.device != "cpu":
-            return rungs, "one launch for all branches"
+            return executors, "one launch for all branches"
         if not kind.rows:
-            return rungs, LITTLE
+            return executors, LITTLE
         if kind.dealt and _n_models(plan) >= 4 and _all_factored(self.clones, plan):
-            return rungs, "few rows for each branch, and all read the same weights"
+            return executors, "few rows for each branch, and all read the same weights"
         if heads_on_trunks(plan) and len(possible) > 1:
             misses_rule = _misses_batching_rule(self.root, plan, plan.axes[1].name)
             return tuple(name for name in ("vmap", "rescue", "loop") if not (name == "vmap" and misses_rule)), HEADS
         return ("loop",), "on the CPU a pass for each branch is as fast as all at once"
 
-    def _tune(self, request: Request, decision: RungDecision) -> RungDecision:
-        """Time every rung that can run the plan on copies of these inputs, backward pass included, and choose the fastest."""
+    def _tune(self, request: Request, decision: Decision) -> Decision:
+        """Time every executor that can run the plan on copies of these inputs, backward pass included, and choose the fastest."""
         times: dict[str, float] = {}
         refused: dict[str, str] = {}
-        for name in _possible_rungs(self.root, request.plan):
+        for name in _possible_executors(self.root, request.plan):
             if name == "rescue" and "vmap" in times:
                 continue  # it does the same work as vmap and more
             try:
-                times[name] = min(seconds(RUNGS[name], replace(request, first=k == 0, receiver=None)) for k in range(3))
+                times[name] = min(
+                    seconds(EXECUTORS[name], replace(request, first=k == 0, receiver=None)) for k in range(3)
+                )
             except Exception as error:
                 if name == "loop":
                     raise
                 refused[name] = _describe_error(error)
         best = min(times, key=lambda name: times[name])
         reason = "measured " + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
-        below = tuple(name for name in ("loop",) if name != best)
-        return RungDecision(best, reason, below, decision.branches, decision.shared, refused)
+        fallbacks = tuple(name for name in ("loop",) if name != best)
+        return Decision(best, reason, fallbacks, decision.branches, decision.shared, refused)
 
 
 def _n_rows(leaves: list[Tensor]) -> int:
@@ -324,32 +328,32 @@ def _takes_three_at_once(request: Request) -> bool:
     )
 
 
-def _next_rung(decision: RungDecision, where: str) -> RungDecision:
-    rung, *below = decision.below
+def _next_decision(decision: Decision, where: str) -> Decision:
+    executor, *fallbacks = decision.fallbacks
     return replace(
         decision,
-        rung=rung,
-        reason=f"{decision.rung} refused the model ({where})",
-        below=tuple(below),
-        refused={**decision.refused, decision.rung: where},
+        executor=executor,
+        reason=f"{decision.executor} refused the model ({where})",
+        fallbacks=tuple(fallbacks),
+        refused={**decision.refused, decision.executor: where},
     )
 
 
-def _smaller_chunk(plan: Plan, decision: RungDecision) -> int | None:
+def _smaller_chunk(plan: Plan, decision: Decision) -> int | None:
     """Return a smaller number of branches to run at once after running out of memory, or None if there is none."""
-    if not RUNGS[decision.rung].at_once or plan.axes[0].randomness == "same":
+    if not EXECUTORS[decision.executor].at_once or plan.axes[0].randomness == "same":
         return None
     present = min(decision.chunk or plan.chunk or plan.axes[0].size, plan.axes[0].size)
     return present // 2 or None
 
 
-def _possible_rungs(root: nn.Module, plan: Plan) -> tuple[str, ...]:
-    """Return the rungs that may be able to run the plan."""
-    return tuple(name for name in RUNGS if not _obstacle(root, plan, name))
+def _possible_executors(root: nn.Module, plan: Plan) -> tuple[str, ...]:
+    """Return the executors that may be able to run the plan."""
+    return tuple(name for name in EXECUTORS if not _obstacle(root, plan, name))
 
 
 def _obstacle(root: nn.Module, plan: Plan, name: str) -> str:
-    """Return the reason why a rung cannot run the plan, "" if none is known."""
+    """Return the reason why an executor cannot run the plan, "" if none is known."""
     if name == "loop":
         return ""
     if plan.size == 1:
@@ -358,7 +362,7 @@ def _obstacle(root: nn.Module, plan: Plan, name: str) -> str:
         return plan.loop_only
     if differ_in_length(plan.rows):
         return "each row is answered by one branch, and some branches have more rows than others"
-    return RUNGS[name].obstacle(root, plan)
+    return EXECUTORS[name].obstacle(root, plan)
 
 
 def _misses_batching_rule(root: nn.Module, plan: Plan, axis: str = "") -> bool:
@@ -396,7 +400,7 @@ def _error_of_loop(request: Request) -> Exception | None:
         raise _RanError
 
     try:
-        attempt(Rung(run_and_forget), replace(request, first=True))
+        attempt(Executor(run_and_forget), replace(request, first=True))
     except _RanError:
         return None
     except Exception as error:

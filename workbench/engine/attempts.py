@@ -1,4 +1,4 @@
-"""Rungs of the ladder: an executor, what it can run, and one attempt to run it that leaves no trace if it refuses."""
+"""Attempts to run an executor, which leave no trace if it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .effects.inputs import are_plain, is_object
 from .effects.random import were_drawn
 from .executors import loop
 from .plan import Plan
-from .request import Executor, Request
+from .request import Request
 from .results import Result
 from .state import BranchedState, unseal
 from .tree import flatten, tensors, versions
@@ -25,18 +25,18 @@ def _no_obstacle(root: nn.Module, plan: Plan) -> str:
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One row in the ladder's table.
+class Executor:
+    """A way to run the branches, and what it can run.
 
     Args:
-        run: the executor.
+        run: function of a request that returns one result per branch, in the order of `plan.indices`, or raises.
         obstacle: function (module, plan) -> reason why the executor cannot run the plan on this module, "" if none is known.
         at_once: whether all branches run in one pass, on the clone of the first branch.
         trunk_only: whether the executor pays off only for branches that share a trunk.
         needs_rules: whether it refuses operations that have no batching rule.
     """
 
-    run: Executor
+    run: Callable[[Request], Sequence[Result]]
     obstacle: Callable[[nn.Module, Plan], str] = _no_obstacle
     at_once: bool = False
     trunk_only: bool = False
@@ -44,26 +44,26 @@ class Rung:
 
 
 class SpoiledInputsError(Exception):
-    """Raised if a rung failed after it had changed the inputs, so that no other rung can be tried."""
+    """Raised if an executor failed after it had changed the inputs, so that no other executor can be tried."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
-def attempt(rung: Rung, request: Request) -> Sequence[Result]:
-    """Run a request on a rung; the first of its kind on copies of the inputs, to detect a model that writes into them.
+def attempt(executor: Executor, request: Request) -> Sequence[Result]:
+    """Run a request by an executor; the first of its kind on copies of the inputs, to detect a model that writes into them.
 
     Inference mode, if it is on, is replaced by no_grad: tensors created in inference mode do not count in-place writes.
 
     Raises:
-        SpoiledInputsError: if the rung failed and the inputs have changed.
-        Exception: any other refusal of the rung; its side effects are undone.
+        SpoiledInputsError: if the executor failed and the inputs have changed.
+        Exception: any other refusal of the executor; its side effects are undone.
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
-            return attempt(rung, request)
+            return attempt(executor, request)
     if not request.first and are_plain(request.flat[0]):
-        return _attempt_again(rung, request)
+        return _attempt_again(executor, request)
     first, clones = request.first, request.clones
     leaves, rebuild = request.flat
     states = [leaf for leaf in leaves if isinstance(leaf, BranchedState)]
@@ -79,13 +79,13 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
         raise RuntimeError(f"a {type(objects[0]).__name__} is among the inputs, which forward may change")
     sources = clones.sources(leaves) if first else None
     before = None if sources is None else sources.all()
-    draws_once = first and rung.at_once and any(a.randomness != "same" and a.size > 1 for a in request.plan.axes)
+    draws_once = first and executor.at_once and any(a.randomness != "same" and a.size > 1 for a in request.plan.axes)
     random_before = sources.outside_vmap() if sources is not None and draws_once else []
     try:
-        results = rung.run(tried)
+        results = executor.run(tried)
         if first and _versions(inputs) != versions_before:
             raise RuntimeError("the model writes into its inputs")
-        if first and request.autocast and rung.at_once:
+        if first and request.autocast and executor.at_once:
             _refuse_other_dtypes(request, results)
         if sources is not None and draws_once and were_drawn(random_before, sources.outside_vmap()):
             raise RuntimeError(
@@ -106,11 +106,11 @@ def attempt(rung: Rung, request: Request) -> Sequence[Result]:
         raise
 
 
-def _attempt_again(rung: Rung, request: Request) -> Sequence[Result]:
+def _attempt_again(executor: Executor, request: Request) -> Sequence[Result]:
     """Do what `attempt` does for plain tensors after the first call of a kind."""
     before = versions(request.flat[0])
     try:
-        return rung.run(request)
+        return executor.run(request)
     except Exception as error:
         request.clones.forget()
         if versions(request.flat[0]) != before:
@@ -155,17 +155,17 @@ def _with_copies(request: Request) -> Request:
     return replace(request, args=args, kwargs=kwargs)
 
 
-def seconds(rung: Rung, request: Request) -> float:
-    """Return the seconds that a rung takes for a request, backward pass included; random generators are restored."""
+def seconds(executor: Executor, request: Request) -> float:
+    """Return the seconds that an executor takes for a request, backward pass included; random generators are restored."""
     clones = request.clones
     leaves = flatten((request.args, request.kwargs))[0]
     sources = clones.sources(leaves)
     before = sources.all()
     start = _now(leaves)
     try:
-        copies = rung.run is loop.run or any(isinstance(leaf, BranchedState) for leaf in leaves)
+        copies = executor.run is loop.run or any(isinstance(leaf, BranchedState) for leaf in leaves)
         tried = _with_copies(request) if copies else request
-        results = loop.run(tried) if rung.run is loop.run else attempt(rung, tried)
+        results = loop.run(tried) if executor.run is loop.run else attempt(executor, tried)
         outputs = [leaf for result in results for leaf in tensors(result.output) if leaf.requires_grad]
         parameters = [p for p in clones.root.parameters() if p.requires_grad]
         if outputs and parameters:
