@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .effects.inputs import are_plain, is_object
+from .effects.outside import outside_undone
 from .effects.random import were_drawn
 from .executors import loop
 from .plan import Plan
@@ -138,9 +139,9 @@ def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
     before = sources.all()
     try:
         single_plan = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
-        expected = tensors(
-            unseal(loop.run(replace(_with_copies(request), plan=single_plan, first=False, receiver=None))[0].output)
-        )
+        single = replace(_with_copies(request), plan=single_plan, first=False, receiver=None)
+        with outside_undone(request.clones.root, single.flat[0]) as watch, watch:
+            expected = tensors(unseal(loop.run(single)[0].output))
     finally:
         sources.restore(before)
     for tensor, wanted in zip(tensors(results[0].output), expected, strict=True):

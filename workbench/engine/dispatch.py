@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..introspect.source_lines import first_sentence, users_line
 from .attempts import Executor, SpoiledInputsError, attempt, seconds
 from .clones import Clones
+from .effects.outside import outside_undone
 from .executors import loop, replay, vmap
 from .executors.branched_tensors import heads_on_trunks
 from .obstacles import obstacle_to_replay, obstacle_to_vmap
@@ -287,17 +288,19 @@ class Dispatcher:
         """Time every executor that can run the plan on copies of these inputs, backward pass included, and choose the fastest."""
         times: dict[str, float] = {}
         refused: dict[str, str] = {}
-        for name in _possible_executors(self.root, request.plan):
-            if name == "rescue" and "vmap" in times:
-                continue  # it does the same work as vmap and more
-            try:
-                times[name] = min(
-                    seconds(EXECUTORS[name], replace(request, first=k == 0, receiver=None)) for k in range(3)
-                )
-            except Exception as error:
-                if name == "loop":
-                    raise
-                refused[name] = _describe_error(error)
+        tried = replace(request, receiver=None)
+        with outside_undone(self.root, request.flat[0]) as watch:
+            with watch:  # only in a pass that is not timed
+                seconds(EXECUTORS["loop"], replace(tried, first=True))
+            for name in _possible_executors(self.root, request.plan):
+                if name == "rescue" and "vmap" in times:
+                    continue  # it does the same work as vmap and more
+                try:
+                    times[name] = min(seconds(EXECUTORS[name], replace(tried, first=k == 0)) for k in range(3))
+                except Exception as error:
+                    if name == "loop":
+                        raise
+                    refused[name] = _describe_error(error)
         best = min(times, key=lambda name: times[name])
         reason = "measured " + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
         fallbacks = tuple(name for name in ("loop",) if name != best)
@@ -400,7 +403,8 @@ def _error_of_loop(request: Request) -> Exception | None:
         raise _RanError
 
     try:
-        attempt(Executor(run_and_forget), replace(request, first=True))
+        with outside_undone(request.clones.root, request.flat[0]) as watch, watch:
+            attempt(Executor(run_and_forget), replace(request, first=True))
     except _RanError:
         return None
     except Exception as error:

@@ -14,7 +14,7 @@ from ..errors import UnreachedParametersError
 from .clones import Clones
 from .dependence import DependenceTracker, has_reentrant_checkpoint, passed, reached
 from .effects.branch_values import duplicate
-from .effects.outside import OutsideTensors, OutsideWatch
+from .effects.outside import outside_undone
 from .effects.random import values_unavailable
 from .executors import loop
 from .plan import Bank, Index, Plan, RankOne, Split
@@ -164,14 +164,11 @@ def dry_run(request: Request, mode: AbstractContextManager[Any] | None = None) -
     sources = request.sources()
     states_before = sources.all()
     request.clones.save()
-    outside = OutsideTensors(keep=False)
     try:
         with torch.no_grad():
             inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
             args, kwargs = rebuild(inputs)
-            outside.know(inputs)
-            outside.know_model(dict(request.clones.root.named_modules()))
-            with outside, OutsideWatch(outside), mode or nullcontext():
+            with outside_undone(request.clones.root, inputs) as watch, watch, mode or nullcontext():
                 result = loop.run(replace(request, args=args, kwargs=kwargs))[0]
         return tensors(unseal(result.output))
     finally:

@@ -19,6 +19,7 @@ from .effects.branch_values import duplicate
 from .effects.buffers import commit, merged_buffers
 from .effects.containers import Containers
 from .effects.inputs import InputEffects, are_plain, are_tensors, is_object, own_inputs, refuse_iterators
+from .effects.outside import outside_undone
 from .effects.random import values_unavailable, were_drawn
 from .effects.reseeding import SeededNoiseError
 from .executors import loop, traced
@@ -274,10 +275,9 @@ class Engine:
         states_before = sources.all()
         trackers: list[RowTracker] = []
         try:
-            args, kwargs = rebuild(
-                [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
-            )
-            with self.clones.aside():
+            inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
+            args, kwargs = rebuild(inputs)
+            with self.clones.aside(), outside_undone(self.root, inputs) as watch, watch:
                 results = loop.run(replace(request, args=args, kwargs=kwargs, trackers=trackers, track_all=True))
             return [(tracker, result.output) for tracker, result in zip(trackers, results, strict=True)]
         finally:

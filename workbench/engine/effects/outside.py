@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...introspect.objects import is_atom, tensors_and_generators
@@ -99,6 +100,24 @@ class OutsideWatch(TorchFunctionMode):
         return out
 
 
+@contextmanager
+def outside_undone(root: nn.Module, inputs: Iterable[Any]) -> Iterator[OutsideWatch]:
+    """Undo what extra passes of a model replace outside its modules.
+
+    Args:
+        root: the wrapped module.
+        inputs: leaves of the inputs of the passes.
+
+    Yields:
+        The function mode of at least one of the passes, which shows what the model reads there.
+    """
+    outside = OutsideTensors(keep=False)
+    outside.know(inputs)
+    outside.know_model(dict(root.named_modules()))
+    with outside:
+        yield OutsideWatch(outside)
+
+
 def _put_back(holder: Any, before: Any) -> None:
     if isinstance(holder, list):
         holder[:] = before
@@ -110,4 +129,4 @@ def _put_back(holder: Any, before: Any) -> None:
             (holder if isinstance(holder, dict) else vars(holder))[key] = old
 
 
-__all__ = ["OutsideTensors", "OutsideWatch"]
+__all__ = ["OutsideTensors", "OutsideWatch", "outside_undone"]
