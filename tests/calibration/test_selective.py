@@ -279,7 +279,19 @@ def test_values_have_no_class_of_which_to_be_confident(columns: int) -> None:
     with pytest.raises(ValueError, match=r"by='confidence'.* class"):
         selective(known(outputs=columns), (x, y), "confidence")
     with pytest.raises(ValueError, match=r"by='confidence'.* class"):
-        top_uncertain(known(), held_out()[0], 3, by="confidence")
+        top_uncertain(known(outputs=columns), x, 3, by="confidence")
+
+
+@pytest.mark.parametrize("settings", [{}, {"output": "values"}])
+def test_probabilities_of_which_nobody_said_so_are_not_taken_for_logits(settings: dict[str, str]) -> None:
+    x = torch.randn(30, 2, generator=rng(0))
+    wrapped: Any = vote.Wrapper(2, **settings)(nn.Sequential(nn.Linear(2, 3), nn.Softmax(-1)))
+    for ask in (
+        lambda: top_uncertain(wrapped, x, 3, by="confidence"),
+        lambda: selective(wrapped, (x, x.argmax(-1)), "confidence"),
+    ):
+        with pytest.raises(ValueError, match=r"by='confidence'.* wrap with output='logits' or output='probs'"):
+            ask()
 
 
 def test_bad_input_is_refused() -> None:

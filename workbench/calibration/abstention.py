@@ -22,7 +22,7 @@ from workbench.calibration.models import (
     risks_at,
 )
 from workbench.calibration.one_output import pick
-from workbench.calibration.ranked_rows import check_by, position_risk, row_risk
+from workbench.calibration.ranked_rows import check_by, check_confidence, position_risk, row_risk
 from workbench.calibration.staleness import FitsWeights
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
@@ -327,6 +327,8 @@ def selective(
         20
     """
     check_by(by, per)
+    if by == "confidence":
+        check_confidence(wrapped)
     answers = collect(wrapped, data, risk=by != "confidence", batch_size=batch_size, seed=seed)
     risk_of = row_risk if per == "row" else position_risk
     risk = risk_of(answers.y, answers.risk, by, output_of(wrapped))
@@ -344,11 +346,6 @@ def selective(
             is_counted = answers.known
     else:
         check_targets(wrapped, answers)
-        if by == "confidence" and not answers.labels:
-            raise ValueError(
-                f"by='confidence' is 1 - the highest class probability, and the targets are floats {list(answers.target.shape)}: values have "
-                "no classes; use by='total'"
-            )
         errors, weight = _errors(answers)
         if per == "row":
             errors, weight = (value.reshape(len(risk), -1) for value in (errors, weight))

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from workbench.calibration.answers import RISKS, log_probabilities, risk_named
 from workbench.calibration.collection import collect
-from workbench.calibration.models import output_of
+from workbench.calibration.models import check_model, output_of
 from workbench.risk import Risk
 
 
@@ -51,6 +51,16 @@ def check_by(by: str, per: str = "row") -> None:
         raise ValueError(f"per must be 'row' or 'position'; found {per!r}")
 
 
+def check_confidence(wrapped: Any) -> None:
+    """Raise ValueError unless the output of a model was said to be scores of classes: values, or probabilities without a name, look alike."""
+    check_model(wrapped)
+    if output_of(wrapped) == "values":
+        raise ValueError(
+            "by='confidence' is 1 - the highest class probability, but the output of the model is not said to be classes: wrap with "
+            "output='logits' or output='probs' if it is; for values use by='total'"
+        )
+
+
 def top_uncertain(
     wrapped: Any, data: Any, k: int, by: str = "epistemic", *, batch_size: int = 1024, seed: int = 0
 ) -> TopUncertain:
@@ -69,7 +79,8 @@ def top_uncertain(
         (indices, values): row numbers int64 [k] and risks [k], highest first; rows of equal risk keep their order.
 
     Raises:
-        ValueError: k is out of range, the DataLoader shuffles, or the model does not measure this risk.
+        ValueError: k is out of range, the DataLoader shuffles, the model does not measure this risk, or by is "confidence" and the output is
+            not said to be classes.
 
     Example:
         >>> from workbench import vote
@@ -78,6 +89,8 @@ def top_uncertain(
         tensor([2, 1])
     """
     check_by(by)
+    if by == "confidence":
+        check_confidence(wrapped)
     if isinstance(data, DataLoader) and not _keeps_order(data):
         raise ValueError(
             "the DataLoader shuffles its rows, so that row numbers would be meaningless; use shuffle=False"
