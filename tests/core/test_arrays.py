@@ -12,9 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from workbench import fit, laplace, metrics, neo, vote
-from workbench.calibration import calibrate, top_uncertain
+from workbench.attributions import integrated_gradients, permutation_importance
+from workbench.calibration import calibrate, selective, top_uncertain
 from workbench.core.batches.arrays import numbers_of
 from workbench.data import Data
+from workbench.widgets import Explorer
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 2))
@@ -90,6 +92,41 @@ def test_complex_targets_are_no_class_numbers(name: str) -> None:
             Data.from_arrays(*rows)
     with pytest.raises(TypeError, match=r"y is .*complex.*give real numbers"):
         Data.from_dataset(COMPLEX["rows"])
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_targets_that_are_ignored_may_be_complex_or_unknown(name: str) -> None:
+    wrapped: Any = vote.Wrapper(2)(nn.Linear(2, 2))
+    expected = top_uncertain(wrapped, torch.tensor(X).float(), 3)
+    for rows in (COMPLEX[name], (X, np.full(N, np.nan))):
+        torch.testing.assert_close(top_uncertain(wrapped, rows, 3), expected)
+
+
+class ComplexOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_complex(self.layer(x).reshape(-1, 2, 2))
+
+
+def test_complex_predictions_are_refused_where_real_numbers_are_compared() -> None:
+    wrapped: Any = vote.Wrapper(2)(ComplexOutput())
+    x, y = torch.tensor(X).float(), torch.tensor(X).float()
+    before = [p.clone() for p in wrapped.parameters()]
+    for use in (
+        lambda: top_uncertain(wrapped, x, 3),
+        lambda: calibrate(wrapped, (x, y), method="conformal"),
+        lambda: selective(wrapped, (x, y)),
+        lambda: integrated_gradients(wrapped, x),
+        lambda: permutation_importance(wrapped, x),
+        lambda: Explorer(wrapped, (x, y)),
+        lambda: fit(wrapped, (x, y), epochs=1, progress=False),
+    ):
+        with pytest.raises(TypeError, match=r"model returns complex numbers \(torch.complex64\).*view_as_real"):
+            use()
+    assert all(torch.equal(p, q) for p, q in zip(before, wrapped.parameters(), strict=True))
 
 
 def test_a_loss_of_ones_own_may_compare_complex_numbers() -> None:

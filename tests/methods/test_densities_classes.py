@@ -317,8 +317,9 @@ def test_bad_rows_are_refused() -> None:
         Energy().fit([], logits.long())
     with pytest.raises(ValueError, match="class numbers from 0 to 3, got 1 to 4"):
         Classwise().fit(layers, logits, labels=groups + 1)
-    with pytest.raises(ValueError, match=r"labels must be whole numbers \[50\]"):
-        Classwise().fit(layers, logits, labels=groups.float())
+    for labels in (groups.float(), groups + 0j):
+        with pytest.raises(ValueError, match=r"labels must be whole numbers \[50\]"):
+            Classwise().fit(layers, logits, labels=labels)
     with pytest.raises(ValueError, match="a class with at least 2 rows, got 3 classes in 3 rows"):
         Classwise().fit([v[:4] for v in layers], logits[:4])
     with pytest.raises(ValueError, match="k, the number of neighbours, must be at least 1, got 0"):

@@ -103,3 +103,10 @@ def test_what_cannot_be_scored_is_an_error_with_the_shapes(name: str) -> None:
         shapes = "|".join(re.escape(str(tuple(argument.shape))) for argument in arguments)
         with pytest.raises(ValueError, match=shapes):
             pytest.fail(f"{what}: gave {getattr(metrics, name)(*arguments)}")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_complex_numbers_have_no_order_and_are_refused(name: str) -> None:
+    for i, good in enumerate(ALL[name]):
+        with pytest.raises((TypeError, ValueError), match="complex"):
+            getattr(metrics, name)(*ALL[name][:i], good + 0j, *ALL[name][i + 1 :])

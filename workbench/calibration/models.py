@@ -182,5 +182,11 @@ def ask_as_given(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     args, kwargs = as_arguments(model, x)
     y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
     name = output_name(model, y)
-    scores = at_least_float32(pick(y, name)).movedim(class_dim(model), -1)
+    part = pick(y, name)
+    if part.is_complex():
+        raise TypeError(
+            f"the model returns complex numbers ({part.dtype}), which have no order: wrap a model that returns real ones, such as "
+            "torch.view_as_real of them or their absolute values"
+        )
+    scores = at_least_float32(part).movedim(class_dim(model), -1)
     return scores, risks_at(named_risks(model, risks), name).map(at_least_float32)

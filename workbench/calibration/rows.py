@@ -32,7 +32,7 @@ def batches_of_rows(data: Any, reference: Tensor, size: int, targets: bool) -> I
         if targets and not (isinstance(item, tuple | list) and len(item) == 2):
             raise TypeError(f'data: found {type(item).__name__} instead of pairs (x, y) or dicts with "labels"')
         x, y = split_batch(item)
-        y = with_class_numbers(y)
+        y = with_class_numbers(y) if targets else y
         if targets and not isinstance(y, Tensor):
             raise TypeError(f"data: targets must be a tensor, found {type(y).__name__}")
         yield Batch(None, place(x, reference.device, reference.dtype), y)

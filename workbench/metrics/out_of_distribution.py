@@ -88,14 +88,15 @@ def auroc_of(inside: Tensor, outside: Tensor) -> Tensor:
 def splits(risk_in: Any, risk_out: Any) -> tuple[Tensor, Tensor]:
     """Return both risks as float64 vectors; neither may be empty."""
     inside, outside = tensor_of(risk_in, "risk_in"), tensor_of(risk_out, "risk_out")
-    for name, labels, other in (("risk_out", outside, inside), ("risk_in", inside, outside)):
-        _refuse_labels(name, labels, other)
     if not (inside.numel() and outside.numel()):
         raise ValueError(
             f"both splits need rows, found {inside.numel()} in-distribution and {outside.numel()} out-of-distribution risks "
             f"(shapes {tuple(inside.shape)} and {tuple(outside.shape)})"
         )
-    return split("risk_in", risk_in), split("risk_out", risk_out)
+    vectors = split("risk_in", risk_in), split("risk_out", risk_out)
+    for name, labels, other in (("risk_out", outside, inside), ("risk_in", inside, outside)):
+        _refuse_labels(name, labels, other)
+    return vectors
 
 
 def _refuse_labels(name: str, risk: Tensor, other: Tensor) -> None:

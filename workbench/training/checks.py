@@ -153,6 +153,11 @@ def _check_tensors(
 ) -> None:
     """Raise ValueError if one tensor of targets does not fit one tensor of predictions."""
     output = wrapped._workbench.output
+    if criterion is None and prediction.is_complex():
+        raise TypeError(
+            f"the model returns complex numbers ({prediction.dtype}), for which there is no default loss: give criterion(prediction, target), "
+            "or let the model return torch.view_as_real of them and give y in the same form"
+        )
     family = sole_likelihood(wrapped)
     target_shape = prediction.shape if family is None else family.target_shape(prediction.shape)
     if y.is_floating_point() or family is not None:

@@ -118,7 +118,7 @@ def read(
         data: a workbench Data (its training rows) or Split, a pair (x, y) of tensors or arrays, where x may be a tuple of positional or a dict
             of keyword inputs, a TensorDataset, another Dataset of pairs, or a DataLoader.
         name: name of the argument, for errors.
-        targets: whether targets are needed; if not, inputs alone are accepted as well (y is then zeros [n]).
+        targets: whether targets are needed; if not, inputs alone are accepted as well (y is then zeros [n]), and y is not checked.
         numbered: whether rows are accessed by number, which an IterableDataset does not support.
         several: whether a tuple or dict of targets, one per output, is accepted.
 
@@ -136,7 +136,7 @@ def read(
                 else f"{name}: a TensorDataset of {len(data.tensors)} tensors; it must hold two, x and y: "
                 "TensorDataset(*dataset.tensors[:2]). For row weights use a DataLoader with a WeightedRandomSampler"
             )
-        return _pair(*data.tensors, name=name)
+        return _pair(*data.tensors, name=name, needed=targets)
     if isinstance(data, DataLoader):
         check_batched(data, name)
         return data
@@ -145,9 +145,9 @@ def read(
         _check_dataset(data, name, targets, numbered)
         return data
     if _has_columns(data):
-        return _pair(data.x, data.y, name, several)
+        return _pair(data.x, data.y, name, several, targets)
     if isinstance(data, tuple | list) and len(data) == 2:
-        return _pair(data[0], data[1], name, several)
+        return _pair(data[0], data[1], name, several, targets)
     if not targets and (isinstance(data, Tensor | np.ndarray | Mapping) or is_frame(data)):
         return _inputs_alone(data, name)
     hint = "; workbench.data.Data.from_dataframe(frame, target=...) makes a Data of it" if is_frame(data) else ""
@@ -179,7 +179,8 @@ def in_batches(data: Any, wrapped: nn.Module) -> Iterable[Any]:
         or (isinstance(data, TensorDataset) and len(data.tensors) == 1)
     )
     if inputs_only or isinstance(data, Dataset) or _has_columns(data) or _is_pair(data):
-        source = read(data, targets=not (inputs_only or isinstance(data, Dataset)), several=True)
+        pairs = not inputs_only and (isinstance(data, TensorDataset) or not isinstance(data, Dataset))
+        source = read(data, targets=pairs, several=True)
         if not isinstance(source, TensorRows):
             return rows_loader(cast(Dataset, source), batch_size=BATCH)
         like = first_weight(wrapped)
@@ -343,19 +344,20 @@ def _inputs_alone(x: Any, name: str) -> TensorRows:
     return TensorRows(inputs, torch.zeros(len(next(iter(tensors(inputs))))))
 
 
-def _pair(x: Any, y: Any, name: str, several: bool = False) -> TensorRows:
+def _pair(x: Any, y: Any, name: str, several: bool = False, needed: bool = True) -> TensorRows:
     for part in x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple) else [x]:
         check_index(part, y, name)
     targets = _targets(y, name)
     if not several and not isinstance(targets, Tensor):
         raise TypeError(f"{name}: y is {describe(y)} of targets; this takes one tensor of targets [rows, ...]")
-    rows = TensorRows(_inputs(x, name), with_class_numbers(targets))
+    rows = TensorRows(_inputs(x, name), with_class_numbers(targets) if needed else targets)
     for leaf in (*rows.inputs, *rows.targets):
         if len(leaf) != len(rows):
             raise ValueError(f"{name}: x has {len(leaf)} rows and y has {len(rows)}; both need the same number of rows")
     # infinite numbers are allowed in one of several inputs, which may be a mask, and are an error otherwise
     several = len(rows.inputs) > 1
-    for label, leaf in [*(("x", leaf) for leaf in rows.inputs), *(("y", leaf) for leaf in rows.targets)]:
+    checked = rows.targets if needed else ()
+    for label, leaf in [*(("x", leaf) for leaf in rows.inputs), *(("y", leaf) for leaf in checked)]:
         bad = bad_rows(leaf, infinite=label == "y" or not several)
         if len(bad):
             raise ValueError(

@@ -91,7 +91,7 @@ def check(
             )
     if labels is not None:
         n = len(layers[0]) if layers else len(logits)  # type: ignore[arg-type]
-        if labels.is_floating_point() or labels.shape != (n,):
+        if labels.is_floating_point() or labels.is_complex() or labels.shape != (n,):
             raise ValueError(f"labels must be whole numbers [{n}], got {labels.dtype} {list(labels.shape)}")
         n_classes = None if logits is None else logits.shape[1]
         if len(labels) and (labels.min() < 0 or (n_classes is not None and labels.max() >= n_classes)):
