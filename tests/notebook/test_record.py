@@ -260,6 +260,15 @@ def test_a_table_keeps_its_columns_in_order(kernel: Kernel) -> None:
     assert shown.count("–") == 2
 
 
+def test_of_a_long_table_the_first_rows_are_shown_and_all_are_stored(kernel: Kernel) -> None:
+    record_table("long", pd.DataFrame({"row": range(1200)}))
+    assert read_records(kernel.saved()).tables["long"] == {"row": [*range(1200)]}
+    data = kernel.outputs[0].data
+    assert data["text/html"].count("<tr>") == 1 + 1000
+    assert "the first 1,000 of 1,200 rows; all are stored" in data["text/html"]
+    assert data["text/plain"].split() == ["row", *map(str, range(1000))]
+
+
 def test_dates_of_a_table_are_stored_as_text(kernel: Kernel) -> None:
     days = pd.to_datetime(["2024-01-02", None])
     frame = pd.DataFrame({"day": days, "hour": pd.to_datetime(["2024-01-02 03:00+01:00", "2024-01-03 04:30+01:00"])})

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
 
 SCHEMA = 1
+SHOWN_ROWS = 1000  # of a table; a page of more is slow to make and to scroll
 
 # (function, name) -> (cell, execution) that recorded it; lives as long as the kernel, which is this process
 _recorded: dict[tuple[str, str], tuple[str, str]] = {}
@@ -175,7 +176,8 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
 
     Args:
         name: name of the table, unique in the notebook.
-        frame: DataFrame (an index other than 0, 1, 2, ... becomes its first columns), or a DataFrame's ``.style``
+        frame: DataFrame (an index other than 0, 1, 2, ... becomes its first columns; of more than 1,000 rows the first are shown, and all
+            are stored), or a DataFrame's ``.style``
             with custom formats and highlights (its index is shown but not stored). Dates are stored as text (ISO 8601), missing ones as None.
 
     Raises:
@@ -194,16 +196,19 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     if isinstance(frame, pd.DataFrame):
         if not isinstance(frame.index, pd.RangeIndex):
             frame = frame.reset_index()
+        table, shown = frame, frame.iloc[:SHOWN_ROWS]
         style = (
-            frame.style.format(as_text, na_rep="–", escape="html")
+            shown.style.format(as_text, na_rep="–", escape="html")
             .format_index(escape="html", axis=1)
             .hide(axis="index")
         )
+        if len(shown) < len(table):
+            style = style.set_caption(f"the first {len(shown):,} of {len(table):,} rows; all are stored")
     elif isinstance(frame, Styler):
         style = copy.deepcopy(frame)
+        table = shown = style.data  # type: ignore[attr-defined]
     else:
         raise TypeError(f"record_table({name!r}, ...) takes a pandas DataFrame or Styler, not {type(frame).__name__}")
-    table: pd.DataFrame = style.data  # type: ignore[attr-defined]
     titles = [" ".join(map(str, c)).strip() if isinstance(c, tuple) else str(c) for c in table.columns]
     if doubled := sorted({t for t in titles if titles.count(t) > 1}):
         raise ValueError(f"table {name!r} has more than one column named {', '.join(doubled)}: rename them")
@@ -215,7 +220,7 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     style = style.set_table_styles(left_aligned, overwrite=False)
     data = {
         "text/html": style.to_html(table_uuid=re.sub(r"\W", "_", name)),
-        "text/plain": table.to_string(index=False),
+        "text/plain": shown.to_string(index=False),
     }
     # a list of pairs, since notebook files sort the keys of dicts, and columns have an order
     _display("record_table", [name], data, {"table": {"name": name, "columns": columns}})
