@@ -172,10 +172,14 @@ def test_the_saved_output_follows_the_table_and_is_hidden_by_the_widget(monkeypa
 @pytest.mark.slow
 def test_a_page_that_would_be_too_large_has_no_pictures_with_hover(monkeypatch, trained):
     from workbench.widgets.comparison import saved
+    from workbench.widgets.comparison.figure import overview
 
     whole = saved.saved_page(trained._findings)
     monkeypatch.setattr(saved, "MAX_BYTES", len(whole) - 1)
+    drawn: list[object] = []
+    monkeypatch.setattr(saved, "overview", lambda *args: drawn.append(args) or overview(*args))
     page = saved.saved_page(trained._findings)
+    assert len(drawn) == 1  # the picture is that of the page that was too large
     assert len(page) < len(whole)
     assert "<svg" not in page
     assert 'class="wb-only"' in page

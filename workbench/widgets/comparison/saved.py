@@ -42,14 +42,14 @@ def saved_page(findings: Findings) -> str:
     panels = "".join(f'<div class="wb-panel">{findings.panel(kept, losses=False)}</div>' for kept in trained)
     panels = f'<div class="wb-panels" style="display:none">{panels}</div>'  # untrusted notebooks drop styles and show the image
     alt = f"comparison of {', '.join(kept.name for kept in trained)} on {findings.data.name}"
-    for dpi, hover in [(RESOLUTIONS[0], True), *((dpi, False) for dpi in RESOLUTIONS)]:
+    for dpi in RESOLUTIONS:
         figure = overview(findings.view, trained, findings.frame(), findings.data.target.unit, findings.marked())
-        image = pictures.image(
-            pictures.small_png(figure, dpi), alt, attributes='class="wb-pixels"' if hover else 'class="wb-only"'
-        )
-        page = f"{opened}{panels if hover else ''}</div>{image}</div>"
-        if len(page.encode()) <= MAX_BYTES:
-            return page
+        png = pictures.small_png(figure, dpi)
+        for tooltips, name in [(panels, "wb-pixels"), ("", "wb-only")] if dpi == RESOLUTIONS[0] else [("", "wb-only")]:
+            image = pictures.image(png, alt, attributes=f'class="{name}"')
+            page = f"{opened}{tooltips}</div>{image}</div>"
+            if len(page.encode()) <= MAX_BYTES:
+                return page
     return f"{opened}<p>The pictures are too large to save.</p></div></div>"
 
 
