@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers.wrapped_models import MAKERS, Net, answer, every_wrapper, wrap
 from torch import nn
+from torch.nn.utils import prune
 
 from workbench import WorkbenchWarning, compose, sculpt, vote
 
@@ -159,6 +162,38 @@ def test_a_layer_with_weights_replaced_after_wrapping_is_used_or_refused(name: s
     y = wrapped(x)
     torch.manual_seed(7)
     assert torch.allclose(y, wrapped(torch.zeros(4, 3)), atol=1e-6)  # all rows are alike to weights of zero
+
+
+COMPUTED: dict[str, Callable[[nn.Module], Any]] = {
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "normalized": nn.utils.spectral_norm,
+    "parametrized": nn.utils.parametrizations.weight_norm,
+}
+
+
+@pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "learned"])
+def test_weights_computed_after_wrapping_are_used_or_refused(name: str, compute: Callable[[nn.Module], Any]) -> None:
+    def drawn(module: Any) -> Any:
+        torch.manual_seed(7)
+        return module(x)
+
+    x, model = torch.randn(4, 3), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    first, second = wrap(name, model).eval(), copy.deepcopy(model)
+    before = drawn(first)
+    try:
+        torch.manual_seed(3)
+        compute(first[0])
+    except (TypeError, KeyError, ValueError):  # in torch's words, since "weight" is no parameter of the layer
+        torch.testing.assert_close(drawn(first), before)
+        return
+    if name in ("rank1", "last"):
+        with pytest.raises(RuntimeError, match=r"0\.weight.* was replaced after wrapping.* wrap it again"):
+            first(x)
+        return
+    torch.manual_seed(3)
+    compute(second[0])
+    torch.testing.assert_close(drawn(first), drawn(wrap(name, second).eval()))
 
 
 def test_a_layer_with_a_learned_amount_of_noise_cannot_be_replaced_in_silence() -> None:

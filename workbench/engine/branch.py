@@ -184,21 +184,32 @@ class Clone:
             self.places = [*(self.places if temporary else ()), *places(self.root, slots, copies)]
 
     def constants(self) -> list[Tensor]:
-        """Return the tensors that the model holds without having registered them, other than those that forward leaves behind."""
+        """Return the tensors that the model holds without having registered them when it was wrapped, other than those that forward leaves
+        behind: buffers of torch's layers are those that pruning and normalizing hooks have added since."""
         if self._unregistered is None:
             with torch._C.DisableTorchFunctionSubclass():  # a factored weight that is looked at becomes a product
                 entries = unregistered(self.root)
             self._unregistered = {(entry.owner, entry.attribute) for entry in entries if not entry.requires_grad}
-        return tensors([owner.__dict__.get(attribute) for owner, attribute in self._unregistered])
+        held = tensors([owner.__dict__.get(attribute) for owner, attribute in self._unregistered])
+        return held + self._buffers_since(_is_torch_layer)
 
     def left_behind(self) -> list[Tensor]:
         """Return the tensors that earlier calls have left in attributes, and in buffers that they have made."""
         if self._assigned is None:
             self._assigned = assigned_in_forward(self.root)
-        made = [buffer for module in self.tree.values() for buffer in module._buffers.values()]
-        slots = {id(container[key]) for container, key in self.first_place.values()}
-        held = tensors([made, *(owner.__dict__.get(attribute) for owner, attribute in self._assigned)])
-        return [tensor for tensor in held if id(tensor) not in slots]
+        slots = self._installed()
+        held = tensors([owner.__dict__.get(attribute) for owner, attribute in self._assigned])
+        made = self._buffers_since(lambda module: not _is_torch_layer(module))
+        return made + [tensor for tensor in held if id(tensor) not in slots]
+
+    def _installed(self) -> set[int]:
+        return {id(container[key]) for container, key in self.first_place.values()}
+
+    def _buffers_since(self, which: Callable[[nn.Module], bool]) -> list[Tensor]:
+        """Return the buffers of such modules that they did not have when the model was wrapped."""
+        slots = self._installed()
+        buffers = tensors([list(module._buffers.values()) for module in self.tree.values() if which(module)])
+        return [buffer for buffer in buffers if id(buffer) not in slots]
 
     def loose_tensors(self) -> list[tuple[Any, Any, Tensor]]:
         """Return the tensors of slots that lie in attributes, or in lists and dicts held by these, as (container, key, tensor)."""
