@@ -1,13 +1,16 @@
 """Models that write into their parameters in forward: equal to plain copies, or refused with what to write."""
 
+import contextlib
 import copy
 from typing import Any
 
 import pytest
 import torch
+from helpers import random_models
+from helpers.zoo import Case
 from torch import nn
 
-from workbench import vote
+from workbench import compose, sample, sculpt, vote
 
 
 class ActNorm(nn.Module):
@@ -75,9 +78,8 @@ def test_what_branches_write_differently_into_a_parameter_that_they_share_is_ref
         wrapped(x)
 
 
-@pytest.mark.parametrize("share", [None, 1])
-def test_writes_that_torch_counts_are_refused_with_what_to_do(share: int | None, x: torch.Tensor) -> None:
-    wrapped = vote.Wrapper(3, share=share)(net("no_grad", "buffer")).eval()
+def test_writes_that_torch_counts_into_shared_parameters_are_refused_with_what_to_do(x: torch.Tensor) -> None:
+    wrapped = vote.Wrapper(3, share=1)(net("no_grad", "buffer")).eval()
     with pytest.raises(RuntimeError, match=r"forward of Sequential.* writes into .*parameter.*call the model once"):
         wrapped(x)
 
@@ -224,6 +226,195 @@ def test_what_forward_writes_into_products_is_refused(write: Any, strategy: Any)
     wrapped.eval()(x)
     with pytest.raises(RuntimeError, match=r"target\.(weight|bias)|into a parameter"):
         wrapped.train()(x, return_risk=True)
+
+
+@torch.no_grad()
+def follow(target: torch.Tensor, online: torch.Tensor) -> None:
+    target.lerp_(online, 0.1)
+
+
+class Following(nn.Module):
+    """A target that follows by moving averages, which forward writes into it in one of several ways, as BYOL does."""
+
+    def __init__(self, selects: bool = False) -> None:
+        super().__init__()
+        self.online, self.target, self.selects = nn.Linear(3, 2), nn.Linear(3, 2), selects
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.write(self.target.weight, self.online.weight)
+        y = self.online(x) * self.target(x)
+        return y[y.detach().isfinite().all(1).nonzero()[:, 0]] if self.selects else y
+
+
+class ByMethod(Following):
+    @torch.no_grad()
+    def write(self, target: torch.Tensor, online: torch.Tensor) -> None:
+        target.mul_(0.9).add_(online, alpha=0.1)
+
+
+class ByOperator(Following):
+    def write(self, target: torch.Tensor, online: torch.Tensor) -> None:
+        with torch.no_grad():
+            target *= 0.9
+            target += 0.1 * online
+
+
+class ByItems(Following):
+    def write(self, target: torch.Tensor, online: torch.Tensor) -> None:
+        with torch.no_grad():
+            target[:1] = 0.5 * (target[:1] + online[:1])
+
+
+class ByView(Following):
+    def write(self, target: torch.Tensor, online: torch.Tensor) -> None:
+        with torch.no_grad():
+            target.detach()[:1].copy_(0.5 * (target[:1] + online[:1]))
+
+
+class ByList(Following):
+    @torch.no_grad()
+    def write(self, target: torch.Tensor, online: torch.Tensor) -> None:
+        torch._foreach_lerp_([target], [online], 0.1)
+
+
+class ByOut(Following):
+    @torch.no_grad()
+    def write(self, target: torch.Tensor, online: torch.Tensor) -> None:
+        assert torch.lerp(target, online, 0.1, out=target) is target
+
+
+class ByData(Following):
+    def write(self, target: torch.Tensor, online: torch.Tensor) -> None:
+        target.data.mul_(0.9).add_(online.data, alpha=0.1)
+
+
+class ByHelper(Following):
+    def write(self, target: torch.Tensor, online: torch.Tensor) -> None:
+        follow(target, online)
+
+
+@pytest.mark.parametrize("selects", [False, True])
+@pytest.mark.parametrize("strategy", ["auto", "vmap", "loop", "tune"])
+@pytest.mark.parametrize("cls", Following.__subclasses__())
+def test_writes_into_voters_own_parameters_are_those_of_plain_copies(
+    cls: Any, strategy: Any, selects: bool, x: torch.Tensor
+) -> None:
+    wrapped = vote.Wrapper(5, strategy=strategy)(cls(selects)).train()
+    if strategy == "vmap":
+        before = wrapped.get_parameter("target.weight@vote").clone()
+        with contextlib.suppress(RuntimeError):  # not possible for most
+            _assert_trains_as_plain_copies(wrapped, x, torch.zeros(8, 2))
+            return
+        assert torch.equal(wrapped.get_parameter("target.weight@vote"), before)
+        return
+    _assert_trains_as_plain_copies(wrapped, x, torch.zeros(8, 2))
+
+
+class Bounded(nn.Module):
+    """Users and items whose vectors have norms of 1 at most, which torch sees to in forward, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.items = nn.Embedding(6, 3, max_norm=1.0), nn.EmbeddingBag(6, 3, max_norm=0.5, norm_type=1.0)
+        self.hidden, self.last = nn.Linear(6, 4), nn.Linear(4, 1)
+
+    def forward(self, user: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        return self.last(self.hidden(torch.cat([self.user(user), self.items(items)], 1)).tanh())
+
+
+@pytest.mark.parametrize("strategy", ["auto", "vmap", "loop", "tune"])
+@pytest.mark.parametrize("share", [None, 1])
+def test_embeddings_of_bounded_norm_are_those_of_plain_copies(share: int | None, strategy: Any, seeded: None) -> None:
+    wrapped = vote.Wrapper(3, share=share, strategy=strategy)(Bounded()).train()
+    inputs = (torch.randint(0, 6, (8,)), torch.randint(0, 6, (8, 2)))
+    if strategy == "vmap" and share is None:
+        with pytest.raises(RuntimeError, match="not possible for Bounded"):
+            wrapped(*inputs, tile_and_reduce=True)
+        return
+    _assert_trains_as_plain_copies(wrapped, inputs, torch.zeros(8, 1))
+
+
+class BoundedByFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.last = nn.Parameter(torch.randn(6, 3)), nn.Linear(3, 1)
+
+    def forward(self, user: torch.Tensor) -> torch.Tensor:
+        return self.last(nn.functional.embedding(user, self.users, max_norm=1.0))
+
+
+def test_rows_of_a_parameter_that_a_function_bounds_are_those_of_plain_copies(seeded: None) -> None:
+    wrapped = vote.Wrapper(3)(BoundedByFunction()).train()
+    _assert_trains_as_plain_copies(wrapped, torch.randint(0, 6, (8,)), torch.zeros(8, 1))
+
+
+def test_a_write_that_no_class_shows_is_refused_again_and_again(x: torch.Tensor) -> None:
+    write = lambda target, online: target.mul_(0.9).add_(online, alpha=0.1)  # noqa: E731
+    wrapped = vote.Wrapper(3)(MovingTarget(write)).train()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="forward of MovingTarget writes into a parameter"):
+            wrapped(x, tile_and_reduce=True)
+
+
+@pytest.mark.parametrize("wrapper", random_models.WRAPPERS)
+def test_every_wrapper_takes_embeddings_of_bounded_norm(wrapper: str) -> None:
+    def inputs(seed: int = 0, rows: int = 6) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(torch.randint(0, 6, size, generator=generator) for size in ((rows,), (rows, 2))), {}
+
+    random_models.check(Case("bounded", Bounded, inputs, frozenset()), wrapper)
+
+
+class Deep(ByData):
+    """Its target is in the trunk, which the voter and its risk head share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rest(super().forward(x))
+
+
+@pytest.mark.parametrize("other", [sculpt.Wrapper(n_layers=1), sample.Wrapper(3)])
+def test_a_write_into_what_several_branches_of_a_voter_share_is_refused(other: Any, x: torch.Tensor) -> None:
+    wrapped = compose(vote.Wrapper(2, strategy="loop"), other)(Deep()).train()
+    before = copy.deepcopy(wrapped.state_dict())
+    with pytest.raises(RuntimeError, match=r"writes into its parameter 'target\.weight', which several branches share"):
+        wrapped(x, return_risk=True, tile_and_reduce=True)
+    torch.testing.assert_close(wrapped.state_dict(), before, rtol=0, atol=0)
+
+
+def _assert_trains_as_plain_copies(wrapped: Any, inputs: Any, y: torch.Tensor) -> None:
+    """Compare losses of three steps, and then predictions, with those of plain copies that share what the voters share."""
+    copies = [copy.deepcopy(voter) for voter in wrapped.voters()]
+    shared = {name for name, _ in wrapped.named_parameters() if "@vote" not in name}
+    for name, parameter in copies[0].named_parameters():
+        if name in shared:
+            for other in copies[1:]:
+                path, _, attribute = name.rpartition(".")
+                setattr(other.get_submodule(path), attribute, parameter)
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    optimizers = [
+        torch.optim.SGD(wrapped.parameters(), 0.5),
+        torch.optim.SGD({p for voter in copies for p in voter.parameters()}, 0.5),
+    ]
+    for _ in range(3):
+        loss = wrapped.loss(nn.functional.mse_loss, inputs, y)
+        expected = torch.stack([nn.functional.mse_loss(voter(*args), y) for voter in copies]).mean()
+        torch.testing.assert_close(loss, expected)
+        for optimizer, value in zip(optimizers, (loss, expected), strict=True):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+    wrapped.eval()
+    for voter, plain in zip(wrapped.voters(), copies, strict=True):
+        torch.testing.assert_close(voter.state_dict(), plain.state_dict())
+    with torch.no_grad():
+        expected = torch.stack([voter.eval()(*args) for voter in copies]).mean(0)
+        for _ in range(3):
+            torch.testing.assert_close(wrapped(*args), expected)
 
 
 class Frozen(nn.Module):

@@ -15,6 +15,7 @@ from torch.utils import checkpoint
 
 from ..engine.tree import flatten, is_float
 from ..introspect.locations import NOWHERE, Location, locate_frame, model_frames
+from ..introspect.parameter_writes import IN_PLACE
 from ..introspect.source_lines import is_torch_layer, is_user_code
 
 # flags for what a value is computed from: floating-point inputs, parameters, other inputs
@@ -121,7 +122,7 @@ class CallTracer(TorchFunctionMode):
         out = function(*args, **kwargs)
         if sources and not (name.endswith("_like") or name.startswith("new_")):
             location = locate_frame(caller, self._paths) if name != "__get__" else NOWHERE
-            if _is_in_place(name):
+            if name in IN_PLACE:
                 self._mark(args[0], sources)
             outputs = [leaf for leaf in flatten((out, kwargs.get("out")))[0] if isinstance(leaf, Tensor)]
             self._note_outputs(name, location, inputs, outputs, sources)
@@ -166,10 +167,6 @@ class CallTracer(TorchFunctionMode):
         if isinstance(leaf, Tensor):
             self._sources[id(leaf)] = self._sources.get(id(leaf), 0) | sources
             self._alive.append(leaf)
-
-
-def _is_in_place(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
 
 
 def _kind_of_read(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .effects.inputs import are_plain, is_object
 from .effects.outside import outside_undone
+from .effects.parameters import undo_writes
 from .effects.random import were_drawn
 from .executors import loop
 from .plan import Plan
@@ -81,6 +82,7 @@ def attempt(executor: Executor, request: Request) -> Sequence[Result]:
     sources = clones.sources(leaves) if first else None
     before = None if sources is None else sources.all()
     draws_once = first and executor.at_once and any(a.randomness != "same" and a.size > 1 for a in request.plan.axes)
+    undo = undo_writes(clones.root) if first else None
     random_before = sources.outside_vmap() if sources is not None and draws_once else []
     try:
         results = executor.run(tried)
@@ -98,6 +100,9 @@ def attempt(executor: Executor, request: Request) -> Sequence[Result]:
         return results
     except Exception as error:
         clones.forget()  # a failed pass may have left invalid tensors in its clone
+        if undo is not None:
+            undo()
+            request.plan.bank.forget_rows()
         if sources is not None and before is not None:
             sources.restore(before)
         elif _versions(inputs) != versions_before:
@@ -174,6 +179,7 @@ def seconds(executor: Executor, request: Request) -> float:
         return _now(leaves) - start
     finally:
         sources.restore(before)
+        request.plan.bank.forget_rows()
         if clones.impure:
             clones.forget()
 

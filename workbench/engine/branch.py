@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from ..introspect.bytecode import methods_of
 from ..introspect.objects import tensors_and_generators
+from ..introspect.parameter_writes import is_bounded, writes_parameters
 from ..introspect.unregistered import assigned_in_forward, unregistered
 from .clone import places
 from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import MISSING, copy_values, set_values
-from .effects.parameters import REMEDY, RegistrableViews
+from .effects.parameters import REMEDY, ParameterViews
 from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_whole
 from .joint_layers import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, RankOne, Rule
@@ -75,6 +76,7 @@ class Clone:
         # nn.Module registers what counts as a parameter, also if forward only keeps it in an attribute
         kind = {"_is_param": True} if any(map(_asks_for_parameters, classes)) else {}
         self._registers = any(map(_registers_parameters, classes))
+        self._writes = any(map(is_bounded, self.tree.values())) or writes_parameters(root)
         # what users have set on a parameter, which torch's operations leave out, and what else tells a parameter from a tensor
         self._attributes = [
             (
@@ -284,12 +286,24 @@ class Clone:
             if slot in values and container[key] is not values[slot]:
                 raise RuntimeError(replaced_parameter(type(self.root).__name__, name))
 
-    def call_model(self, *args: Any, **kwargs: Any) -> Any:
+    def call_model(self, plan: Plan, *args: Any, **kwargs: Any) -> Any:
         """Call the model with its hooks, or the other method that is wrapped."""
-        with RegistrableViews() if self._registers else nullcontext():
+        with self._parameter_views(plan):
             if self.method == "forward":
                 return self.root(*args, **kwargs)
             return getattr(self.root, self.method)(*args, **kwargs)
+
+    def _parameter_views(self, plan: Plan) -> AbstractContextManager[Any]:
+        if torch.compiler.is_compiling() or not self._writes:
+            return ParameterViews(self.root, ()) if self._registers else nullcontext()
+        axes = {axis.name for axis in plan.axes if axis.size > 1}
+        return ParameterViews(
+            self.root,
+            [
+                (name, container[key], axes <= {*plan.rules[slot].axes()} if slot in plan.rules else False)
+                for container, key, slot, name in self.taken_over
+            ],
+        )
 
     def parameters(self) -> list[tuple[Tensor, str]]:
         """Return every installed parameter with its name."""

@@ -69,7 +69,7 @@ def run_branch(
     versions = {slot: _count_writes(values[slot]) for slot in clone.buffers}
     if not plan.interventions and mode is None:
         args, kwargs, containers = _unseal_inputs(args, kwargs, sealed)
-        output = seal(clone.call_model(*args, **kwargs), plan.state)
+        output = seal(clone.call_model(plan, *args, **kwargs), plan.state)
         clone.refuse_replaced(values)
         return Result(output, _written_buffers(clone, values, versions), inputs=containers)
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def run_branch(
         if mode is not None:
             stack.enter_context(mode)
         args, kwargs, containers = _unseal_inputs(args, kwargs, sealed)
-        output = seal(clone.call_model(*args, **kwargs), plan.state)
+        output = seal(clone.call_model(plan, *args, **kwargs), plan.state)
     clone.refuse_replaced(values)
     for intervention in reversed(plan.interventions):
         output = intervention.output(output, index)

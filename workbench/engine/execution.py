@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..introspect.parameter_writes import IN_PLACE
 from .plan import Index, Intervention
 from .sites import CHOOSING, METADATA, Sites, tensors_among
 from .tensor_facts import TensorFacts
@@ -154,7 +155,7 @@ class _Order(TorchFunctionMode):
             return
         inputs = [self._behind.get(_memory(tensor)) for tensor, owner in zip(tensors, owners, strict=True) if not owner]
         self._count += bool(modules)
-        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
+        if name in IN_PLACE:
             results = [*results, *tensors[:1]]
         for tensor in results if modules or any(inputs) else ():
             memory = _memory(tensor)

@@ -61,6 +61,10 @@ class Bank:
         """Return the rows of the stacked tensors that branches have used, by name."""
         return self._rows
 
+    def forget_rows(self) -> None:
+        """Separate the rows anew for the next pass, since they are invalid if a pass has written into a stack under vmap."""
+        self._rows.clear()
+
     def rebound(self) -> str | None:
         """Return the slot of a stacked tensor whose `.data` was reassigned by forward, or None. A cast to another dtype does not count."""
         for name, rows in self._rows.items():

@@ -20,6 +20,7 @@ from .effects.buffers import commit, merged_buffers
 from .effects.containers import Containers
 from .effects.inputs import InputEffects, are_plain, are_tensors, is_object, own_inputs, refuse_iterators
 from .effects.outside import outside_undone
+from .effects.parameters import explain_write
 from .effects.random import values_unavailable, were_drawn
 from .effects.reseeding import SeededNoiseError
 from .executors import loop, traced
@@ -211,6 +212,8 @@ class Engine:
                 seeds_noise = isinstance(error, SeededNoiseError)
                 starts_again = seeds_noise or isinstance(error, FactoredWeightUsed) or len(dense_slots) > n_dense_slots
                 if not starts_again or interruption(error, handled):
+                    if isinstance(error, RuntimeError):
+                        explain_write(self.root, error)
                     raise
             finally:
                 dense_slots.running = was_running

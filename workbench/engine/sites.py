@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from ..introspect.parameter_writes import IN_PLACE
 from .tensor_facts import TensorFacts
 from .tree import flatten, is_float
 
@@ -61,12 +62,6 @@ METADATA = frozenset(  # they do not read the values of a tensor
         "get_device",
         "backward",
         "register_hook",
-    ]
-)
-_WRITES = frozenset(  # they write into their first argument
-    [
-        *(name for name in dir(Tensor) if name.endswith("_") and not name.endswith("__")),
-        *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"),
     ]
 )
 _ARRAYS = frozenset(["numpy", "__array__"])  # calls with which the values of a tensor leave torch
@@ -122,9 +117,9 @@ def _code_of(function: types.FunctionType) -> types.CodeType | None:
 
 def _written_by(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that a call writes into."""
-    if name not in _WRITES and "out" not in kwargs:
+    if name not in IN_PLACE and "out" not in kwargs:
         return []
-    return tensors_among((kwargs.get("out"), *(args[:1] if name in _WRITES else ())))
+    return tensors_among((kwargs.get("out"), *(args[:1] if name in IN_PLACE else ())))
 
 
 def _is_list(name: str, out: Any) -> bool:

@@ -28,10 +28,15 @@ def methods_of(cls: Any) -> Iterator[tuple[str, types.FunctionType]]:
             for name, item in vars(base).items():
                 is_bound = isinstance(item, staticmethod | classmethod | types.MethodType)
                 function: Any = item.__func__ if is_bound else item.fget if isinstance(item, property) else item
-                while function is not None:
-                    if isinstance(function, types.FunctionType):
-                        yield name, function
-                    function = getattr(function, "__dict__", {}).get("__wrapped__")
+                yield from ((name, each) for each in unwrapped(function))
+
+
+def unwrapped(function: Any) -> Iterator[types.FunctionType]:
+    """Yield a function and those that it decorates, of which the first may be another kind of object."""
+    while function is not None:
+        if isinstance(function, types.FunctionType):
+            yield function
+        function = getattr(function, "__dict__", {}).get("__wrapped__")
 
 
 def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -77,6 +82,21 @@ def globals_read(code: types.CodeType) -> list[str]:
 def globals_assigned(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     """Return (name, line) of the globals that code assigns to."""
     return _arguments(code, "STORE_GLOBAL")
+
+
+def keywords_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names by which code may pass keyword arguments, including its nested functions: all strings in its constant tuples."""
+    constants = [constant for each in _with_nested(code) for constant in each.co_consts if isinstance(constant, tuple)]
+    return frozenset(item for constant in constants for item in constant if isinstance(item, str))
+
+
+def stores_in_place(code: types.CodeType) -> bool:
+    """Return whether code assigns to items, has an operator such as `*=`, or passes an argument `out`."""
+    return "out" in keywords_in(code) or any(
+        step.opname in _STORES or (step.opname == "BINARY_OP" and step.argrepr.endswith("="))
+        for each in _with_nested(code)
+        for step in dis.get_instructions(each)
+    )
 
 
 def attributes_assigned(code: types.CodeType) -> tuple[tuple[str, int], ...]:

@@ -15,6 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ...engine.effects.private_random import has_generator
 from ...introspect.objects import GLOBAL_HOOKS, is_atom
+from ...introspect.parameter_writes import is_bounded
 from ...introspect.pure_functions import Global, ImpureError, globals_of_pure
 from ..additions import EXTRAS, extra
 from ..batches.row_weights import alike
@@ -281,6 +282,8 @@ def check_contents(path: str, module: nn.Module, taken_over: Collection[tuple[st
     for name in _HOOKS:
         if any(not isinstance(hook, Alone) for hook in getattr(module, name).values()):
             raise UntraceableError(f"{path} has hooks")
+    if is_bounded(module):
+        raise UntraceableError(f"{path} scales its rows in place")
     if path.split(".")[0] == EXTRAS:
         return
     for name, value in module.__dict__.items():

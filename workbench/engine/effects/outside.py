@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from ...introspect.objects import is_atom, tensors_and_generators
 from ..tree import flatten
 from .attributes import Tree, attributes
+from .parameters import undo_writes
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -102,7 +103,7 @@ class OutsideWatch(TorchFunctionMode):
 
 @contextmanager
 def outside_undone(root: nn.Module, inputs: Iterable[Any]) -> Iterator[OutsideWatch]:
-    """Undo what extra passes of a model replace outside its modules.
+    """Undo what extra passes of a model replace outside its modules, and what they write into its parameters.
 
     Args:
         root: the wrapped module.
@@ -114,8 +115,12 @@ def outside_undone(root: nn.Module, inputs: Iterable[Any]) -> Iterator[OutsideWa
     outside = OutsideTensors(keep=False)
     outside.know(inputs)
     outside.know_model(dict(root.named_modules()))
-    with outside:
-        yield OutsideWatch(outside)
+    undo = undo_writes(root)
+    try:
+        with outside:
+            yield OutsideWatch(outside)
+    finally:
+        undo()
 
 
 def _put_back(holder: Any, before: Any) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ...introspect.parameter_writes import IN_PLACE, is_bounded, writes_parameters
 from ..clone import sparse_buffers
 from ..plan import Bank
-from ..tree import tensors, version
+from ..tree import tensors, tree_map, version
 from .attributes import Tree
 from .random import values_unavailable
 
@@ -51,6 +54,8 @@ class ParameterWrites:
             for path, module in tree.items()
             for name, buffer in sparse_buffers(module)
         ]
+        # bounded by each branch, for the rows that it looks up
+        self._bounded = {id(module.weight) for module in tree.values() if is_bounded(module)}
         self._norms: dict[str, Tensor] = {}
         self._backup: _Backup | None = None
 
@@ -135,6 +140,7 @@ class ParameterWrites:
             name: torch.linalg.vector_norm(parameter.detach())
             for name, parameter, _ in self._shared.values()
             if type(parameter) is nn.Parameter
+            and id(parameter) not in self._bounded
             and parameter.layout is torch.strided
             and parameter.device.type != "meta"
             and parameter.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -175,7 +181,7 @@ class _Backup(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(function, "__name__", ""), kwargs or {}
-        if (name.endswith("_") and name != "requires_grad_") or "out" in kwargs:  # mul_, __imul__, __setitem__, out=
+        if name in IN_PLACE or "out" in kwargs:
             for written in tensors((args[:1], kwargs.get("out"))):
                 for parameter in self._places.get(_memory(written), ()):
                     self._copies.setdefault(id(parameter), (parameter, parameter.detach().clone()))
@@ -190,13 +196,71 @@ class _Backup(TorchFunctionMode):
             written.data.copy_(copied)
 
 
-class RegistrableViews(TorchFunctionMode):
-    """Lets modules that forward makes register a branch's parameters: as views they have a `grad_fn`, which torch refuses to register."""
+_LOOKUPS = (F.embedding, F.embedding_bag)
+
+
+class ParameterViews(TorchFunctionMode):
+    """Lets forward use a branch's parameters, which are views, as parameters.
+
+    Modules that forward makes can register them, although they have a `grad_fn`, and forward can write into them without gradients: torch
+    allows no write into one of several views, nor would the other branches' gradients be valid after one that it counts.
+
+    Args:
+        root: the module that runs.
+        parameters: name, tensor, and whether no other branch has the tensor.
+    """
+
+    def __init__(self, root: nn.Module, parameters: Iterable[tuple[str, Tensor, bool]]) -> None:
+        super().__init__()
+        self._root = root
+        places = [(_memory(parameter), name, alone) for name, parameter, alone in parameters]
+        self._own = {place for place, _, alone in places if alone and place}
+        self._common = {place: name for place, name, alone in places if place and not alone}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function == _GRAD_FN and isinstance(args[0], nn.Parameter):
             return None
-        return function(*args, **(kwargs or {}))
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if function in _LOOKUPS and kwargs.get("max_norm") is not None:
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                # each branch scales the rows that it looks up, also of a weight that all share, as one model does
+                torch.embedding_renorm_(args[1].data, args[0].contiguous(), kwargs["max_norm"], kwargs["norm_type"])
+            return function(*args, **{**kwargs, "max_norm": None})
+        in_place = name in IN_PLACE or (name.startswith("_foreach_") and name.endswith("_"))
+        if not in_place and "out" not in kwargs:
+            return function(*args, **kwargs)
+        written = (args[:1] if in_place else (), kwargs.get("out"))
+        for tensor in tensors(written):
+            if (common := self._common.get(_memory(tensor))) is not None:
+                raise RuntimeError(
+                    f"forward of {self._root._get_name()} writes into its parameter {common!r}, which several branches share: it would be "
+                    f"written once per branch. {REMEDY}"
+                )
+        if torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        uncounted, out = tree_map(self._uncounted, written)
+        result = function(
+            *uncounted, *args[len(uncounted) :], **({**kwargs, "out": out} if "out" in kwargs else kwargs)
+        )
+        originals = {id(new): old for new, old in zip(tensors((uncounted, out)), tensors(written), strict=True)}
+        return tree_map(lambda leaf: originals.get(id(leaf), leaf), result)
+
+    def _uncounted(self, leaf: Any) -> Any:
+        """Return the memory of a leaf without its version counter, if it belongs to a parameter of the branch alone."""
+        return leaf.data if isinstance(leaf, Tensor) and _memory(leaf) in self._own else leaf
+
+
+def undo_writes(root: nn.Module) -> Callable[[], None]:
+    """Return a function that undoes what passes write into the parameters of a model from now on, if its code may do so."""
+    if torch.compiler.is_compiling() or not writes_parameters(root):
+        return lambda: None
+    before = [(parameter, parameter.detach().clone()) for parameter in root.parameters() if not parameter.is_meta]
+
+    def undo() -> None:
+        for parameter, value in before:
+            parameter.data.copy_(value)
+
+    return undo
 
 
 def _memory(tensor: Tensor) -> int:
@@ -236,4 +300,4 @@ def explain_write(root: nn.Module, error: Exception) -> None:
         ) from error
 
 
-__all__ = ["ParameterWrites", "RegistrableViews", "explain_write"]
+__all__ = ["ParameterViews", "ParameterWrites", "explain_write", "undo_writes"]
