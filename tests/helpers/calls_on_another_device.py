@@ -17,7 +17,7 @@ from helpers import pretend_device
 from helpers.conformance_table import is_due
 from helpers.device_models import MODELS, WRAPPERS, cnn, criterion_of, mlp, quiet, trained
 from helpers.other_device import DEVICE, answers, by_formula, close, in_order, states_close
-from workbench import compose, neo, sample, sculpt, vote
+from workbench import WorkbenchWarning, compose, neo, sample, sculpt, vote
 from workbench.engine import dispatch
 from workbench.engine.executors.rescue import DropoutByFormula
 from workbench.methods.densities import DENSITIES
@@ -230,3 +230,27 @@ def test_voters_begin_there_as_on_the_cpu() -> None:
         wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(copy.deepcopy(model).to(where))
         results.append([*wrapped.parameters(), torch.rand(2, device=where)])
     close(*results)
+
+
+class HiddenStateInBuffer(nn.Module):
+    """Goes on from what the last call has left in a buffer that no file holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("hidden", torch.zeros(5, 3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = 0.5 * self.hidden + self.layer(x)
+        return self.hidden
+
+
+def test_a_hidden_state_that_branches_share_is_told_in_the_first_call_which_alone_waits() -> None:
+    wrapped, x = vote.Wrapper(3)(HiddenStateInBuffer()).eval().to(DEVICE), torch.ones(5, 3).to(DEVICE)
+    with pytest.warns(WorkbenchWarning, match="each branch goes on from the mean"):
+        wrapped(x)
+    with quiet():
+        wrapped(x)
+        pretend_device.WAITS.clear()
+        wrapped(x)
+    assert pretend_device.WAITS == []

@@ -154,7 +154,7 @@ class Engine:
             self._note_first(request, results[0], states_before, clones.sources(leaves).all())
         self.traced.note(request)
         if plan.keep_state:
-            self._keep(plan, results, branched)
+            self._keep(plan, results, branched, first=new)
         elif clones.impure:
             clones.forget()
         if self.reach.is_due():
@@ -293,10 +293,10 @@ class Engine:
         clones.changed_buffers[mode] = frozenset(result.buffers)
         self.traced.note_first(request, request.clone(request.plan.indices[0]), were_drawn([*before], [*after]))
 
-    def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched) -> None:
-        """Write the merged buffers, attributes and objects of the branches."""
+    def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched, first: bool) -> None:
+        """Write the merged buffers, attributes and objects of the branches; `first` in the first call in its mode."""
         at_once = EXECUTORS[self.dispatcher.decisions[self.dispatcher.kind].executor].at_once
-        targets, values = merged_buffers(plan, results, self.clones.allow_resize, self.clones.is_table)
+        targets, values = merged_buffers(plan, results, self.clones.allow_resize, self.clones.is_table, first)
         written = versions(targets)
         try:
             commit(targets, values)

@@ -22,6 +22,7 @@ def merged_buffers(
     results: Sequence[Result],
     allow_resize: Callable[[str], bool] = lambda name: False,
     is_table: Callable[[str], bool] = lambda name: False,
+    may_wait: bool = False,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the buffers that the branches have written into, whole or rows of stacked ones, and their merged values.
 
@@ -30,8 +31,9 @@ def merged_buffers(
         results: the results of its branches.
         allow_resize: asked, with its name, for a buffer that all branches share and that has another shape now: whether it may.
         is_table: asked whether a buffer that all branches share is a table that forward computes rather than a statistic.
+        may_wait: whether buffers on other devices are compared as well, which makes the program wait for the device.
     """
-    merger = BufferMerger(allow_resize, is_table)
+    merger = BufferMerger(allow_resize, is_table, may_wait)
     if isinstance(results, StackedResults):
         _add_stacked(merger, plan, results)
     else:
@@ -88,11 +90,11 @@ class BufferMerger:
     a state from which the next call goes on.
 
     Args:
-        allow_resize, is_table: see `merged_buffers`.
+        allow_resize, is_table, may_wait: see `merged_buffers`.
     """
 
-    def __init__(self, allow_resize: Callable[[str], bool], is_table: Callable[[str], bool]) -> None:
-        self._allow_resize, self._is_table = allow_resize, is_table
+    def __init__(self, allow_resize: Callable[[str], bool], is_table: Callable[[str], bool], may_wait: bool) -> None:
+        self._allow_resize, self._is_table, self._may_wait = allow_resize, is_table, may_wait
         self._new: dict[tuple[str, int | None], list[Tensor] | Tensor] = {}
         self._rows: dict[str, Tensor] = {}
 
@@ -137,8 +139,9 @@ class BufferMerger:
     def _merged(self, name: str, target: Tensor, values: list[Tensor] | Tensor) -> Tensor:
         if len(values) == 1 or (isinstance(values, list) and all(value is values[0] for value in values)):
             return values[0]
-        # compared only where this neither synchronizes a device nor is recorded in a graph
-        looks = target.is_cpu and not torch.compiler.is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
+        # not compared where this would be recorded in a graph
+        can_wait = target.is_cpu or (self._may_wait and not target.is_meta)
+        looks = can_wait and not torch.compiler.is_dynamo_compiling() and not torch._C._len_torch_dispatch_stack()
         if target.is_floating_point() or target.is_complex():
             if looks and self._is_table(name) and any(not torch.equal(values[0], value) for value in values[1:]):
                 warnings.warn(
