@@ -5,6 +5,7 @@ import functools
 import pickle
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -325,3 +326,27 @@ def test_functions_that_a_part_leaves_out_of_its_state_work_on_the_copy(name: st
         each.meter.update(torch.tensor(float(number)))
     assert [float(each.meter.total) for each in [model, wrapped, *others]] == list(range(2 + len(others)))
     assert wrapped.meter(torch.ones((), requires_grad=True)).requires_grad
+
+
+def test_a_hook_that_holds_its_module_gets_that_of_the_branch_and_those_of_voters_their_own() -> None:
+    """As the hooks of captum's layer attributions do, which look for the result under the wrapped model's module."""
+
+    def recorded(model: Any) -> dict[nn.Module, Tensor]:
+        results: dict[nn.Module, Tensor] = {}
+
+        def hook_of(layer: nn.Module) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+                results[layer] = output
+
+            return hook
+
+        handle = model[1].register_forward_hook(hook_of(model[1]))
+        model(x)
+        handle.remove()
+        return results
+
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    wrapped: Any = vote.Wrapper(3)(nn.Sequential(nn.Linear(3, 5), nn.Tanh())).eval()
+    assert wrapped[1] not in recorded(wrapped)
+    for voter in wrapped.voters():
+        torch.testing.assert_close(recorded(voter)[voter[1]], voter(x))
