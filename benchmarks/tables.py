@@ -42,8 +42,8 @@ CHOSEN_ON = ("friedman1", "kin8nm", "concrete", "power")  # out-of-fold rows of 
 
 INTRODUCTION = f"""Means and standard errors over the splits that all methods were run on. *Tabular* is `models.tabular(data)` with its
 defaults and ten voters with a noise each, trained by `fit(..., folds={FOLDS}, weight_decay={DECAYS})`. *Epochs chosen* is the same with
-`epochs={LENGTHS}`, from which out-of-fold rows choose. Activation, weight decays and the rule by which `tabular` chooses its embedding were
-chosen on out-of-fold training rows of {", ".join(CHOSEN_ON)}, the rule also on training rows of other tables; test rows were not used. The
+`epochs={LENGTHS}`, from which out-of-fold rows choose. Activation, weight decays and the rules by which `tabular` chooses its embedding and
+weighs columns were chosen on training rows of {", ".join(CHOSEN_ON)}, the rules also on training rows of other tables; test rows were not used. The
 *Gaussian process* has a length scale for each column (a single one for more than {MOST_LENGTHS} columns) and the more likely of an RBF and a
 Matern 5/2 kernel. *NGBoost* is stopped by held-out rows. *Boosted quantiles* are the mean and the 5 and 95 % quantiles of scikit-learn's
 histogram boosting: the NLL is that of a normal distribution whose width is corrected by held-out rows, and the interval is given by the

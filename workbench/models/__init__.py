@@ -19,9 +19,11 @@ from workbench.models.embeddings import (
     quantile_edges,
     whitening,
 )
+from workbench.models.relevance import ColumnFactors
 from workbench.models.tables import is_table, tabular
 
 __all__ = [
+    "ColumnFactors",
     "ColumnLinear",
     "NumericColumns",
     "Periodic",

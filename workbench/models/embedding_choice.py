@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from workbench.console import progress_bar
 from workbench.core.wrapper import compose
 from workbench.engine.threads import torch_threads
+from workbench.models.relevance import MAX_ROWS as RELEVANCE_ROWS
+from workbench.models.relevance import MIN_ROWS_PER_COLUMN, column_factors
 from workbench.training import fit
 
 if TYPE_CHECKING:
@@ -66,29 +68,67 @@ def left_out_error(x: Tensor, y: Tensor) -> float:
     return best
 
 
-def helps(plain: Tensor, embedded: Tensor, y: Tensor) -> bool:
-    """Whether embedded rows predict the targets of left-out rows better than plain rows.
+def targets_of(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the indices of the rows that have a target, and these targets [n, outputs], float64, of mean 0 and variance 1.
+
+    Args:
+        y: values [n, outputs], class numbers [n] (rows with a negative one are left out), or labels [n, labels].
+    """
+    has_class = y >= 0 if y.dim() == 1 and not y.is_floating_point() else torch.ones(len(y), dtype=torch.bool)
+    kept = has_class.nonzero()[:, 0]
+    y = y[kept]
+    targets = (y if y.is_floating_point() or y.dim() > 1 else torch.nn.functional.one_hot(y)).double()
+    targets = targets.reshape(len(y), -1)
+    spread = targets.std(0, correction=0)
+    return kept, ((targets - targets.mean(0)) / spread)[:, spread > 0]
+
+
+def factors_of(x: Tensor, y: Tensor, relevance: bool | None) -> Tensor | None:
+    """Return a factor for each column (`column_factors`); None without relevance, or if there are too few rows.
+
+    Args:
+        x: standardized rows [n, columns].
+        y: targets, as for `targets_of`.
+        relevance: True: of any number of rows; None: only of enough rows for each column; False: never.
+    """
+    kept, targets = targets_of(y)
+    enough = 2 if relevance else max(MIN_ROWS, MIN_ROWS_PER_COLUMN * x.shape[1])
+    if relevance is False or min(len(kept), RELEVANCE_ROWS) < enough or not targets.shape[1]:
+        return None
+    with torch_threads(1):
+        return column_factors(x[kept].double(), targets)
+
+
+def best_judged(
+    plain: Tensor, embedded: Tensor, columns: Tensor, y: Tensor, factors: Tensor | None, relevance: bool | None
+) -> tuple[bool, Tensor | None]:
+    """Return whether embedded rows predict the targets of left-out rows better than plain rows, and the factors of the columns if these help.
 
     Args:
         plain: rows without embeddings [n, k].
         embedded: the same rows with embeddings [n, k'].
-        y: values [n, outputs], class numbers [n] (rows with a negative one are ignored), or labels [n, labels].
+        columns: number of the column that each input of the embedded rows stands for [k'].
+        y: targets, as for `targets_of`.
+        factors: a factor for each column [k]; None: there are none.
+        relevance: True: the factors are used in any case.
     """
-    if y.is_floating_point():
-        targets = y.double().reshape(len(y), -1)
-    elif y.dim() == 1:
-        kept = y >= 0
-        plain, embedded, y = plain[kept], embedded[kept], y[kept]
-        targets = torch.nn.functional.one_hot(y).double()
-    else:
-        targets = y.double()
-    spread = targets.std(0, correction=0)
-    targets = ((targets - targets.mean(0)) / spread)[:, spread > 0]
-    if len(plain) < MIN_ROWS or not targets.shape[1]:
-        return False
+    kept, targets = targets_of(y)
+    if len(kept) < MIN_ROWS or not targets.shape[1]:
+        return False, factors
+    plain, embedded = plain[kept].double(), embedded[kept].double()
+    candidates: list[tuple[bool, Tensor | None]] = [(False, None), (True, None)]
+    if factors is not None:
+        weighted: list[tuple[bool, Tensor | None]] = [(False, factors), (True, factors)]
+        candidates = weighted if relevance else candidates + weighted
+    errors = []
     # on such small matrices several threads are slower, by a factor of hundreds if other processes occupy a core
     with torch_threads(1):
-        return left_out_error(embedded.double(), targets) < left_out_error(plain.double(), targets)
+        for is_embedded, factor in candidates:
+            rows = embedded if is_embedded else plain
+            if factor is not None:
+                rows = rows * (factor[columns] if is_embedded else factor)
+            errors.append(left_out_error(rows, targets))
+    return candidates[errors.index(min(errors))]
 
 
 def best_trained(candidates: Sequence[C], build: Callable[..., nn.Module], data: Data) -> C:
@@ -115,4 +155,4 @@ def best_trained(candidates: Sequence[C], build: Callable[..., nn.Module], data:
     return candidates[min(range(len(losses)), key=losses.__getitem__)]
 
 
-__all__ = ["best_trained", "chosen_rows", "helps", "left_out_error"]
+__all__ = ["best_judged", "best_trained", "chosen_rows", "factors_of", "left_out_error", "targets_of"]

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from workbench.errors import as_count
-from workbench.models.embedding_choice import MIN_TRAINED_ROWS, best_trained, chosen_rows, helps
+from workbench.models.embedding_choice import MIN_TRAINED_ROWS, best_judged, best_trained, chosen_rows, factors_of
 from workbench.models.embeddings import (
     ColumnLinear,
     NumericColumns,
@@ -20,6 +21,7 @@ from workbench.models.embeddings import (
     quantile_edges,
     whitening,
 )
+from workbench.models.relevance import ColumnFactors
 from workbench.training.standardization import moments
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def tabular(
     frequencies: int = 6,
     embedding_dim: int | None = None,
     components: bool | None = None,
+    relevance: bool | None = None,
     width: int = 100,
     depth: int = 2,
     activation: Activation = "silu",
@@ -64,7 +67,7 @@ def tabular(
         data: data set that the network is for, with inputs [n, features]; regression of one or more columns, classes, or several labels.
         embedding: "piecewise", the position of a number within each of its column's bins (`PiecewiseLinear`); "periodic", its sines and cosines
             (`Periodic`); "none"; or "auto", piecewise or none. Fewer than 4,000 training rows are judged by the leave-one-out error of kernel
-            ridge regression on at most 800 of them, within about a second; more by the validation loss of networks trained for 30 to 100
+            ridge regression on at most 800 of them, within seconds; more by the validation loss of networks trained for 30 to 100
             epochs on at most 20,000 of them, within about half a minute. Bins suit targets with steps, and make smooth targets harder to learn.
         bins: maximum number of bins per column, with about equally many training rows each; a column with fewer distinct numbers has fewer.
             None: 16; with "auto" on 4,000 training rows or more, 16 or 48, whichever validates better.
@@ -74,6 +77,11 @@ def tabular(
         components: whether to append the principal components of the numeric columns, each scaled to variance 1 (`PrincipalComponents`), so that
             small differences of nearly collinear columns are learned as fast as the columns. None: False; with "auto", if the condition number
             of the correlation matrix is above 10,000, whichever validates better after a short training.
+        relevance: whether to multiply each column and its embedding by a fixed factor that grows with the relevance of the column, so that
+            columns which tell nothing about the targets or their noise hardly count (`column_factors`: automatic relevance determination, MacKay 1994, on at most
+            400 training rows and their targets). None: False; with "auto" on fewer than 4,000 training rows, whichever has the smaller
+            leave-one-out error, if there are at least 10 rows for each column. A row that differs from the training rows only in columns
+            that hardly count looks like them to the network.
         width: number of units of each hidden layer.
         depth: number of hidden layers.
         activation: activation of the hidden layers, "silu" (Hendrycks & Gimpel 2016), which is smooth, or "relu".
@@ -110,6 +118,8 @@ def tabular(
         raise ValueError(f"dropout must be at least 0 and below 1; found {dropout!r}")
     if not isinstance(components, bool | None):
         raise ValueError(f"components must be True, False or None; found {components!r}")
+    if not isinstance(relevance, bool | None):
+        raise ValueError(f"relevance must be True, False or None; found {relevance!r}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}; found {activation!r}")
     x, n_outputs = _table(data)
@@ -122,9 +132,11 @@ def tabular(
     def build(embedding: Embedding, bins: int, embedding_dim: int, components: bool = False) -> nn.Sequential:
         layers: list[nn.Module] = [standardization]
         inputs = x.shape[1]
+        factor = [] if factors is None else [factors]
         if components and projection is not None:
             layers.append(PrincipalComponents(numeric, projection))
             inputs += projection.shape[1]
+            factor.append(torch.ones(projection.shape[1], dtype=torch.float64))
         if embedding != "none" and numeric:
             embedded: nn.Module
             if embedding == "periodic":
@@ -137,13 +149,23 @@ def tabular(
                 numbers = embedding_dim
             layers.append(NumericColumns(numeric, embedded))
             inputs += len(numeric) * numbers
+            if factors is not None:
+                factor.append(factors[numeric].repeat_interleave(numbers))
+        if factors is not None:
+            layers.append(ColumnFactors(torch.cat(factor)))
         sizes = [inputs, *[width] * depth]
         for before, after in itertools.pairwise(sizes):
             layers += [nn.Linear(before, after), ACTIVATIONS[activation](), *([nn.Dropout(dropout)] if dropout else [])]
         return nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
 
     is_auto = embedding == "auto"
-    if is_auto and numeric and len(x) >= MIN_TRAINED_ROWS:
+    is_trained = is_auto and bool(numeric) and len(x) >= MIN_TRAINED_ROWS
+    factors: Tensor | None = None
+    if relevance or (is_auto and numeric and not is_trained):
+        judged = chosen_rows(standardized)
+        plain, y = standardized[judged], data.train.load().y[judged]
+        factors = factors_of(plain, y, relevance)
+    if is_trained:
         embedded_as = {(bins or n, dim if embedding_dim is None else embedding_dim) for n, dim in BINS_AND_DIMS}
         candidates: list[tuple[Embedding, int, int]] = [
             ("none", 0, 0),
@@ -154,9 +176,11 @@ def tabular(
         bins, embedding_dim = BINS if bins is None else bins, embedding_dim or 0
         if is_auto and numeric:
             edges = [quantile_edges(standardized[:, number], bins) for number in numeric]
-            judged = standardized[rows := chosen_rows(standardized)]
-            embedded = NumericColumns(numeric, PiecewiseLinear(edges))(judged)
-            embedding = "piecewise" if helps(judged, embedded, data.train.load().y[rows]) else "none"
+            layer = PiecewiseLinear(edges)
+            embedded = NumericColumns(numeric, layer)(plain)
+            repeats = torch.tensor([*range(x.shape[1]), *(number for number in numeric for _ in layer.start[0])])
+            is_embedded, factors = best_judged(plain, embedded, repeats, y, factors, relevance)
+            embedding = "piecewise" if is_embedded else "none"
         chosen = (embedding, bins, embedding_dim)
     if components is None and is_auto and condition > MIN_CONDITION and len(x) >= MIN_ROWS_PER_COLUMN * len(numeric):
         components = best_trained([(*chosen, False), (*chosen, True)], build, data)[-1]
