@@ -78,10 +78,10 @@ def tabular(
             small differences of nearly collinear columns are learned as fast as the columns. None: False; with "auto", if the condition number
             of the correlation matrix is above 10,000, whichever validates better after a short training.
         relevance: whether to multiply each column and its embedding by a fixed factor that grows with the relevance of the column, so that
-            columns which tell nothing about the targets or their noise hardly count (`column_factors`: automatic relevance determination, MacKay 1994, on at most
-            400 training rows and their targets). None: False; with "auto" on fewer than 4,000 training rows, whichever has the smaller
-            leave-one-out error, if there are at least 10 rows for each column. A row that differs from the training rows only in columns
-            that hardly count looks like them to the network.
+            columns which tell nothing about the targets or their noise hardly count (`column_factors`: automatic relevance determination,
+            MacKay 1994, on at most 400 training rows and their targets). None: False; with "auto" on fewer than 4,000 training rows,
+            whichever has the smaller leave-one-out error, if there are at least 10 rows for each column. A row that differs from the
+            training rows only in columns that hardly count looks like them to the network.
         width: number of units of each hidden layer.
         depth: number of hidden layers.
         activation: activation of the hidden layers, "silu" (Hendrycks & Gimpel 2016), which is smooth, or "relu".
