@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import copy
 import inspect
+import pickle
 import warnings
-from typing import Any
+from collections.abc import Sized
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from workbench import WorkbenchWarning, Wrapped, compose, is_wrapped, sculpt, unwrap, vote
 
 pytestmark = pytest.mark.usefixtures("seeded")
+Item = TypeVar("Item")
 
 
 # ---- class, attributes, modules --------------------------------------------------------------------------------------
@@ -32,6 +36,54 @@ def test_it_is_an_instance_of_the_users_class(name: str) -> None:
     assert type(wrapped).__name__ == "Net"
     assert (wrapped.kind, wrapped.width, wrapped.size, wrapped.tags) == ("small", 8, 8, {"a": 1})
     assert inspect.getdoc(type(wrapped)) == inspect.getdoc(Net)
+
+
+class Scored(abc.ABC):
+    """An interface without attributes, as those of knowledge graph embeddings and policies."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def score(self, x: Tensor) -> Tensor: ...
+
+
+class Abstract(abc.ABC, Net): ...
+
+
+class Scoring(Scored, Net):
+    def score(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum(-1)
+
+
+class Of(Generic[Item], Net): ...
+
+
+class Shaped(Sized, Net):
+    def __len__(self) -> int:
+        return 3
+
+
+class Slotted(Of[int]):
+    """The interface is not the first base of the class itself."""
+
+
+@pytest.mark.parametrize("cls", [Abstract, Scoring, Of, Of[int], Shaped, Slotted])
+def test_a_class_whose_first_base_is_an_interface(cls: Any) -> None:
+    x, model = torch.randn(4, 3), cls().eval()
+    assert is_wrapped(vote.Wrapper(2)(nn.Sequential(cls()), at="0")[0])
+    for wrapper in (vote.Wrapper(3), compose(vote.Wrapper(3), sculpt.Wrapper())):
+        wrapped: Any = wrapper(copy.deepcopy(model))
+        assert isinstance(wrapped, type(model))
+        assert isinstance(wrapped, Wrapped)
+        assert type(wrapped).__mro__[1] is Wrapped
+        answers = torch.stack([voter(x) for voter in wrapped.voters()])
+        torch.testing.assert_close(wrapped(x, return_risk=True)[0], answers.mean(0))
+        again = pickle.loads(pickle.dumps(wrapped))
+        assert torch.equal(again(x), wrapped(x))
+        assert torch.equal(copy.deepcopy(wrapped)(x), wrapped(x))
+        assert type(unwrap(wrapped)) is type(model)
+        later = type("Later", (type(wrapped),), {})  # as torch makes one for parametrizations of the whole
+        assert later.__mro__[1:] == type(wrapped).__mro__
 
 
 @every_wrapper

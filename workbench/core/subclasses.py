@@ -88,7 +88,29 @@ def subclass(
         namespace["__len__"] = lambda self: len(_contained(self, is_default))
         namespace["__iter__"] = lambda self: iter(_contained(self, is_default))
         namespace["__getitem__"] = lambda self, key: _contained(self, is_default)[key]
-    return types.new_class(cls.__name__, (ours, cls), exec_body=lambda ns: ns.update(namespace))
+    bases, options = ((ours, cls), {}) if _first_base(cls) is object else _after_another_base(ours, cls)
+    return types.new_class(cls.__name__, bases, options, lambda ns: ns.update(namespace))
+
+
+def _first_base(cls: type) -> type:
+    """Return the base of the first class that gave the instances of a class their attributes: object, or one such as ABC, Generic."""
+    while cls.__base__ is not None and cls.__base__.__dictoffset__:
+        cls = cls.__base__
+    return cls.__base__ or object
+
+
+def _after_another_base(ours: type, cls: type) -> tuple[tuple[type, type], dict[str, Any]]:
+    """Return bases and options of a subclass for which objects of `class Net(ABC, nn.Module)` can be exchanged.
+
+    Python lets an object change its class only if both have the same first base, which is that of the first of their bases. So the user's
+    class is the first, and the order in which methods are looked up is set apart.
+    """
+    bases, order = (cls, ours), [*(base for base in ours.__mro__ if base not in cls.__mro__), *cls.__mro__]
+
+    def mro(self: Any) -> list[type]:
+        return [self, *order] if self.__bases__ == bases else type.mro(self)
+
+    return bases, {"metaclass": type(type(cls).__name__, (type(cls),), {"mro": mro})}
 
 
 def _signature(answer: Callable[..., Any], forward: Callable[..., Any]) -> inspect.Signature:
