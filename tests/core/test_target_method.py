@@ -12,7 +12,8 @@ import torch
 from helpers.target_models import Coder, Outer, every_wrapper, ready, used
 from torch import Tensor, nn
 
-from workbench import Risk, Wrapped, compose, is_wrapped, sculpt, unwrap, vote
+from workbench import Risk, Wrapped, calibrate, compose, fit, is_wrapped, laplace, neo, sculpt, selective, unwrap, vote
+from workbench.calibration import adapt_batch_norm
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -257,3 +258,51 @@ def test_example_and_scaling_are_those_of_the_method() -> None:
     kept: Any = wrapped.voters()[0]
     wrapped.unscale()
     assert torch.allclose(kept.decode(z), 10 * wrapped.voters()[0].decode(z) + 1, atol=1e-5)
+
+
+class Encoder(Coder):
+    """The encoder alone, as a model of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.decoder, self.gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
+def test_what_is_trained_calibrated_and_adapted_is_the_method() -> None:
+    x, y = torch.randn(60, 3), torch.randn(60, 2)
+    wrapper = compose(vote.Wrapper(2), sculpt.Wrapper(), neo.Wrapper())
+    torch.manual_seed(0)
+    whole: Any = wrapper(Encoder())
+    torch.manual_seed(0)
+    part: Any = wrapper(Coder(), method="encode")
+    for model in (whole, part):
+        torch.manual_seed(1)
+        fit(model, (x, y), epochs=2, batch_size=20, progress=False)
+        model.eval()
+    expected = whole(x, return_risk=True)
+    torch.testing.assert_close(part.encode(x, return_risk=True)[0], expected[0])
+    torch.testing.assert_close(part.encode(x, return_risk=True)[1].total, expected[1].total)
+    for calibrated in (calibrate(part, (x, y)), calibrate(whole, (x, y))):
+        torch.testing.assert_close(calibrated(x)[:3], expected[0][:3])
+    ours, theirs = (calibrate(model, (x, y))(x, return_risk=True)[1] for model in (part, whole))
+    torch.testing.assert_close(ours.total, theirs.total)
+    kept, expected_kept = (selective(model, (x, y)).predictor(coverage=0.5)(x) for model in (part, whole))
+    torch.testing.assert_close(kept.risk, expected_kept.risk)
+    torch.testing.assert_close(kept.prediction, expected_kept.prediction)
+    torch.testing.assert_close(adapt_batch_norm(part, x).encode(x), adapt_batch_norm(whole, x)(x))
+
+
+def test_laplace_of_a_method_is_tuned_by_its_classes() -> None:
+    x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
+    torch.manual_seed(0)
+    whole: Any = laplace.Wrapper(output="logits")(Encoder())
+    torch.manual_seed(0)
+    part: Any = laplace.Wrapper(output="logits")(Coder(), method="encode")
+    for model in (whole, part):
+        model.eval()
+        model.fit([(x, y)])
+        laplace.tune(model, [(x, y)])
+    torch.testing.assert_close(part.encode(x, return_risk=True)[1].total, whole(x, return_risk=True)[1].total)

@@ -24,6 +24,7 @@ from workbench.calibration.models import (
 from workbench.calibration.one_output import pick
 from workbench.calibration.ranked_rows import check_by, check_confidence, position_risk, row_risk
 from workbench.calibration.staleness import FitsWeights
+from workbench.core.batches.call_arguments import answering
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import at_least_float32
@@ -135,7 +136,7 @@ class SelectivePredictor(SavesPretrained, FitsWeights):
             )
         self.warn_if_trained()
         with evaluating(self.wrapped, whole=True):
-            y, raw_risk = self.wrapped(*args, return_risk=True, **kwargs)
+            y, raw_risk = answering(self.wrapped)(*args, return_risk=True, **kwargs)
         name = output_name(self.wrapped, y)
         risks = risks_at(named_risks(self.wrapped, raw_risk), name).map(at_least_float32)
         part = pick(y, name)

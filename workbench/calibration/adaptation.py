@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.calibration.models import check_model, innermost
 from workbench.calibration.rows import batches_of_rows
-from workbench.core.batches.call_arguments import as_arguments
+from workbench.core.batches.call_arguments import answering, as_arguments
 from workbench.core.batches.graphs import is_graph
 from workbench.core.batches.labelled import paired
 from workbench.core.batches.rows import first_weight
@@ -75,7 +75,7 @@ def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size:
             for norm in norms:
                 # momentum that gives the running mean over all rows so far
                 norm.momentum, norm.training = count / (prior + rows), True
-            wrapped(*args, **kwargs)
+            answering(wrapped)(*args, **kwargs)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum, norm.training = momentum, False
     if not rows:

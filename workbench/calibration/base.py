@@ -26,6 +26,7 @@ from workbench.calibration.models import (
     risks_at,
 )
 from workbench.calibration.one_output import pick, put
+from workbench.core.batches.call_arguments import answering
 from workbench.core.calls.risks import noise_moves_classes
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
@@ -112,8 +113,8 @@ class Calibrated(SavesPretrained, Calibration, ABC):
         self.warn_if_trained()
         with evaluating(self.wrapped, whole=True):
             if not (return_risk or self.moves_prediction or noise_moves_classes(record_of(self.wrapped))):
-                return self._put_back(self.wrapped(*args, **kwargs), Risk())[0]
-            y, uncalibrated = self.wrapped(*args, return_risk=True, **kwargs)
+                return self._put_back(answering(self.wrapped)(*args, **kwargs), Risk())[0]
+            y, uncalibrated = answering(self.wrapped)(*args, return_risk=True, **kwargs)
         y, risk = self._put_back(y, named_risks(self.wrapped, uncalibrated))
         if not return_risk:
             return y

@@ -13,7 +13,7 @@ from workbench.calibration.one_output import one_meaning, one_name, pick
 from workbench.calibration.staleness import FitsWeights
 from workbench.calibration.support import refuse_censored
 from workbench.core.additions import extra
-from workbench.core.batches.call_arguments import as_arguments, check_arguments
+from workbench.core.batches.call_arguments import answering, as_arguments, check_arguments
 from workbench.core.calls.risks import noise_moves_classes
 from workbench.core.outputs.class_scores import Binary, at_least_float32
 from workbench.core.outputs.options import form_of, meaning_of
@@ -180,7 +180,8 @@ def ask_as_given(model: Any, x: Any, risk: bool) -> tuple[Tensor, Risk]:
     check_arguments(model, x)
     risk = risk or noise_moves_classes(record_of(model))
     args, kwargs = as_arguments(model, x)
-    y, risks = model(*args, **kwargs, return_risk=True) if risk else (model(*args, **kwargs), Risk())
+    answer = answering(model)
+    y, risks = answer(*args, **kwargs, return_risk=True) if risk else (answer(*args, **kwargs), Risk())
     name = output_name(model, y)
     part = pick(y, name)
     if part.is_complex():

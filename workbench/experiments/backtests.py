@@ -17,6 +17,7 @@ from workbench import metrics
 from workbench.calibration.models import check_model, named_risks, output_of
 from workbench.console import progress_bar
 from workbench.core.additions import extra
+from workbench.core.batches.call_arguments import answering
 from workbench.core.method import evaluating
 from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data.series import as_series, chosen, column_numbers, windows
@@ -255,7 +256,7 @@ def _forecast(model: Any, x: Tensor, shape: tuple[int, ...], paths: int, seed: i
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
     x, device = x.to(like), like.device
     with evaluating(model, whole=True), torch.no_grad(), own_random(seed, device):
-        prediction, risk = model(x, return_risk=True)
+        prediction, risk = answering(model)(x, return_risk=True)
         if not isinstance(prediction, Tensor) or prediction.shape != shape:
             answer = list(prediction.shape) if isinstance(prediction, Tensor) else type(prediction).__name__
             raise ValueError(

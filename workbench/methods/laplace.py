@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..console import progress_bar
 from ..core.additions import extra
+from ..core.batches.call_arguments import answering
 from ..core.method import Call, Method, evaluating
 from ..core.outputs.class_scores import Classes, cross_entropy
 from ..core.outputs.options import has_classes
@@ -314,7 +315,7 @@ def _negative_log_likelihood(wrapped: Any, args: tuple, kwargs: dict[str, Any], 
     """Return the sum of -log p of the true classes in a batch."""
     device = next(wrapped.parameters()).device
     args, kwargs, target = map_tensors(lambda t: t.to(device), (args, kwargs, target))
-    y = wrapped(*args, **kwargs)
+    y = answering(wrapped)(*args, **kwargs)
     leaves, paths = flatten(y)[0], names(y)
     meanings: Any = resolve(wrapped._workbench.output, lambda: paths, leaves, 0)
     losses = []

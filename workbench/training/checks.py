@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.core.additions import add_extra, remove_extra
-from workbench.core.batches.call_arguments import as_arguments, check_arguments
+from workbench.core.batches.call_arguments import answering, as_arguments, check_arguments
 from workbench.core.batches.rows import Batch, TensorRows, describe, first_weight
 from workbench.core.batches.target_forms import is_one_hot, shape_advice
 from workbench.core.outputs.class_scores import Classes
@@ -209,7 +209,7 @@ def _predict(wrapped: Wrapped, x: Any, scaled: bool) -> tuple[Any, dict[Key, tor
 
     def predict(inputs: Any) -> Any:
         args, kwargs = as_arguments(wrapped, inputs)
-        prediction = wrapped(*args, **kwargs)
+        prediction = answering(wrapped)(*args, **kwargs)
         for method in wrapped._workbench.methods:
             method.check(wrapped, args, kwargs)
         return prediction

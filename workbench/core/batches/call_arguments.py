@@ -40,6 +40,12 @@ def _called(wrapped: Any) -> Callable[..., Any]:
     return functools.partial(getattr(type(wrapped)._plain_class, wrapped._workbench.method), wrapped)
 
 
+def answering(model: Any) -> Callable[..., Any]:
+    """Return what answers for a model: the method that was wrapped, if it is not forward, or the model itself."""
+    record = getattr(model, "__dict__", {}).get("_workbench")
+    return model if record is None or record.method == "forward" else getattr(model, record.method)
+
+
 def check_arguments(wrapped: Any, inputs: Any) -> None:
     """Raise TypeError, with how to give them, if the inputs of a batch are too few or too many for the model."""
     called = _called(wrapped)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -90,15 +91,28 @@ def reduced(
         return _with_detections(record.output, branched, leaves, risks)
     output = branched.rebuild(leaves)
     if all(meaning is None for meaning in meanings):
-        kinds = ", ".join(
-            f"{path}: {str(leaf.dtype).removeprefix('torch.') if isinstance(leaf, Tensor) else type(leaf).__name__}"
-            for path, leaf in zip(paths(output), leaves, strict=True)
-        )
-        raise TypeError(
-            f"the output holds no floating-point tensor ({kinds}), so it has no risk; return the scores or values, and do argmax, rounding "
-            "or decoding outside the wrapped model"
-        )
+        refuse_without_numbers(output, leaves)
     return output, {name: branched.rebuild(values) for name, values in risks.items()}
+
+
+def refuse_without_numbers(output: Any, leaves: Sequence[Any]) -> NoReturn:
+    """Refuse an output that has nothing to average.
+
+    Args:
+        output: of the model, or of its branches.
+        leaves: its leaves.
+
+    Raises:
+        TypeError: always.
+    """
+    kinds = ", ".join(
+        f"{path}: {str(leaf.dtype).removeprefix('torch.') if isinstance(leaf, Tensor) else type(leaf).__name__}"
+        for path, leaf in zip(paths(output), leaves, strict=True)
+    )
+    raise TypeError(
+        f"the output holds no floating-point tensor ({kinds}), so it has no risk; return the scores or values, and do argmax, rounding "
+        "or decoding outside the wrapped model"
+    )
 
 
 def _with_detections(

@@ -23,7 +23,7 @@ from ..outputs.slips import listening, refuse_class_numbers, warn_unsaid
 from ..outputs.transformed_losses import refuse_transformed
 from ..ownership import engine_of, table_of
 from .predict import plan_of, run
-from .risks import pair_of
+from .risks import pair_of, refuse_without_numbers
 
 
 def loss(
@@ -79,6 +79,8 @@ def losses_of_models(
         first: position of the first of these models along the outermost axis.
     """
     record, axes = wrapped._workbench, branched.axes
+    if not any(isinstance(leaf, Tensor | Ragged) for leaf in branched.leaves):
+        refuse_without_numbers(branched.rebuild(branched.leaves), branched.leaves)
     if criterion is not None:
         refuse_transformed(wrapped, criterion, axes)
     pair = pair_of(record, axes)

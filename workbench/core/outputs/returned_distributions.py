@@ -81,7 +81,8 @@ def _check(distribution: Distribution, method: Any) -> None:
         moments = distribution.mean, distribution.variance
     except NotImplementedError as error:
         raise ValueError(
-            f"the model returns a {name}, which has no mean or variance in closed form: return samples or moments"
+            f"the model returns a {name}, which has no mean or variance in closed form: return samples or "
+            "moments, or let forward take the values and return their log-probability"
         ) from error
     if any(bool(moment.isnan().all()) for moment in moments if moment.numel() and moment.device.type == "cpu"):
         raise ValueError(
