@@ -117,6 +117,40 @@ def test_a_loss_of_a_kept_tensor_is_told_and_nothing_else() -> None:
         (wrapped(torch.randn(6, 5)).sum() + wrapped.hidden.square().mean()).backward()
 
 
+class Regularized(nn.Module):
+    """Keeps its penalty in a buffer, as embeddings of pykeen do, which another library adds to the loss."""
+
+    def __init__(self, persistent: bool = True, kept: str = "penalty") -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.register_buffer("penalty", torch.zeros(()), persistent=persistent)
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.fc(x))
+        setattr(self, self.kept, h.square().mean())
+        return self.head(h)
+
+
+@pytest.mark.parametrize(
+    "wrapper", [vote.Wrapper(3), vote.Wrapper(3, share=1), vote.Wrapper(3, strategy="loop"), sculpt.Wrapper()]
+)
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_term_of_a_loss_in_a_buffer_is_told(persistent: bool, wrapper: Any) -> None:
+    x, wrapped = torch.randn(12, 3), wrapper(Regularized(persistent)).train()
+    with pytest.warns(
+        WorkbenchWarning, match="tensor with gradients in the buffer 'penalty', of which only the numbers"
+    ):
+        wrapped(x, tile_and_reduce=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.no_grad():
+            wrapped(x)
+        other = wrapper(Regularized(kept="attribute")).train()  # as the warning says
+        other(x, tile_and_reduce=True)
+    assert other.attribute.requires_grad
+
+
 # ---- norms that forward freezes --------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import compose, sample, sculpt, vote
+from workbench import PurityError, compose, neo, sample, sculpt, vote
 
 SCALE = 1.0
 SCALES = [1.0]
@@ -253,3 +253,74 @@ def test_tensors_of_branches_under_a_second_name(training, strategy):
         change()
         wrapped.zero_grad()
         check()
+
+
+class Keeps(nn.Module):
+    """Keeps what an argument or a flag asks for, as attention does with its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head, self.asked, self.steps = nn.Linear(4, 3), nn.Linear(3, 1), False, []
+
+    def forward(self, x, keep=False):
+        h = torch.tanh(self.fc(x))
+        if keep or self.asked:
+            self.mean, self.hidden = h.mean(), h
+            self.steps.append(len(x))
+        return self.head(h)
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Keeps()
+
+    def forward(self, x, **options):
+        return self.part(x, **options)
+
+
+@pytest.mark.parametrize("by", ["argument", "flag", "argument of a part"])
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        vote.Wrapper(3),
+        vote.Wrapper(3, strategy="loop"),
+        vote.Wrapper(3, share=1),
+        vote.Wrapper(3, share="rank1"),
+        sculpt.Wrapper(),
+        sample.Wrapper(3),
+        neo.Wrapper(),
+        compose(vote.Wrapper(3), sculpt.Wrapper()),
+    ],
+)
+def test_what_a_later_call_keeps_for_the_first_time(wrapper, gradients, by):
+    def part_of(model):
+        return model.part if by.endswith("part") else model
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 4)
+    wrapped = wrapper(Around() if by.endswith("part") else Keeps()).eval()
+    part, options = part_of(wrapped), {} if by == "flag" else {"keep": True}
+    voters = [part_of(voter) for voter in wrapped.voters()]
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            wrapped(x)
+        assert not hasattr(part, "hidden")
+        part.asked = by == "flag"
+        for step in range(1, 4):
+            wrapped(x + step, **options)
+            assert part.steps == [5] * step
+            hidden = torch.stack([torch.tanh(voter.fc(x + step)) for voter in voters])
+            if "sample" not in wrapped.methods:
+                torch.testing.assert_close(part.hidden, hidden[0])
+                torch.testing.assert_close(part.mean, hidden.mean() if gradients else hidden[0].mean())
+        assert part.mean.requires_grad == gradients
+
+
+def test_what_a_later_call_changes_is_refused_where_nothing_may_change():
+    wrapped = vote.Wrapper(3, purity="raise")(Keeps()).eval()
+    wrapped(X)
+    with pytest.raises(PurityError, match="steps"):
+        wrapped(X, keep=True)
+    assert wrapped.steps == []

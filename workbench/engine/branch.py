@@ -18,6 +18,7 @@ from ..introspect.unregistered import assigned_in_forward, unregistered
 from .clone import places
 from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import MISSING, copy_values, set_values
+from .effects.later_changes import LaterChanges
 from .effects.parameters import REMEDY, ParameterViews
 from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_whole
 from .joint_layers import JointForward, can_be_joint
@@ -56,6 +57,8 @@ class Clone:
         self._kept: list[tuple[Any, Any, str]] = []  # places where forward has put tensors of slots
         self._unregistered: set[tuple[nn.Module, str]] | None = None  # modules, and attributes that hold tensors
         self._assigned: list[tuple[nn.Module, str]] | None = None  # modules, and attributes that forward may set
+        # its attributes before a pass of a model that has changed none, and what of them belongs to slots
+        self.later: tuple[LaterChanges, list[tuple[Any, Any, Tensor]]] | None = None
         self.buffers = buffers
         self.copied_buffers = buffers  # buffers that the next pass may write into, so that it gets copies
         # buffers that may be written in evaluation mode too; torch's own layers write theirs in training mode only

@@ -31,6 +31,7 @@ from .effects.attributes import (
 from .effects.branch_values import copy_values, get_values, held_elsewhere, set_values, tensors_in, transfer
 from .effects.contents import Contents
 from .effects.inputs import Key
+from .effects.later_changes import LaterChanges
 from .effects.parameters import ParameterWrites, explain_write
 from .effects.random import RandomSources, find_generators
 from .effects.reseeding import refused_in_threads
@@ -315,10 +316,26 @@ class Clones:
             PurityError: if forward changes attributes and `plan.purity` is "raise".
             RuntimeError: if forward creates layers, which nothing would train.
         """
-        if self.root.training in self.watched and not self.impure and (first or self._writes is None):
+        known = self.root.training in self.watched and not self.impure and (first or self._writes is None)
+        if known and not (first and plan.purity == "raise"):
             self._last = clone
-            return nullcontext()
+            return self._watching_later(clone) if first else nullcontext()
         return self._watching_first(clone, plan) if first else self._watching_next(clone, plan)
+
+    @contextmanager
+    def _watching_later(self, clone: Clone) -> Iterator[None]:
+        """Return a context manager for the first branch of a model that has changed no attribute so far, but may do so in this call."""
+        if clone.later is None:
+            clone.later = LaterChanges(clone.tree), clone.loose_tensors()
+        later, loose = clone.later
+        yield
+        with clone.with_tensors(loose) if loose else nullcontext():
+            changes = later.take()
+        if changes:
+            clone.refuse_changed_holders(changes)
+            self.impure |= changes | held_elsewhere(self.root, clone.tree, changes, {})
+            clone.note_kept(get_values(self.impure, clone.tree))
+            self.ever_impure = True
 
     @contextmanager
     def _watching_next(self, clone: Clone, plan: Plan) -> Iterator[None]:
