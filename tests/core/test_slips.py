@@ -193,6 +193,18 @@ def test_objects_that_differ_from_voter_to_voter_are_refused(function: Any, word
         vote.Wrapper(5)(Gives(function)).eval()(X)
 
 
+@pytest.mark.parametrize("wrapper", [vote.Wrapper(2), sculpt.Wrapper(), laplace.Wrapper()])
+def test_an_object_in_place_of_tensors_is_refused_by_the_loss_as_by_a_call(wrapper: Any) -> None:
+    """Such as the flow that a module of zuko returns."""
+    wrapped: Any = wrapper(Gives(lambda h: types.SimpleNamespace(log_prob=lambda y: -(y - h).square())))
+    for call in (
+        lambda: wrapped(X),
+        lambda: wrapped.loss(lambda flow, y: -flow.log_prob(y).mean(), X, LABELS[:, None]),
+    ):
+        with pytest.raises(TypeError, match=r"SimpleNamespace.*return"):
+            call()
+
+
 def test_objects_that_are_alike_pass() -> None:
     grid = np.arange(3)
     wrapped = vote.Wrapper(3)(Gives(lambda h: (h, types.SimpleNamespace(scale=torch.ones(2)), grid.copy()))).eval()

@@ -117,6 +117,7 @@ class BufferMerger:
         targets, merged = [], []
         with torch.no_grad():
             for name, rows in self._rows.items():
+                _warn_of_gradient(name, rows)
                 target = bank.get(name)
                 _refuse_shape(name, target.shape[1:], rows.shape[1:])
                 targets.append(target)
@@ -129,6 +130,7 @@ class BufferMerger:
                 if isinstance(values, list):
                     for other in values[1:]:
                         _refuse_shape(name, values[0].shape, other.shape)
+                _warn_of_gradient(name, values[0])
                 new = self._merged(name, target, values)
                 if target.shape != new.shape and not (row is None and self._allow_resize(name)):
                     _refuse_shape(name, target.shape, new.shape)
@@ -161,6 +163,18 @@ class BufferMerger:
                 stacklevel=2,
             )
         return values[0]
+
+
+def _warn_of_gradient(name: str, new: Tensor) -> None:
+    """Warn of a buffer that forward has computed with gradients, such as a term of a loss, since only its numbers are kept."""
+    if new.requires_grad and not torch.compiler.is_dynamo_compiling():
+        warnings.warn(
+            f"forward keeps a tensor with gradients in the buffer {name.partition('@')[0]!r}, of which only the numbers are kept: a loss that "
+            "uses it, here or in a later call, trains nothing by it. Keep it in an attribute that is no buffer (a number is averaged over the "
+            "branches, so that each learns from its own), return it, or detach it if no loss uses it",
+            WorkbenchWarning,
+            stacklevel=2,
+        )
 
 
 def _refuse_shape(name: str, registered: Sequence[int], new: Sequence[int]) -> None:
