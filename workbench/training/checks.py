@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from workbench.core.standardize import Key, items_of
 from workbench.core.wrapped import Wrapped
 from workbench.distributions.parametric import Parametric
 from workbench.engine.tree import children, flatten, is_float, names, tensors
-from workbench.errors import as_count
+from workbench.errors import WorkbenchWarning, as_count
+from workbench.introspect.source_lines import user_stacklevel
 from workbench.training.default_losses import Criterion, LossByMeaning
 
 LR = 0.01  # learning rate of the default optimizer
@@ -62,6 +64,26 @@ def check_numbers(
     if optimizer is not None and (lr != LR or weight_decay):
         raise ValueError(
             "lr and weight_decay apply to the default optimizer only; set those of your own optimizer where it is made"
+        )
+
+
+def warn_of_untrained(criterion: Any, trained: Iterable[Tensor]) -> None:
+    """Warn if a criterion has parameters that the training does not change, such as the class centres of an angular margin loss.
+
+    Args:
+        criterion: the criterion.
+        trained: parameters that the optimizer holds.
+    """
+    held = set(trained)
+    own = criterion.named_parameters() if isinstance(criterion, nn.Module) else ()
+    names = [name for name, parameter in own if parameter.requires_grad and parameter not in held]
+    if names:
+        warnings.warn(
+            f"criterion: this {type(criterion).__name__} has parameters of its own ({', '.join(names[:3])}), which this training does not "
+            "change. Give optimizer=lambda parameters: torch.optim.Adam([*parameters, *criterion.parameters()]), without folds; or freeze them "
+            "(criterion.requires_grad_(False))",
+            WorkbenchWarning,
+            stacklevel=user_stacklevel(),
         )
 
 

@@ -36,7 +36,7 @@ from workbench.trackers.delivery import tracker_of
 from workbench.training.augmentation import Augmentation, augmentations
 from workbench.training.batches import Batches
 from workbench.training.checkpoint import Checkpoint
-from workbench.training.checks import LR, check_modes, check_numbers, check_objects, sole_likelihood
+from workbench.training.checks import LR, check_modes, check_numbers, check_objects, sole_likelihood, warn_of_untrained
 from workbench.training.class_weights import Weights
 from workbench.training.copied_state import copied_state
 from workbench.training.ddp import check_agreement, join
@@ -275,9 +275,12 @@ def fit(
         if fold_layout is None:
             resolved_optimizer, scheduler = make_optimizer(wrapped, optimizer, rates[0], decays[0], batches, lengths[0])
             settings["optimizer"] = describe_optimizer(resolved_optimizer, scheduler is not None)
+            trained = [p for group in resolved_optimizer.param_groups for p in group["params"]]
         else:
             settings["folds"] = hashlib.sha256(fold_layout[0].numpy().tobytes()).hexdigest()
             settings["optimizer"] = f"StackedAdam, lr {rates}, weight decay {decays}"
+            trained = list(wrapped.parameters())
+        warn_of_untrained(criterion, trained)
         if parallel is not None:
             check_agreement(train, valid, settings, callback is not None)
 
