@@ -67,9 +67,8 @@ def test_equal_rows_leave_all_columns_equally_relevant() -> None:
 
 
 def test_the_residuals_are_those_of_a_loop_without_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "workbench.models.relevance.STEPS", 1
-    )  # the start is kept: one precision, and the noise `NOISE`
+    # the start is kept: one precision, and the noise `NOISE`
+    monkeypatch.setattr("workbench.models.relevance.STEPS", 1)
     x = rows(20, 2)
     y = x.sum(1, keepdim=True).sin()
     relevance, residual = relevances(x, y)

@@ -296,7 +296,8 @@ class Engine:
     def _keep(self, plan: Plan, results: Sequence[Result], branched: Branched, first: bool) -> None:
         """Write the merged buffers, attributes and objects of the branches; `first` in the first call in its mode."""
         at_once = EXECUTORS[self.dispatcher.decisions[self.dispatcher.kind].executor].at_once
-        targets, values = merged_buffers(plan, results, self.clones.allow_resize, self.clones.is_table, first)
+        clones = self.clones
+        targets, values = merged_buffers(plan, results, clones.allow_resize, clones.is_table, first, self.root.training)
         written = versions(targets)
         try:
             commit(targets, values)

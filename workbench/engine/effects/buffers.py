@@ -23,6 +23,7 @@ def merged_buffers(
     allow_resize: Callable[[str], bool] = lambda name: False,
     is_table: Callable[[str], bool] = lambda name: False,
     may_wait: bool = False,
+    training: bool = False,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the buffers that the branches have written into, whole or rows of stacked ones, and their merged values.
 
@@ -32,8 +33,9 @@ def merged_buffers(
         allow_resize: asked, with its name, for a buffer that all branches share and that has another shape now: whether it may.
         is_table: asked whether a buffer that all branches share is a table that forward computes rather than a statistic.
         may_wait: whether buffers on other devices are compared as well, which makes the program wait for the device.
+        training: whether to warn of buffers that hold gradients.
     """
-    merger = BufferMerger(allow_resize, is_table, may_wait)
+    merger = BufferMerger(allow_resize, is_table, may_wait, training)
     if isinstance(results, StackedResults):
         _add_stacked(merger, plan, results)
     else:
@@ -90,11 +92,13 @@ class BufferMerger:
     a state from which the next call goes on.
 
     Args:
-        allow_resize, is_table, may_wait: see `merged_buffers`.
+        allow_resize, is_table, may_wait, training: see `merged_buffers`.
     """
 
-    def __init__(self, allow_resize: Callable[[str], bool], is_table: Callable[[str], bool], may_wait: bool) -> None:
-        self._allow_resize, self._is_table, self._may_wait = allow_resize, is_table, may_wait
+    def __init__(
+        self, allow_resize: Callable[[str], bool], is_table: Callable[[str], bool], may_wait: bool, training: bool
+    ) -> None:
+        self._allow_resize, self._is_table, self._may_wait, self._training = allow_resize, is_table, may_wait, training
         self._new: dict[tuple[str, int | None], list[Tensor] | Tensor] = {}
         self._rows: dict[str, Tensor] = {}
 
@@ -117,7 +121,7 @@ class BufferMerger:
         targets, merged = [], []
         with torch.no_grad():
             for name, rows in self._rows.items():
-                _warn_of_gradient(name, rows)
+                self._check_gradient(name, rows)
                 target = bank.get(name)
                 _refuse_shape(name, target.shape[1:], rows.shape[1:])
                 targets.append(target)
@@ -130,7 +134,7 @@ class BufferMerger:
                 if isinstance(values, list):
                     for other in values[1:]:
                         _refuse_shape(name, values[0].shape, other.shape)
-                _warn_of_gradient(name, values[0])
+                self._check_gradient(name, values[0])
                 new = self._merged(name, target, values)
                 if target.shape != new.shape and not (row is None and self._allow_resize(name)):
                     _refuse_shape(name, target.shape, new.shape)
@@ -164,17 +168,16 @@ class BufferMerger:
             )
         return values[0]
 
-
-def _warn_of_gradient(name: str, new: Tensor) -> None:
-    """Warn of a buffer that forward has computed with gradients, such as a term of a loss, since only its numbers are kept."""
-    if new.requires_grad and not torch.compiler.is_dynamo_compiling():
-        warnings.warn(
-            f"forward keeps a tensor with gradients in the buffer {name.partition('@')[0]!r}, of which only the numbers are kept: a loss that "
-            "uses it, here or in a later call, trains nothing by it. Keep it in an attribute that is no buffer (a number is averaged over the "
-            "branches, so that each learns from its own), return it, or detach it if no loss uses it",
-            WorkbenchWarning,
-            stacklevel=2,
-        )
+    def _check_gradient(self, name: str, new: Tensor) -> None:
+        """Warn of a buffer that forward has computed with gradients, such as a term of a loss, since only its numbers are kept."""
+        if self._training and new.requires_grad and not torch.compiler.is_dynamo_compiling():
+            warnings.warn(
+                f"forward keeps a tensor with gradients in the buffer {name.partition('@')[0]!r}, of which only the numbers are kept: a loss "
+                "that uses it, here or in a later call, trains nothing by it. Keep it in an attribute that is no buffer (a number is averaged "
+                "over the branches, so that each learns from its own), return it, or detach it if no loss uses it",
+                WorkbenchWarning,
+                stacklevel=2,
+            )
 
 
 def _refuse_shape(name: str, registered: Sequence[int], new: Sequence[int]) -> None:
