@@ -39,7 +39,8 @@ def test_parameters_that_no_optimizer_holds_are_told(options: Any, data: tuple[T
 @pytest.mark.parametrize("frozen", [False, True])
 def test_what_the_warning_says_is_right(frozen: bool, data: tuple[Tensor, Tensor]) -> None:
     criterion = Weighed().requires_grad_(not frozen)
-    options: Any = {} if frozen else {"optimizer": lambda own: torch.optim.Adam([*own, *criterion.parameters()], 0.1)}
+    optimizer = lambda parameters: torch.optim.Adam([*parameters, *criterion.parameters()], 0.1)  # noqa: E731
+    options: Any = {} if frozen else {"optimizer": optimizer}
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "criterion:")
         fit(vote.Wrapper(2)(nn.Linear(5, 1)), data, criterion=criterion, epochs=2, progress=False, **options)

@@ -189,8 +189,10 @@ class Clone:
             self.places = [*(self.places if temporary else ()), *places(self.root, slots, copies)]
 
     def constants(self) -> list[Tensor]:
-        """Return the tensors that the model holds without having registered them when it was wrapped, other than those that forward leaves
-        behind: buffers of torch's layers are those that pruning and normalizing hooks have added since."""
+        """Return the tensors that were no parameters and buffers when the model was wrapped, other than those that forward leaves behind.
+
+        Buffers of torch's layers among them were added since, by pruning and normalizing hooks.
+        """
         if self._unregistered is None:
             with torch._C.DisableTorchFunctionSubclass():  # a factored weight that is looked at becomes a product
                 entries = unregistered(self.root)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from math import prod
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from .effects.parameters import ParameterWrites, explain_write
 from .effects.random import RandomSources, find_generators
 from .effects.reseeding import refused_in_threads
 from .encoder_layers import in_modes
+from .layer_sizes import kernel_sizes, linear_size
 from .plan import Index, Plan
 from .rank_one import DenseSlots
 from .registrations import new_caches, registered
@@ -281,8 +281,8 @@ class Clones:
             self._current = set(self._memory)
             self._clones.clear()
             self._generators = find_generators(self._tree)
-            self.n_weights, self.width = _size(self._tree)
-            self.kernels = _kernels(self._tree)
+            self.n_weights, self.width = linear_size(self._tree)
+            self.kernels = kernel_sizes(self._tree)
             self.n_hooks = sum(len(vars(module)[kind]) for module in self._tree.values() for kind in HOOKS)
         self._note()
 
@@ -429,27 +429,6 @@ class Clones:
         for i, (path, module) in enumerate(self._tree.items()):
             if path in tree and tree[path].training is not self.modes[i]:
                 module.__dict__["training"] = self.modes[i] = tree[path].training
-
-
-def _size(tree: Tree) -> tuple[int, int]:
-    """Return the number of weights of a network with linear layers only, and the largest number of inputs or outputs of one; 0 for others."""
-    layers = [module for module in tree.values() if module._parameters]
-    if not layers or any(not isinstance(layer, nn.Linear) for layer in layers):
-        return 0, 0
-    sizes = [(layer.in_features, layer.out_features) for layer in layers if isinstance(layer, nn.Linear)]
-    return sum(a * b for a, b in sizes), max(map(max, sizes))
-
-
-def _kernels(tree: Tree) -> dict[str, int]:
-    """Return the number of weights of each convolution by slot."""
-    return {
-        f"{path}.weight".removeprefix("."): layer.out_channels
-        * layer.in_channels
-        // layer.groups
-        * prod(layer.kernel_size)
-        for path, layer in tree.items()
-        if isinstance(layer, nn.modules.conv._ConvNd)
-    }
 
 
 def _report_changes(root: nn.Module, purity: str, differences: str, new: bool) -> None:

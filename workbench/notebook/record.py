@@ -176,9 +176,9 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
 
     Args:
         name: name of the table, unique in the notebook.
-        frame: DataFrame (an index other than 0, 1, 2, ... becomes its first columns; of more than 1,000 rows the first are shown, and all
-            are stored), or a DataFrame's ``.style``
-            with custom formats and highlights (its index is shown but not stored). Dates are stored as text (ISO 8601), missing ones as None.
+        frame: DataFrame (an index other than 0, 1, 2, ... becomes its first columns; of more than 1,000 rows the first are shown, and all are
+            stored), or a DataFrame's ``.style`` with custom formats and highlights (its index is shown but not stored). Dates are stored as
+            text (ISO 8601), missing ones as None.
 
     Raises:
         TypeError: `frame` is not a table, or holds values other than dates that `record` doesn't accept.
@@ -193,6 +193,7 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
     import pandas as pd
     from pandas.io.formats.style import Styler
 
+    style: Any  # the stubs of pandas lack its attribute `data`
     if isinstance(frame, pd.DataFrame):
         if not isinstance(frame.index, pd.RangeIndex):
             frame = frame.reset_index()
@@ -206,7 +207,7 @@ def record_table(name: str, frame: pd.DataFrame | Styler) -> None:
             style = style.set_caption(f"the first {len(shown):,} of {len(table):,} rows; all are stored")
     elif isinstance(frame, Styler):
         style = copy.deepcopy(frame)
-        table = shown = style.data  # type: ignore[attr-defined]
+        table = shown = style.data
     else:
         raise TypeError(f"record_table({name!r}, ...) takes a pandas DataFrame or Styler, not {type(frame).__name__}")
     titles = [" ".join(map(str, c)).strip() if isinstance(c, tuple) else str(c) for c in table.columns]

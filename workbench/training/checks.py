@@ -75,8 +75,8 @@ def warn_of_untrained(criterion: Any, trained: Iterable[Tensor]) -> None:
         trained: parameters that the optimizer holds.
     """
     held = set(trained)
-    own = criterion.named_parameters() if isinstance(criterion, nn.Module) else ()
-    names = [name for name, parameter in own if parameter.requires_grad and parameter not in held]
+    parameters = criterion.named_parameters() if isinstance(criterion, nn.Module) else ()
+    names = [name for name, parameter in parameters if parameter.requires_grad and parameter not in held]
     if names:
         warnings.warn(
             f"criterion: this {type(criterion).__name__} has parameters of its own ({', '.join(names[:3])}), which this training does not "

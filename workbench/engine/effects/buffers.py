@@ -30,8 +30,8 @@ def merged_buffers(
     Args:
         plan: the plan of the run.
         results: the results of its branches.
-        allow_resize: asked, with its name, for a buffer that all branches share and that has another shape now: whether it may.
-        is_table: asked whether a buffer that all branches share is a table that forward computes rather than a statistic.
+        allow_resize: returns whether the buffer of a name, which all branches share, may have another shape now.
+        is_table: returns whether a buffer that all branches share is a table that forward computes rather than a statistic.
         may_wait: whether buffers on other devices are compared as well, which makes the program wait for the device.
         training: whether to warn of buffers that hold gradients.
     """
