@@ -95,8 +95,8 @@ def auto(data: Data) -> nn.Module:
 
     Example:
         >>> from workbench import data
-        >>> [type(layer).__name__ for layer in auto(data.load("diabetes"))][:2], type(auto(data.load("digits"))[0]).__name__
-        (['Standardization', 'Linear'], 'Flatten')
+        >>> [type(auto(data.load(name))[0]).__name__ for name in ("diabetes", "digits")]
+        ['Standardization', 'Flatten']
     """
     return READY[suited(data)](data)
 
