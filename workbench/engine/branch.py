@@ -20,6 +20,7 @@ from .effects.attributes import Tree, Values, modules
 from .effects.branch_values import MISSING, copy_values, set_values
 from .effects.later_changes import LaterChanges
 from .effects.parameters import REMEDY, ParameterViews
+from .embeddings import LookUpForward, has_padding
 from .encoder_layers import PaddedForward, WholeForward, can_be_padded, can_be_whole
 from .joint_layers import JointForward, can_be_joint
 from .plan import Index, Intervention, Plan, RankOne, Rule
@@ -106,6 +107,8 @@ class Clone:
                 module.__dict__["forward"] = WholeForward(module, path)
             elif can_be_padded(module):
                 module.__dict__["forward"] = PaddedForward(module, undisturbed)
+            elif has_padding(module):
+                module.__dict__["forward"] = LookUpForward(module)
 
     def _factored_layers(self, factored: set[str]) -> dict[str, nn.Module]:
         """Return, by slot, the layers that can use a factored weight, which must not be used anywhere else."""
