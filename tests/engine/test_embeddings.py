@@ -86,7 +86,7 @@ def test_a_layer_with_padding_runs_at_once(build: type[Net]) -> None:
 @pytest.mark.parametrize("build", [ByFunction, Negative, Operation])
 def test_a_function_with_padding_is_refused_at_once(build: type[Net], share: Any) -> None:
     wrapped = vote.Wrapper(3, share=share, strategy="vmap")(build())
-    with pytest.raises(RuntimeError, match="vmap gives the padding of all voters but the first a gradient"):
+    with pytest.raises(RuntimeError, match="vmap differentiates embedding with padding"):
         wrapped(torch.randn(40, 6), tile_and_reduce=True)
 
 

@@ -223,11 +223,3 @@ def test_vmap_is_refused_where_it_would_hide_gradients(build: Any) -> None:
     wrapped = vote.Wrapper(3, strategy="vmap")(build())
     with pytest.raises(RuntimeError, match="asks whether a tensor requires gradients"):
         wrapped(torch.randn(6, 5), tile_and_reduce=True)
-
-
-@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="this version of torch has none")
-def test_vmap_is_refused_for_a_loss_that_is_differentiated_in_its_forward_pass() -> None:
-    options = nn.LinearCrossEntropyOptions(batch_chunk_size=2)  # by chunks
-    wrapped = vote.Wrapper(3, strategy="vmap")(nn.LinearCrossEntropyLoss(4, 3, options=options))
-    with pytest.raises(RuntimeError, match="linear_cross_entropy asks whether gradients are required"):
-        wrapped(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]), tile_and_reduce=True)

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from .rank_one import FactoredWeight, LayerForward
+from .rank_one import LayerForward
 
 _is_batched: Any = torch._C._functorch.is_batchedtensor
 
@@ -44,17 +43,4 @@ def has_padding(layer: nn.Module) -> bool:
     )
 
 
-def forgets_padding(function: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether a call looks up tokens in weights that both differ between branches, with padding."""
-    if function is F.embedding:
-        (tokens, weight), padding = args[:2], kwargs.get("padding_idx")
-    elif function is torch.embedding:
-        (weight, tokens), padding = args[:2], args[2] if len(args) > 2 else kwargs.get("padding_idx", -1)
-        padding = None if padding < 0 else padding
-    else:
-        return False
-    differ = _is_batched(tokens) and (_is_batched(weight) or isinstance(weight, FactoredWeight))
-    return differ and padding is not None and torch.is_grad_enabled()
-
-
-__all__ = ["LookUpForward", "forgets_padding", "has_padding"]
+__all__ = ["LookUpForward", "has_padding"]

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..branch import Clone, is_batched
 from ..effects.outside import OutsideTensors, OutsideWatch
 from ..effects.random import RandomSources
-from ..embeddings import forgets_padding
 from ..tree import flatten
+from .wrong_rules import wrong_rule
 
 _functorch: Any = torch._C._functorch
 References = list[weakref.ref[Tensor]]
@@ -67,18 +67,11 @@ class FirstPass(OutsideWatch):
     ) -> Any:
         if function in _AUTOGRAD and is_batched(args[0]) and _requires_grad(args[0]):
             raise RuntimeError("the model asks whether a tensor requires gradients, which vmap hides")
-        name = getattr(function, "__name__", "")
-        if (
-            name == "linear_cross_entropy" and torch.is_grad_enabled()
-        ):  # by chunks it is differentiated in the forward pass
-            raise RuntimeError("linear_cross_entropy asks whether gradients are required, which vmap hides")
-        if name in _ATTENTION and any(map(_is_on_gpu, flatten((args, kwargs))[0])):
+        if wrong := wrong_rule(function, args, kwargs or {}):
+            raise RuntimeError(wrong)
+        if getattr(function, "__name__", "") in _ATTENTION and any(map(_is_on_gpu, flatten((args, kwargs))[0])):
             # it is also slower than a loop over branches where attention is large
             raise RuntimeError("on a GPU, vmap has no rule for fused attention that keeps what gradients need")
-        if forgets_padding(function, args, kwargs or {}):
-            raise RuntimeError(
-                "vmap gives the padding of all voters but the first a gradient, in embeddings of different tokens"
-            )
         generator = (kwargs or {}).get("generator")
         if generator is not None and self._sources is not None and not self._sources.hold(generator):
             raise RuntimeError(
