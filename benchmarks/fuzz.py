@@ -3,7 +3,7 @@ an unhelpful error of Python or torch, or hang.
 
 The calls are generated as in `tests/test_fuzz.py`, with other seeds. Answers are compared with the plain loops and scipy functions of
 `tests/helpers`, where there is one. The models are those of `tests/helpers/random_models.py`, random sequences of what people write into a
-forward: each is wrapped, and prediction, risks, gradients and buffers are compared with plain copies.
+forward, for vectors, images or sequences: each is wrapped, and prediction, risks, gradients and buffers are compared with plain copies.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ CALLS = {
     "wrappers": 300,
     "plots": 150,
     "data": 150,
-    "models": 200,
+    "vectors": 100,
+    "images": 100,
+    "sequences": 100,
 }
-SEEDS = range(1, 11)  # each with 2,200 calls
+MODELS = ("vectors", "images", "sequences")
+SEEDS = range(1, 11)  # each with 2,300 calls
 LENGTH = 8  # parts of a random model
 TOO_LONG = 10.0  # seconds of processor time
 COUNTS = ("ok", "refused", "raw", "wrong")
@@ -58,8 +61,8 @@ def run(group: str, seed: int, calls: int) -> dict[str, Any]:
         outcomes.append(outcome(*call))
         seconds.append(time.process_time() - start)
 
-    if group == "models":
-        _attack_by_models(attack, seed, calls)
+    if group in MODELS:
+        _attack_by_models(attack, group, seed, calls)
     else:
         _attack_by_calls(attack, group, seed, calls)
     counts, faults = bad_calls.counted(outcomes)
@@ -95,12 +98,12 @@ def _attack_by_calls(attack: Callable[..., None], group: str, seed: int, calls: 
     attack_by()
 
 
-def _attack_by_models(attack: Callable[..., None], seed: int, calls: int) -> None:
+def _attack_by_models(attack: Callable[..., None], kind: str, seed: int, calls: int) -> None:
     from helpers.random_models import WRAPPERS, outcome
 
     with tempfile.TemporaryDirectory() as folder:
         for number in range(calls):
-            attack(outcome, seed * 100_000 + number, LENGTH, WRAPPERS[number % len(WRAPPERS)], Path(folder))
+            attack(outcome, kind, seed * 100_000 + number, LENGTH, WRAPPERS[number % len(WRAPPERS)], Path(folder))
 
 
 def summary(frame: pd.DataFrame, images: Path) -> str:
@@ -125,6 +128,6 @@ def summary(frame: pd.DataFrame, images: Path) -> str:
         f"Of {total['made']:,} calls, {total['raw']:,} ({total['raw'] / total['made']:.2%}) ended in a raw error, {total['wrong']:,} gave a "
         f"wrong answer or changed its arguments, and {total['too_long']:,} took more than {TOO_LONG:.0f} seconds. *Refused*: ended with a "
         "clear error of this package, as bad arguments should. *Raw errors*: errors of Python or torch that do not say which argument is bad. "
-        "*models*: random models, each under a wrapper and compared with plain copies; none is to be refused."
+        "*vectors*, *images*, *sequences*: random models for them, each under a wrapper and compared with plain copies; none is to be refused."
     )
     return f"{totals}\n\n{table(shown)}"
