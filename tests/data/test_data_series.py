@@ -80,6 +80,12 @@ def test_windows_follow_the_times_of_pandas_or_are_refused() -> None:
         windows(days.sample(frac=1, random_state=0), 3)
     with pytest.raises(ValueError, match="are repeated in 1 rows"):
         windows(pd.concat([days[:3], days[2:]]), 3)
+    below_each_other = pd.concat({"Oslo": days, "Rome": days}, names=["town", "day"])
+    with pytest.raises(ValueError, match=r"its index has 2 levels \(town, day\).*series\.unstack\('town'\)"):
+        windows(below_each_other, 3)
+    with pytest.raises(ValueError, match=r"2 levels \(0, 1\).*series\.unstack\(1\)"):
+        windows(below_each_other.swaplevel().rename_axis([None, None]), 3)
+    assert windows(below_each_other.unstack("town"), 3).x.shape == (37, 3, 2)
     expected = windows(torch.arange(40.0, dtype=torch.float64), 3)
     months = pd.Series(np.arange(40.0), index=pd.date_range("2020-01-01", periods=40, freq="MS"))
     working = pd.Series(np.arange(40.0), index=pd.bdate_range("2020-01-01", periods=40))

@@ -71,7 +71,7 @@ def as_series(series: Any) -> Tensor:
 
     Raises:
         TypeError: the values are not numbers.
-        ValueError: the shape is different, or the times in a pandas index are not increasing.
+        ValueError: the shape is different, or the times in a pandas index are not increasing, or it has several levels.
     """
     if is_frame(series):
         _check_times(series.index)
@@ -97,6 +97,14 @@ def as_series(series: Any) -> Tensor:
 
 def _check_times(index: Any) -> None:
     """Raise if the times of a series are not increasing, and warn of gaps, which windows would span."""
+    if index.nlevels > 1:
+        names = [number if name is None else name for number, name in enumerate(index.names)]
+        no_times = [name for name, level in zip(names, index.levels, strict=True) if level.dtype.kind != "M"]
+        raise ValueError(
+            f"series: its index has {len(names)} levels ({', '.join(map(str, names))}), so that windows could begin in one series and end in "
+            f"the next: put the series side by side, series.unstack({(no_times or names)[0]!r}), or make windows of each, and join these by "
+            "torch.cat. To make windows in the order of the rows regardless of the index, give series.to_numpy()"
+        )
     if index.dtype.kind == "O" and len(index) and isinstance(index[0], str):  # read from a file
         index = require("pandas").to_datetime(index, format="ISO8601", errors="coerce", utc=True)
         if index.isna().any():
