@@ -40,6 +40,18 @@ def test_the_rows_to_test_on_are_those_that_pandas_would_take(frame: pd.DataFram
     np.testing.assert_array_equal(data.test.y[:, 0].numpy(), expected["y"].to_numpy(np.float32))
 
 
+@pytest.mark.parametrize("test", [0.2, FRAME.set_axis(range(900, 900 + N))])
+def test_a_number_that_is_not_finite_is_found_in_the_frame(test: Any) -> None:
+    """Not by its place among the training rows, which are drawn at random, nor in both frames together."""
+    frame = FRAME.copy()
+    frame.loc[7, "a"] = np.inf
+    with pytest.raises(ValueError, match=r"'a' holds NaN or infinite numbers in 1 of \d+ rows, first at index 7;"):
+        Data.from_dataframe(frame, "y", test=test)
+    if not isinstance(test, float):
+        with pytest.raises(ValueError, match="first at index 907;"):
+            Data.from_dataframe(FRAME, "y", test=frame.set_axis(test.index))
+
+
 @pytest.mark.parametrize("test", [DATED.index[:3], pd.Series(True, index=[*range(N - 1), 999]), FRAME.index[[1, 1]]])
 def test_labels_that_the_frame_lacks_are_refused(test: Any) -> None:
     frame = SHUFFLED if not isinstance(test, pd.Series) else DATED

@@ -97,6 +97,19 @@ def test_names_are_classes_and_other_rows_have_their_numbers() -> None:
     assert Data.from_arrays(X, LABELS, test=(X[:1], [7])).n_outputs == 8
 
 
+@pytest.mark.parametrize("missing", [None, math.nan, pandas.NA])
+def test_missing_names_are_no_class(missing: Any) -> None:
+    """numpy makes a text "nan" of a NaN among texts."""
+    names = ["dog", missing, "cat", "dog", "cat"] * 10
+    says = "y holds None or NaN instead of a name in 10 of 50 rows, first in row 1; drop these rows or give them a name"
+    for y in (names, tuple(names), np.array(names, dtype=object), pandas.Series(names), pandas.Categorical(names)):
+        with pytest.raises(ValueError, match=says):
+            Data.from_arrays(X, y)
+    with pytest.raises(ValueError, match=says.replace("y holds", r"y\['kind'\] holds")):
+        Data.from_arrays(X, {"kind": names, "size": X})
+    assert Data.from_arrays(X, [name or "none" for name in ["dog", None] * 25]).classes == ("dog", "none")
+
+
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("names", [["0", "10", "2"], ["3", "7", "9"], ["a", "b", "c"]])
 def test_names_have_the_same_numbers_in_test_rows_without_some_of_them(names: list[str], several: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,18 @@ from workbench import fit, sculpt, snapshot, vote
         (lambda: vote.Wrapper(3)(net()), {"folds": 1}, ValueError, "there must be at least 2"),
         (lambda: vote.Wrapper(3)(net()), {"folds": torch.zeros(5)}, ValueError, "one whole number for each of 60 rows"),
         (lambda: vote.Wrapper(3)(net()), {"folds": "5"}, ValueError, "folds must be a whole number"),
-        (lambda: vote.Wrapper(3)(net()), {"folds": ["a", None] * 30}, ValueError, "folds: it holds texts, such as 'a'"),
+        (
+            lambda: vote.Wrapper(3)(net()),
+            {"folds": ["a", None] * 30},
+            ValueError,
+            "folds holds None or NaN .* in 30 of",
+        ),
+        (
+            lambda: vote.Wrapper(3)(net()),
+            {"folds": ["a", math.nan] * 30},
+            ValueError,
+            "folds holds None or NaN .* in 30 of",
+        ),
         (
             lambda: vote.Wrapper(3)(net()),
             {"lr": (0.1, 0.2), "weight_decay": (0.1, 0.2, 0.3)},

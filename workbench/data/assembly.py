@@ -139,6 +139,8 @@ def of_frame(frame: Any, target: Any, test: Any, split: int, options: Parts) -> 
         train, test_part = row_index(first), row_index(second)
     features = all_rows.drop(columns=names)
     frames = features.iloc[train.numpy()], features.iloc[test_part.numpy()]
+    if test_is_frame:  # errors name rows as the caller knows them
+        frames = frames[0].set_axis(frame.index), frames[1].set_axis(test.index)
     encoding = FrameEncoding.of(frames[0])
     notes += encoding.notes(*frames)
     if any(part.kind == "date" for part in encoding.parts) and isinstance(test, float):

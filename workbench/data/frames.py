@@ -142,7 +142,7 @@ class FrameEncoding:
         for part in self.parts:
             encoded = torch.from_numpy(part.encode(by_name[part.name]))
             for column, column_values in zip(part.columns, encoded.T, strict=True):
-                check_finite(column_values, f"frame: {column.name!r}")
+                check_finite(column_values, f"frame: {column.name!r}", index=frame.index)
             values.append(encoded.float())
         return finite_float(torch.cat(values, 1), "frame")
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.batches.arrays import numbers_of
+from workbench.core.batches.arrays import is_missing, numbers_of
 from workbench.core.batches.column_spread import coarse_columns
 from workbench.core.batches.rows import bad_rows, describe
 from workbench.errors import WorkbenchWarning
@@ -185,12 +185,12 @@ def check_target(y: Tensor, task: Task, classes: Sequence[str] | None, what: str
             )
 
 
-def check_finite(tensor: Tensor, name: str, infinite: bool = True) -> None:
-    """Raise ValueError if a tensor [n, ...] holds NaN (or infinity)."""
+def check_finite(tensor: Tensor, name: str, infinite: bool = True, index: Any = None) -> None:
+    """Raise ValueError if a tensor [n, ...] holds NaN (or infinity); rows are named by an index of pandas, if there is one."""
     if len(bad := bad_rows(tensor, infinite)):
+        first = f"in row {int(bad[0])}" if index is None else f"at index {index[int(bad[0])]}"
         raise ValueError(
-            f"{name} holds NaN or infinite numbers in {len(bad)} of {len(tensor)} rows, first in row "
-            f"{int(bad[0])}; drop these rows or fill the gaps"
+            f"{name} holds NaN or infinite numbers in {len(bad)} of {len(tensor)} rows, first {first}; drop these rows or fill the gaps"
         )
 
 
@@ -240,6 +240,26 @@ def holds_texts(y: Any) -> bool:
     return is_text and array.size > 0
 
 
+def check_names(values: Any, name: str) -> None:
+    """Raise ValueError if names are missing; objects that hold no texts are not checked."""
+    if isinstance(values, Tensor):
+        return
+    try:
+        array = np.asarray(values)
+    except ValueError:  # `as_tensor` reports the error
+        return
+    if isinstance(values, list | tuple) and array.dtype.kind in "UST":
+        array = np.array(values, dtype=object)  # numpy has made a text "nan" of each NaN
+    if array.dtype.kind != "O" or not any(isinstance(item, str) for item in array.flat):
+        return
+    missing = np.array([is_missing(item) for item in array.flat]).reshape(len(array), -1).any(1)
+    if missing.any():
+        raise ValueError(
+            f"{name} holds None or NaN instead of a name in {missing.sum()} of {len(array)} rows, first in row {missing.argmax()}; "
+            "drop these rows or give them a name"
+        )
+
+
 def category_names(values: Any) -> tuple[str, ...] | None:
     """Return the class names of a pandas categorical that is ordered or not of texts, in its order; None for any other target."""
     categorical = getattr(values, "cat", values)
@@ -253,6 +273,7 @@ def category_names(values: Any) -> tuple[str, ...] | None:
 
 def _numbers_of_names(y: Any, classes: Any, name: str) -> tuple[Any, Any]:
     """Replace class names by class numbers, and return these with the class names; other targets are returned unchanged."""
+    check_names(y, name)
     if not holds_texts(y):
         return y, classes
     array = np.asarray(y)

@@ -16,7 +16,7 @@ from workbench.core.additions import EXTRAS
 from workbench.core.batches.arrays import is_frame, numbers_of
 from workbench.core.batches.rows import Source, TensorRows
 from workbench.core.outputs.options import form_of
-from workbench.data.targets import holds_texts
+from workbench.data.targets import check_names, holds_texts
 from workbench.engine.plan import Rule, Split, Stacked
 from workbench.methods.vote import NAME as VOTERS
 
@@ -134,6 +134,7 @@ def lay_out(wrapped: Any, train: Source, folds: Any, settings: int, seed: int, i
     if is_frame(folds):
         folds = folds.to_numpy()
     if isinstance(folds, np.ndarray | list | tuple):
+        check_names(folds, "folds")
         if holds_texts(folds):
             folds = np.unique(np.asarray(folds, dtype=str), return_inverse=True)[1]
         try:

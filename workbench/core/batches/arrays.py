@@ -110,7 +110,7 @@ def _of_objects(value: Any, array: np.ndarray) -> np.ndarray:
             except TypeError as error:
                 raise TypeError(f"of its column {name!r}: {str(error).partition('; give')[0]}; {_FRAME}") from None
         return np.stack(columns, 1) if columns else array
-    missing = np.array([_is_missing(item) for item in array.flat], dtype=bool).reshape(array.shape)
+    missing = np.array([is_missing(item) for item in array.flat], dtype=bool).reshape(array.shape)
     known = array[~missing]
     if known.size and all(isinstance(item, str) for item in known.flat):
         raise TypeError(f"it holds texts, such as {known.flat[0]!r:.60}; give numbers: {_CLASSES}")
@@ -125,8 +125,9 @@ def _of_objects(value: Any, array: np.ndarray) -> np.ndarray:
     return array.astype(np.bool_ if kinds == {"b"} else np.int64 if kinds <= set("biu") else np.float64)
 
 
-def _is_missing(item: Any) -> bool:
+def is_missing(item: Any) -> bool:
+    """Return whether an element of an object array stands for a missing value."""
     return item is None or type(item).__name__ in ("NAType", "NaTType") or (isinstance(item, float) and item != item)
 
 
-__all__ = ["check_index", "is_frame", "numbers_of"]
+__all__ = ["check_index", "is_frame", "is_missing", "numbers_of"]
