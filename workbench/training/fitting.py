@@ -173,6 +173,7 @@ def fit(
             training rows as in scikit-learn (void pixels and tokens are not counted, classes that do not occur have weight 1); or a dict from
             names of outputs to these. The predicted probabilities are then proportional to weight times frequency: they are not calibrated
             on the original rows, which a temperature cannot repair. To undo it, divide the probabilities by the weights and normalize them.
+            As in torch, the loss of each batch is divided by the weights of its rows: a class with few rows per batch counts somewhat less.
         log_to: "tensorboard" (in the folder runs), "mlflow" or "wandb", or a `workbench.trackers.Tracker`: logs the settings, the losses and
             learning rate of each epoch, and how the training ended, to the active run, which stays open, or else to a new run, which is
             continued when training resumes from a checkpoint. A failing tracker causes a warning only. Only the first of several processes logs.
