@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
+from workbench import compose, fit, metrics
 from workbench.data import Data
 
 N = 60
@@ -238,3 +240,34 @@ def test_ordered_categories_keep_their_order() -> None:
     np.testing.assert_array_equal(data.train.x[:, 2:].argmax(1).numpy(), expected[1::2] // 2)
     unordered = Data.from_arrays(FRAME[["a"]], sizes.astype("object"))
     assert unordered.classes == ("L", "M", "S", "XL")
+
+
+def test_columns_in_another_order_are_refused() -> None:
+    """Rows are matched by their index, and columns by their place: each would be taken for another one."""
+    x, y, both = FRAME[["a", "b"]], FRAME[["y"]], FRAME[["a", "b"]] * 2
+    says = r"{}: its columns are b, a, but must be a, b; give them in that order: {}\[\['a', 'b'\]\]"
+    with pytest.raises(ValueError, match="test: " + says.format("x", "x")):
+        Data.from_arrays(x, y, test=(x[["b", "a"]], y))
+    with pytest.raises(ValueError, match="test: " + says.format(r"x\['main'\]", r"x\['main'\]")):
+        Data.from_arrays({"main": x}, y, test=({"main": x[["b", "a"]]}, y))
+    wrapped = compose()(nn.Linear(2, 2))
+    before = wrapped.weight.clone()
+    with pytest.raises(ValueError, match="validation: " + says.format("x", "x")):
+        fit(wrapped, (x, both), validation=(x[["b", "a"]], both), epochs=1, progress=False)
+    with pytest.raises(ValueError, match="validation: " + says.format("y", "y")):
+        fit(wrapped, (x, both), validation=(x, both[["b", "a"]]), epochs=1, progress=False)
+    assert torch.equal(wrapped.weight, before)
+    with pytest.raises(ValueError, match="metric: " + says.format("target", "target")):
+        metrics.rmse(both, both[["b", "a"]])
+    assert metrics.rmse(both, both.set_axis(["c", "d"], axis=1)) == 0
+    assert Data.from_arrays(x, y, test=(x[:5].to_numpy(), y[:5])).test.x.shape == (5, 2)
+
+
+@pytest.mark.parametrize("row", [FRAME.iloc[0], {"a": 1.0, "b": 2.0}, torch.zeros(1, 2), FRAME[["a", "b"]].to_numpy()])
+def test_one_row_is_a_frame_of_one_row(row: Any) -> None:
+    encoding = Data.from_dataframe(FRAME, "y").encoding
+    with pytest.raises(
+        TypeError, match=rf"frame: found {type(row).__name__}.*frame\.iloc\[\[0\]\].*DataFrame\(\[row\]\)"
+    ):
+        encoding(row)
+    assert encoding(FRAME.iloc[[0]]).shape == (1, 2)

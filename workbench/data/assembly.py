@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from workbench.core.batches.arrays import check_index
+from workbench.core.batches.arrays import check_columns, check_index
 from workbench.data.columns import Card, Column, name_in, names_in
 from workbench.data.conversion import PickedColumns, lazily, targets
 from workbench.data.folders import check_lossless, find_files, is_grey
@@ -58,6 +58,8 @@ def of_arrays(x: Any, y: Any, test: Any, split: int, options: Parts, lengths: An
         raise ValueError(f"test: found a tuple of {len(test)}; give a pair (x, y) of test rows")
     if lengths is not None:
         raise ValueError("test: with lengths, test must be a share, a mask or row numbers, not other rows")
+    check_columns(x, test[0], "test", "x")
+    check_columns(y, test[1], "test", "y")
     # names have the same numbers in both; without names, test rows may have higher class numbers than training rows
     test_part, _, test_classes = _rows(*test, task, _given_names(y, classes, settings[1]), settings[2])
     return _parts(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workbench.core.batches.arrays import is_frame
 from workbench.data.columns import Column
 from workbench.data.targets import check_finite, finite_float
 from workbench.errors import require
@@ -118,8 +119,14 @@ class FrameEncoding:
         """Encode a frame with the same columns as float32 [n, features]. A category without training rows is encoded as all zeros.
 
         Raises:
+            TypeError: frame is no frame.
             ValueError: a column is missing, or of another kind than in the training rows.
         """
+        if not (is_frame(frame) and hasattr(frame, "columns")):
+            raise TypeError(
+                f"frame: found {type(frame).__name__}; give a pandas.DataFrame: frame.iloc[[0]] is one of a single row, and "
+                "pandas.DataFrame([row]) makes one of a dict"
+            )
         by_name = _by_name(frame)
         if missing_columns := [part.name for part in self.parts if part.name not in by_name]:
             raise ValueError(

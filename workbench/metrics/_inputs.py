@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.batches.arrays import check_index, numbers_of
+from workbench.core.batches.arrays import check_columns, check_index, numbers_of
 from workbench.distributions import Distribution
 
 
@@ -66,10 +66,11 @@ def same_shape(**tensors: Tensor) -> None:
 
 
 def same_rows(**values: Any) -> None:
-    """Raise if pandas series or frames have different indices, or the same in another order."""
+    """Raise if pandas series or frames have different indices, or the same index or columns in another order."""
     (first, reference), *others = values.items()
     for name, other in others:
         check_index(reference, other, "metric", (first, name))
+        check_columns(reference, other, "metric", name)
 
 
 def risks(risk: Any, positive: bool = False, full: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from workbench.core.batches.arrays import check_columns
 from workbench.core.batches.rows import Source, TensorRows
 from workbench.data import Data
 from workbench.data.reader import read
@@ -33,6 +34,7 @@ def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: 
     elif (n := len(cast(Sized, train))) < 2:
         raise ValueError(f"data: found {n} row{'s' * (n != 1)}; training needs at least 2")
     if not isinstance(validation, int | float | np.integer | np.floating):
+        _check_columns(data, validation)
         return train, _validation_rows(validation, train)
     if isinstance(train, DataLoader) and validation:
         raise ValueError(
@@ -43,6 +45,13 @@ def read_and_hold_out(data: Any, validation: Any, batch_size: int | None, seed: 
     if isinstance(train, DataLoader) or not validation:
         return train, None
     return hold_out(train, float(validation), seed)
+
+
+def _check_columns(data: Any, validation: Any) -> None:
+    """Raise if frames of validation rows have the columns of those of training rows in another order."""
+    if all(isinstance(rows, tuple | list) and len(rows) == 2 for rows in (data, validation)):
+        for label, expected, value in zip("xy", data, validation, strict=True):
+            check_columns(expected, value, "validation", label)
 
 
 def _validation_rows(validation: Any, train: Source) -> Source:

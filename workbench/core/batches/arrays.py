@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,30 @@ def check_index(first: Any, second: Any, name: str, labels: tuple[str, str] = ("
     )
 
 
+def check_columns(expected: Any, value: Any, name: str, label: str) -> None:
+    """Raise ValueError if frames, alone or in dicts and tuples, have the same columns in another order.
+
+    Args:
+        expected: what gives the order.
+        value: what is checked; only frames of as many columns with the same names are.
+        name: name of the argument that contains them, for errors.
+        label: name of the value, for errors.
+    """
+    if isinstance(expected, Mapping) and isinstance(value, Mapping):
+        for key in expected.keys() & value.keys():
+            check_columns(expected[key], value[key], name, f"{label}[{key!r}]")
+    elif isinstance(expected, tuple) and isinstance(value, tuple):
+        for i, pair in enumerate(zip(expected, value, strict=False)):
+            check_columns(*pair, name, f"{label}[{i}]")
+    elif all(is_frame(frame) and hasattr(frame, "columns") for frame in (expected, value)):
+        order, columns = list(expected.columns), list(value.columns)
+        if columns != order and len(columns) == len(order) and set(columns) == set(order):
+            raise ValueError(
+                f"{name}: {label}: its columns are {', '.join(map(str, columns))}, but must be {', '.join(map(str, order))}; give them in "
+                f"that order: {label}[{order!r}]"
+            )
+
+
 def _unmasked(value: np.ma.MaskedArray) -> np.ndarray:
     if not np.ma.getmaskarray(value).any():
         return np.asarray(value.data)
@@ -130,4 +155,4 @@ def is_missing(item: Any) -> bool:
     return item is None or type(item).__name__ in ("NAType", "NaTType") or (isinstance(item, float) and item != item)
 
 
-__all__ = ["check_index", "is_frame", "is_missing", "numbers_of"]
+__all__ = ["check_columns", "check_index", "is_frame", "is_missing", "numbers_of"]
