@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench import metrics
+from workbench import Risk, metrics
 
 GENERATOR = torch.Generator().manual_seed(0)
 Y, TARGET = torch.randn(2, 5, 2, generator=GENERATOR)
@@ -110,3 +110,16 @@ def test_complex_numbers_have_no_order_and_are_refused(name: str) -> None:
     for i, good in enumerate(ALL[name]):
         with pytest.raises((TypeError, ValueError), match="complex"):
             getattr(metrics, name)(*ALL[name][:i], good + 0j, *ALL[name][i + 1 :])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_is_no_number(name: str) -> None:
+    for i in range(len(ALL[name])):
+        with pytest.raises(TypeError, match="must be a tensor or an array of numbers, found None"):
+            getattr(metrics, name)(*ALL[name][:i], None, *ALL[name][i + 1 :])
+
+
+def test_a_risk_without_a_total_is_refused_by_name() -> None:
+    for score in (metrics.sharpness, lambda risk: metrics.aurc(risk, torch.ones(3))):
+        with pytest.raises(TypeError, match="risk must be a tensor or an array of numbers, found None"):
+            score(Risk(aleatoric=torch.ones(3)))

@@ -20,6 +20,8 @@ def tensor_of(value: Any, name: str = "input") -> Tensor:
                 f"{name} must be a dense tensor of numbers, found {value.layout} of {value.dtype} on {value.device}"
             )
         return value
+    if value is None:  # such as the total of a Risk that was made without one
+        raise TypeError(f"{name} must be a tensor or an array of numbers, found None")
     try:
         return torch.tensor(numbers_of(value))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
