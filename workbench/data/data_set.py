@@ -200,8 +200,8 @@ class Data:
 
         Numbers are kept, booleans become 0 and 1, texts and categories are one-hot encoded by the categories of the training rows, and dates
         become days since the first date of the training rows. Missing numbers and dates are filled with the median of the training rows, and
-        a column "... is missing" marks them; missing categories only have that column. The notes of the card describe the conversion;
-        `d.encoding(frame)` applies it to new rows.
+        a column "... is missing" marks them if training rows lack some; missing categories only have that column. The notes of the card
+        describe the conversion; `d.encoding(frame)` applies it to new rows.
 
         Args:
             frame: DataFrame with one example per row.

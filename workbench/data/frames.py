@@ -118,6 +118,8 @@ class FrameEncoding:
     def __call__(self, frame: Any) -> Tensor:
         """Encode a frame with the same columns as float32 [n, features]. A category without training rows is encoded as all zeros.
 
+        Missing numbers and dates become the median of the training rows; a column marks them only if training rows lack some, too.
+
         Raises:
             TypeError: frame is no frame.
             ValueError: a column is missing, or of another kind than in the training rows.
