@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from workbench import compose, sculpt, vote
 from workbench.calibration import QuantileRecalibration, calibrate
-from workbench.distributions import Cauchy, Laplace, LogNormal, Normal
+from workbench.distributions import Cauchy, Laplace, LogNormal, Normal, StudentT
 from workbench.metrics import quantile_calibration_error
 
 
@@ -109,6 +109,14 @@ def test_quantiles_that_say_nothing_are_refused() -> None:
     x, y, _, _ = regression(30)
     with pytest.raises(ValueError, match=r"predicted cdf is exactly 0 or 1 at 1 of 30 targets.*variance"):
         calibrate(known(), (x, y.index_fill(0, torch.tensor([4]), 1e3)), "isotonic")
+    x, y, _, _ = regression(200)
+    rows = x, y.index_fill(0, torch.tensor([4]), 100.0)
+    with pytest.raises(
+        ValueError, match=r"exactly 0 or 1 at 1 of 200 .*; train with heavier tails.*StudentT.*conformal"
+    ):
+        calibrate(calibrate(known(), rows, "variance"), rows, "isotonic")
+    assert calibrate(known(StudentT), rows, "isotonic").quantile(x, 0.5).isfinite().all()
+    x, y, _, _ = regression(30)
     with pytest.raises(ValueError, match="Cauchy has no standard deviation"):
         calibrate(known(Cauchy), (x, y), "isotonic")(x)
     assert calibrate(known(Cauchy), (x, y), "isotonic").quantile(x, 0.5).isfinite().all()

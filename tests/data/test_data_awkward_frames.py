@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench import compose, fit, metrics
+from workbench import compose, fit, metrics, plots
 from workbench.data import Data
 
 N = 60
@@ -213,7 +213,7 @@ def test_what_a_target_may_be_besides_is_said() -> None:
 
 
 def test_plots_of_rows_pair_them_as_trainings_do() -> None:
-    from workbench import plots, vote
+    from workbench import vote
 
     model = vote.Wrapper(2)(torch.nn.Linear(2, 1))
     with pytest.raises(ValueError, match=r"row 0 has index .*give y\.loc\[x\.index\]"):
@@ -259,6 +259,8 @@ def test_columns_in_another_order_are_refused() -> None:
     assert torch.equal(wrapped.weight, before)
     with pytest.raises(ValueError, match="metric: " + says.format("target", "target")):
         metrics.rmse(both, both[["b", "a"]])
+    with pytest.raises(ValueError, match="plot: " + says.format("target", "target")):
+        plots.predicted_against_true(both, both[["b", "a"]])
     assert metrics.rmse(both, both.set_axis(["c", "d"], axis=1)) == 0
     assert Data.from_arrays(x, y, test=(x[:5].to_numpy(), y[:5])).test.x.shape == (5, 2)
 

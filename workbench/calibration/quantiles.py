@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from workbench.calibration.answers import Answers, check_rows, check_values, level, positive_total, risk_named
 from workbench.calibration.base import Calibrated
 from workbench.calibration.models import distribution_of
+from workbench.calibration.scaling import VarianceScaling
 from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution
 from workbench.errors import require
@@ -104,9 +105,11 @@ class QuantileRecalibration(Calibrated):
         check_rows(answers, "recalibration of quantiles")
         u = pit(answers.y, positive_total(answers.risk), answers.target, distribution_of(self.wrapped))
         if (saturated := (u <= 0) | (u >= 1)).any():
+            tails = "train with heavier tails, sculpt.Wrapper(sculpt.StudentT), or use 'conformal'"
+            scale = "scale the risks first: calibrate(calibrate(wrapped, data, 'variance'), data, 'isotonic')"
             raise ValueError(
                 f"the predicted cdf is exactly 0 or 1 at {int(saturated.sum())} of {saturated.numel()} targets, so that no quantile reaches "
-                "them; scale the risks first: calibrate(calibrate(wrapped, data, 'variance'), data, 'isotonic')"
+                f"them; {tails if isinstance(self.wrapped, VarianceScaling) else scale}"
             )
         columns = u.flatten(0, -2).unbind(-1) if self.per_output else (u.flatten(),)
         lines = [fit_recalibration(column) for column in columns]

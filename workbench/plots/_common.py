@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 import numpy as np
 import torch
 
-from workbench.core.batches.arrays import check_index, numbers_of
+from workbench.core.batches.arrays import check_columns, check_index, numbers_of
 from workbench.errors import require
 from workbench.plots._texts import break_lines, most_room, no_glyph_warnings, shortened
 
@@ -77,10 +77,11 @@ def vector(value: Values, name: str) -> Array:
 
 
 def same_rows(**values: Values) -> None:
-    """Refuse frames and series whose rows have different indices, which would be paired by position."""
+    """Refuse frames and series whose rows have different indices, or whose columns another order, which would be paired by position."""
     (first, reference), *others = values.items()
     for name, other in others:
         check_index(reference, other, "plot", (first, name))
+        check_columns(reference, other, "plot", name)
 
 
 def same_shape(**values: Array) -> None:
