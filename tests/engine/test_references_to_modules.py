@@ -350,3 +350,39 @@ def test_a_hook_that_holds_its_module_gets_that_of_the_branch_and_those_of_voter
     assert wrapped[1] not in recorded(wrapped)
     for voter in wrapped.voters():
         torch.testing.assert_close(recorded(voter)[voter[1]], voter(x))
+
+
+class Extracting(Net):
+    """Records what a layer computes, by a hook that its first call registers, as the extractors of vit_pytorch do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: list[Any] = []
+        self.hidden: Tensor | None = None
+
+    def record(self, layer: nn.Module, args: Any, output: Tensor) -> None:
+        self.hidden = output.detach()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if not self.handles:
+            self.handles.append(self.b.register_forward_hook(self.record))
+        y = super().forward(x)
+        assert self.hidden is not None
+        return y, self.hidden
+
+
+@pytest.mark.parametrize("share", [None, 1])
+def test_a_hook_that_forward_registers_is_that_of_each_branch_and_its_handle_removes_it(share: int | None) -> None:
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    wrapped: Any = vote.Wrapper(3, share=share)(Extracting()).eval()
+    voters = [copy.deepcopy(voter) for voter in wrapped.voters()]
+    expected = [torch.stack(leaves) for leaves in zip(*(voter(x) for voter in voters), strict=True)]
+    for _ in range(3):
+        prediction, risk = wrapped(x, return_risk=True)
+        for i, values in enumerate(expected):
+            torch.testing.assert_close(prediction[i], values.mean(0))
+            torch.testing.assert_close(risk[i], values.std(0, correction=0), atol=1e-6, rtol=1e-5)
+    [handle] = wrapped.handles
+    assert len(wrapped.b._forward_hooks) == 1
+    handle.remove()
+    assert not wrapped.b._forward_hooks

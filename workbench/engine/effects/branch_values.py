@@ -12,6 +12,7 @@ from ...introspect.objects import HOOKS, MUTABLE, is_atom, is_bare, is_generator
 from ..clone import deep_copy
 from .attributes import Attribute, Tree, Values, attributes
 
+_REGISTRIES = frozenset(name for name in vars(nn.Module()) if "_hooks" in name)  # dicts of a module's hooks
 _PLACE = "_workbench_place"  # attribute of a tensor: where a branch registers it
 
 
@@ -68,6 +69,12 @@ def copy_values(values: Values, source: Tree, target: Tree) -> Values:
             memo[id(module)] = target[path]
             for kind in ("_parameters", "_buffers"):
                 places.update({id(t): (path, kind, n) for n, t in module.__dict__[kind].items() if t is not None})
+    if any(module.__dict__[kind] for module in source.values() for kind in HOOKS):
+        # handles of hooks hold weak references to all of these dicts, and can't be copied again once one of them is gone
+        for path, module in source.items():
+            for name in vars(module).keys() & _REGISTRIES if path in target else ():
+                if (path, name) not in values:
+                    memo[id(vars(module)[name])] = vars(target[path])[name]
     for item in (item for value in values.values() for item in tensors_and_generators(value)):
         place = places.get(id(item)) or getattr(item, _PLACE, None)
         if place is not None and isinstance(item, Tensor):
