@@ -96,3 +96,30 @@ def test_layers_that_run_on_nested_tensors_are_left_out() -> None:
         wrapped.fit(torch.randn(60, 7, 4))
         risk = wrapped(torch.cat([torch.randn(3, 7, 4), 9 * torch.randn(3, 7, 4)]), return_risk=True)[1]
     assert risk[3:].min() > risk[:3].max()
+
+
+class Typed(nn.Module):
+    """A network on the nodes of two types, which answers for both, as heterogeneous graph networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"user": nn.Linear(3, 4), "item": nn.Linear(3, 4)})
+        self.heads = nn.ModuleDict({"user": nn.Linear(4, 2), "item": nn.Linear(4, 2)})
+
+    def forward(self, x: dict[str, Tensor], edges: Tensor) -> dict[str, Tensor]:  # edges [2, n] from users to items
+        h = {name: torch.tanh(self.layers[name](nodes)) for name, nodes in x.items()}
+        received = torch.zeros_like(h["item"]).index_add(0, edges[1], h["user"][edges[0]])
+        return {"user": self.heads["user"](h["user"]), "item": self.heads["item"](h["item"] + received)}
+
+
+def test_as_many_outputs_by_name_as_an_input_has_rows_are_no_list_of_rows() -> None:
+    """The edges of a graph have two rows, sources and targets; two types of nodes are two outputs."""
+    torch.manual_seed(0)
+    edges = torch.tensor([[0, 1, 5], [3, 1, 2]])
+    wrapped: Any = neo.Wrapper()(Typed()).eval()
+    wrapped.fit([({"user": torch.randn(6, 3), "item": torch.randn(4, 3)}, edges) for _ in range(10)])
+    x = {"user": torch.randn(6, 3), "item": torch.randn(4, 3)}
+    x["user"][2] *= 100
+    risk = wrapped(x, edges, return_risk=True)[1]
+    assert risk.shape == (6,)
+    assert risk.argmax() == 2

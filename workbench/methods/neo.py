@@ -368,7 +368,8 @@ def _n_rows(output: Any, inputs: list[Tensor]) -> int:
     outputs = [t for t in tensors(output) if t.dim()]
     if not outputs:
         raise ValueError("neo gives one risk per row, but the model's output has no rows (a single number)")
-    is_list_of_rows = len(outputs) > 1 and len(outputs) in {t.shape[0] for t in inputs if t.dim()}
+    is_list = isinstance(output, list | tuple)
+    is_list_of_rows = is_list and len(outputs) > 1 and len(outputs) in {t.shape[0] for t in inputs if t.dim()}
     return len(outputs) if is_list_of_rows else len(outputs[0])
 
 
