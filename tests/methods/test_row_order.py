@@ -98,6 +98,28 @@ def test_layers_that_run_on_nested_tensors_are_left_out() -> None:
     assert risk[3:].min() > risk[:3].max()
 
 
+class Windowed(nn.Module):
+    """Attention-like mixing of the steps of a window: a layer sees [rows * windows, steps, d], as in Swin transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:  # [rows, 8, 3]
+        windows = self.embed(x).reshape(-1, 4, 5)
+        windows = self.body(torch.tanh(windows - windows.mean(1, keepdim=True)))
+        return self.head(torch.tanh(windows).reshape(len(x), -1, 5).mean(1))
+
+
+def test_as_many_steps_in_a_window_as_rows_in_a_batch_are_no_rows() -> None:
+    torch.manual_seed(0)
+    wrapped: Any = neo.Wrapper()(Windowed()).eval().fit([torch.randn(4, 8, 3) for _ in range(20)])
+    x = torch.cat([torch.randn(2, 8, 3), 8 * torch.randn(2, 8, 3)])
+    risk = wrapped(x, return_risk=True)[1]
+    rows = torch.cat([wrapped(row, return_risk=True)[1] for row in x.split(1)])
+    torch.testing.assert_close(risk, rows, rtol=1e-3, atol=1e-3)
+
+
 class Typed(nn.Module):
     """A network on the nodes of two types, which answers for both, as heterogeneous graph networks do."""
 

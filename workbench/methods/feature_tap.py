@@ -153,7 +153,10 @@ class FeatureTap(Intervention):
             return False
         if feature.shape[0] != feature.shape[1] and rows in feature.shape[:2]:
             self.method._time_first.setdefault(name, feature.shape[1] == rows)
-        return self.method._time_first.get(name, False) and feature.shape[1] == rows
+        is_time_first = self.method._time_first.get(name, False) and feature.shape[1] == rows
+        if is_time_first and feature.shape[0] % rows == 0:
+            self.flattened.add(name)  # or [rows * windows, steps, d] with as many steps as rows
+        return is_time_first
 
     def _keep(self, feature: Tensor, rows: int) -> Tensor | None:
         """Return the mask of steps if it matches the feature [rows, t, d], otherwise None."""
