@@ -333,3 +333,28 @@ def test_augment_turns_bytes() -> None:
     with pytest.warns(WorkbenchWarning, match="uint8"):
         quiet(wrapped, (x, y))
     assert (wrapped(x, return_risk=True)[1].total > 0).all()
+
+
+class MeanOverLength(nn.Module):
+    """The mean of the steps up to a relative length, as many models of speech take it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
+        kept = torch.arange(x.shape[1]) < (length * x.shape[1])[:, None]
+        return self.fc((x * kept[..., None]).sum(1) / kept.sum(1, keepdim=True))
+
+
+def test_a_loss_that_is_not_finite_on_standardized_inputs_names_the_remedy() -> None:
+    """A relative length that is moved to mean 0 leaves no step."""
+    generator = torch.Generator().manual_seed(0)
+    x, length, y = (
+        torch.randn(32, 4, 3, generator=generator),
+        torch.linspace(0.3, 1, 32),
+        torch.randn(32, 1, generator=generator),
+    )
+    with pytest.raises(FloatingPointError, match="standardize=False if an input must keep its units, such as a length"):
+        fit(vote.Wrapper(2)(MeanOverLength()), ((x, length), y), epochs=1, progress=False)
+    fit(vote.Wrapper(2)(MeanOverLength()), ((x, length), y), epochs=1, progress=False, standardize=False)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.console import progress_bar
+from workbench.core.additions import extra
 from workbench.core.batches.graphs import bad_graphs, is_graph_batch
 from workbench.core.batches.rows import Batch, bad_rows
 from workbench.core.calls.model_by_model import DETACHED, backward
@@ -307,10 +308,13 @@ class Loop:
         if weights:
             causes.append(f"the weights are not finite either, {weights[0]} is the first of {len(weights)}")
         lr = self.optimizer.param_groups[0]["lr"]
+        units = "standardize=True"
+        if extra(self.wrapped, "scaling") is not None:
+            units = "standardize=False if an input must keep its units, such as a length"
         kept = f"of epoch {self.best_epoch}" if self.best_epoch else "from before the training"
         return (
             f"the loss is {value} at {place} (learning rate {lr:.3g}): "
-            f"{'; '.join(causes) or 'inputs, targets and weights are finite'}. Try a smaller lr or standardize=True, and "
+            f"{'; '.join(causes) or 'inputs, targets and weights are finite'}. Try a smaller lr or {units}, and "
             f"check these rows. The model has the weights {kept}"
         )
 
