@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import pickle
 import types
 import weakref
@@ -386,3 +387,40 @@ def test_a_hook_that_forward_registers_is_that_of_each_branch_and_its_handle_rem
     assert len(wrapped.b._forward_hooks) == 1
     handle.remove()
     assert not wrapped.b._forward_hooks
+
+
+class Skip:
+    """Holds what a layer computed last, as the hooks of fastai's U-Nets do."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.stored: Any = None
+        self.handle = layer.register_forward_hook(self.store)
+
+    def store(self, layer: nn.Module, args: Any, output: Tensor) -> None:
+        self.stored = output.detach()
+
+
+class Skipping(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip = Skip(self.a)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.trunk(x) + self.skip.stored)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_hook_writes_into_the_object_that_the_model_reads_whatever_was_collected(wrapper: str, called: bool) -> None:
+    model = Skipping().eval()
+    if called:
+        with torch.no_grad():
+            model(torch.zeros(2, 5))
+    wrapped: Any = WRAPPERS[wrapper]()(model)
+    voters = [Skipping() for _ in wrapped.voters()]
+    for voter, state in zip(voters, wrapped.voters(), strict=True):
+        voter.load_state_dict(state.state_dict())
+    for rows in (4, 4, 3):
+        gc.collect()  # of what handles refer to weakly
+        x = torch.randn(rows, 5, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in voters]).mean(0))

@@ -188,7 +188,7 @@ class Clone:
         set_values(values, self.tree)
         slots = {id(container[key]): slot for container, key, slot in self.places} if values else {}
         if any(id(item) in slots for value in values.values() for item in tensors_and_generators(value)):
-            copies = [value for name, value in values.items() if value is not attributes[name]]
+            copies = [value for name, value in values.items() if value is not attributes.get(name)]
             self.places = [*(self.places if temporary else ()), *places(self.root, slots, copies)]
 
     def constants(self) -> list[Tensor]:

@@ -175,7 +175,7 @@ def left_out(module: nn.Module) -> set[str]:
 
 def _copy_value(value: Any, memo: dict[int, Any]) -> Any:
     if type(value) is OrderedDict and not value:  # fast path: most modules hold a dozen empty ones for hooks
-        return OrderedDict()
+        return memo.setdefault(id(value), OrderedDict())  # of which the handle of a hook may hold a weak reference
     return value if is_atom(value) or is_generator(value) else deep_copy(value, memo, {})
 
 

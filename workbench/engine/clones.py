@@ -27,7 +27,7 @@ from .effects.attributes import (
     modules,
     structure,
 )
-from .effects.branch_values import copy_values, get_values, held_elsewhere, set_values, tensors_in, transfer
+from .effects.branch_values import copy_values, get_values, held_elsewhere, set_values, tensors_in, transfer, with_hooks
 from .effects.contents import Contents
 from .effects.inputs import Key
 from .effects.later_changes import LaterChanges
@@ -372,7 +372,8 @@ class Clones:
         with clone.with_tensors(loose):
             changes = changed(before, fingerprint(clone.tree))
         clone.refuse_changed_holders(changes)
-        set_values({name: value for name, value in private.items() if name not in changes}, clone.tree)
+        kept = with_hooks(get_values(changes, clone.tree), clone.tree, clone.tree)
+        set_values({name: value for name, value in private.items() if name not in kept}, clone.tree)
         taken_over = {name for *_, name in clone.taken_over}
         caches = new_caches(self.root, clone.tree, contents, registered(clone.tree), taken_over)
         writes.check(clone.tree, plan.bank, more=plan.size > 1)

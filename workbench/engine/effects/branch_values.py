@@ -62,6 +62,7 @@ def copy_values(values: Values, source: Tree, target: Tree) -> Values:
     """
     if not values:
         return {}
+    values = with_hooks(values, source, target)
     memo: dict[int, Any] = {}
     places: dict[int, tuple[str, str, str]] = {}  # id of a registered tensor -> module path, kind, and name
     for path, module in source.items():
@@ -87,6 +88,27 @@ def copy_values(values: Values, source: Tree, target: Tree) -> Values:
                 setattr(registered, _PLACE, place)
             memo[id(item)] = registered
     return {name: value if value is MISSING else duplicate(value, memo) for name, value in values.items()}
+
+
+def with_hooks(values: Values, source: Tree, target: Tree) -> Values:
+    """Return the values with the hooks of sub-modules that write into an object among them, so that these write into its copy."""
+    hooks = {
+        (path, kind): module.__dict__[kind]
+        for path, module in source.items()
+        for kind in HOOKS
+        if path and path in target and module.__dict__[kind] and (path, kind) not in values
+    }
+    if not hooks:
+        return values
+    objects: set[int] = set()
+    waiting = [value for value in values.values() if value is not MISSING]
+    while waiting:
+        item = waiting.pop()
+        if is_bare(item) or isinstance(item, Tensor | nn.Module | types.FunctionType) or id(item) in objects:
+            continue
+        objects.add(id(item))
+        waiting.extend(part for _, part in parts(item))
+    return values | {name: hook for name, hook in hooks.items() if _reaches(hook, objects, functions=False)}
 
 
 def held_elsewhere(root: nn.Module, tree: Tree, changes: frozenset[Attribute], before: Values) -> frozenset[Attribute]:
