@@ -364,7 +364,7 @@ class Extracting(Net):
     def record(self, layer: nn.Module, args: Any, output: Tensor) -> None:
         self.hidden = output.detach()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor) -> Any:  # the answer, and what the layer has computed
         if not self.handles:
             self.handles.append(self.b.register_forward_hook(self.record))
         y = super().forward(x)

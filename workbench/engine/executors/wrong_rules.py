@@ -11,7 +11,9 @@ from ..branch import is_batched
 from ..rank_one import FactoredWeight
 from ..tree import flatten
 
-DIFFERENTIATED = frozenset(["cov", "linear_cross_entropy", "select_scatter"])  # the last but one by chunks
+DIFFERENTIATED = frozenset(
+    ["cov", "linear_cross_entropy", "select_scatter"]
+)  # linear_cross_entropy if it runs by chunks
 
 
 def wrong_rule(function: Any, args: tuple, kwargs: dict[str, Any]) -> str:
