@@ -11,9 +11,8 @@ from ..branch import is_batched
 from ..rank_one import FactoredWeight
 from ..tree import flatten
 
-DIFFERENTIATED = frozenset(
-    ["cov", "linear_cross_entropy", "select_scatter"]
-)  # linear_cross_entropy if it runs by chunks
+# linear_cross_entropy is wrong if it runs by chunks
+DIFFERENTIATED = frozenset(["cov", "linear_cross_entropy", "select_scatter"])
 
 
 def wrong_rule(function: Any, args: tuple, kwargs: dict[str, Any]) -> str:
