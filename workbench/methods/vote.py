@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,7 +57,8 @@ class Wrapper(_Wrapper):
         least=0,
         wording="must not be negative",
         help='spread between the voters at the start, where a layer has no initialization of its own: with share="rank1" the standard deviation '
-        "of the factors around one; otherwise noise of alpha times a tenth of the parameter's root mean square is added.",
+        "of the factors relative to their mean, with a mean square of one; otherwise noise of alpha times a tenth of the parameter's root mean "
+        "square is added.",
     )
     use_bias: bool = setting(default=True, saved=True, help="whether each voter has its own biases.")
     independent: bool = setting(
@@ -346,8 +348,12 @@ class Vote(TakesDesign):
         return Stacked(self.name, name)
 
     def _factor(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        ones = torch.ones(self.wrapper.n_voters, *shape, dtype=like.dtype, device=like.device)
-        return ones if self.wrapper.finetune else ones + self.wrapper.alpha * torch.randn_like(ones)
+        ones, spread = (
+            torch.ones(self.wrapper.n_voters, *shape, dtype=like.dtype, device=like.device),
+            self.wrapper.alpha,
+        )
+        # of mean square 1, so that outputs of deep models have the size that the initialization of their layers gives them (He et al. 2015)
+        return ones if self.wrapper.finetune else (ones + spread * torch.randn_like(ones)) / math.hypot(1, spread)
 
 
 def _is_trainable(table: Table) -> Callable[[str], bool]:
