@@ -18,6 +18,7 @@ from ..core.plain_copies import plain_module
 from ..engine.effects.attributes import modules
 from ..engine.effects.branch_values import copy_values, set_values, tensors_in
 from .computed_weights import assign, assign_by_hooks, is_learned, owner_of, unparametrize, value_of, vectors_of_hooks
+from .drawn_weights import looks_drawn, match
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 
@@ -44,6 +45,21 @@ class Draws:
         self._modules: dict[str, list[nn.Module] | None] = {}
         self._assigned: dict[str, list[nn.Module] | None] = {}
         self._handed_out: set[str] = set()
+        self._is_drawn = fresh and self._looks_drawn()
+
+    def _looks_drawn(self) -> bool:
+        """Return whether all weights of layers with an initialization of their own look newly drawn, by it or by the model's constructor."""
+        for slot, entry in self._table.record.slots.items():
+            value, path = self._table.value(slot), entry.owners[0][0]
+            if entry.buffer:
+                continue
+            if type(value.data) is not Tensor or value.is_meta:
+                return False
+            is_weight = value.requires_grad and value.is_floating_point() and value.dim() > 1
+            has_reset = _reset_of(self._table.module(path)) is not None and self._initializer(path) is None
+            if is_weight and has_reset and not looks_drawn(value):
+                return False
+        return True
 
     def stacked(self, slot: str, current: Tensor, alpha: float) -> Tensor:
         """Return initial values [n, *shape] for a slot; a buffer keeps its value, unless it is computed from a drawn weight."""
@@ -164,7 +180,7 @@ class Draws:
     def reset(self, path: str) -> list[nn.Module] | None:
         """Return copies of the module at a path, each newly initialized as the model does it; None if it has no initialization of its own."""
         module = self._table.module(path)
-        name = next((name for name in _RESETS if callable(getattr(type(module), name, None))), None)
+        name = _reset_of(module)
         initialize = self._initializer(path)
         if name is None and initialize is None:
             return None
@@ -177,8 +193,12 @@ class Draws:
             for copied in copies:
                 unparametrize(copied)
                 _copy_unregistered(copied)
+                values = {key: value.detach().clone() for key, value in copied.named_parameters(recurse=False)}
                 if name is not None:
                     getattr(copied, name)()
+                if initialize is None and self._is_drawn:
+                    for key, value in values.items():
+                        match(copied.get_parameter(key), value)
                 if initialize is not None:
                     with contextlib.suppress(*[Exception] * without_children):  # it may access the missing children
                         self._initialize(initialize, path, copied)
@@ -211,6 +231,11 @@ class Draws:
         _copy_unregistered(parent)
         with contextlib.suppress(Exception):  # it may access the missing children
             initialize(parent)
+
+
+def _reset_of(module: nn.Module) -> str | None:
+    """Return the name of the method by which a layer initializes itself."""
+    return next((name for name in _RESETS if callable(getattr(type(module), name, None))), None)
 
 
 def _without_children(module: nn.Module) -> nn.Module:
