@@ -10,6 +10,7 @@ from torch import Tensor
 _SURE = 6  # standard errors beyond which a deviation is no chance, in a model of thousands of tensors
 _LIKELY = 3  # the same of a scale, where a mistake changes little
 _REPEATS = 4  # equal values of a bias that no draw would give
+_MOST = 2**22  # about as many values of a weight are looked at, of evenly spread rows
 
 
 def looks_drawn(weight: Tensor) -> bool:
@@ -20,7 +21,7 @@ def looks_drawn(weight: Tensor) -> bool:
     Args:
         weight: parameter of at least two dimensions; rows of zeros, as for padding, are left out.
     """
-    values = weight.detach().float()
+    values = weight.detach()[:: max(1, weight.numel() // _MOST)].float()
     values = values[values.flatten(1).any(1)]
     n = values.numel()
     if n < 2:
@@ -57,6 +58,7 @@ def match(drawn: Tensor, value: Tensor) -> None:
             is_constant = (counts >= max(_REPEATS, len(value) / 8)) | (constants == 0)
             drawn.copy_(torch.where(is_constant[places], value, drawn))
         return
-    size, wanted = (float(tensor.detach().double().square().mean().sqrt()) for tensor in (drawn, value))
-    if min(size, wanted) > 0 and abs(math.log(wanted / size)) > _LIKELY / math.sqrt(drawn.numel()):
-        drawn.mul_(wanted / size)
+    dtype = torch.promote_types(drawn.dtype, torch.float32)
+    norm, wanted = (float(torch.linalg.vector_norm(tensor, dtype=dtype)) for tensor in (drawn, value))
+    if min(norm, wanted) > 0 and abs(math.log(wanted / norm)) > _LIKELY / math.sqrt(drawn.numel()):
+        drawn.mul_(wanted / norm)

@@ -193,12 +193,12 @@ class Draws:
             for copied in copies:
                 unparametrize(copied)
                 _copy_unregistered(copied)
-                values = {key: value.detach().clone() for key, value in copied.named_parameters(recurse=False)}
+                parameters = copied.named_parameters(recurse=False) if initialize is None and self._is_drawn else ()
+                values = {key: value.detach().clone() for key, value in parameters}
                 if name is not None:
                     getattr(copied, name)()
-                if initialize is None and self._is_drawn:
-                    for key, value in values.items():
-                        match(copied.get_parameter(key), value)
+                for key, value in values.items():
+                    match(copied.get_parameter(key), value)
                 if initialize is not None:
                     with contextlib.suppress(*[Exception] * without_children):  # it may access the missing children
                         self._initialize(initialize, path, copied)
