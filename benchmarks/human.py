@@ -90,9 +90,9 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
             for labels in (("people",) if smoke else ("clean", "people", "both"))
             for wrapper in (("vote",) if smoke or seed else ("vote", "vote of sculpt"))
         ]
-    own = {"on": "own", "rows": rows, "epochs": 1 if smoke else OWN_EPOCHS, "labels": "people"}
-    result += [{**own, "seed": seed, "wrapper": "plain"} for seed in range(1 if smoke else OWN)]
-    result += [{**own, "on": on, "seed": 0, "wrapper": "vote"} for on in ("own", "eleven")]
+    from_scratch = {"on": "own", "rows": rows, "epochs": 1 if smoke else OWN_EPOCHS, "labels": "people"}
+    result += [{**from_scratch, "seed": seed, "wrapper": "plain"} for seed in range(1 if smoke else OWN)]
+    result += [{**from_scratch, "on": on, "seed": 0, "wrapper": "vote"} for on in ("own", "eleven")]
     return result
 
 
@@ -285,7 +285,7 @@ def summary(frame: pd.DataFrame, pictures: Path) -> str:
     published = logits[logits["method"] != "people"].set_index(["tempering", "method"])
     plain, scaled = published.loc["none"], published.loc["other half"]
     heads = frame[frame["on"] != "logits"]
-    own = ["own", "eleven"]
+    from_scratch = ["own", "eleven"]
     means = heads.groupby(["on", "labels", "method"], sort=False)[[*SHOWN, *CHOICE]].mean()
     means["runs"] = heads.groupby(["on", "labels", "method"], sort=False)["seed"].nunique()
     return f"""*Total*, *aleatoric*, *epistemic*: Spearman's correlation of that risk with the entropy of people's answers, over the 10,000 test
@@ -311,7 +311,7 @@ classes of 5,000 held-out training images. *Held*: cross entropy to three people
 {DRAWS} draws. *Runs*: number of seeds of heads; there is one trunk of each kind. The tuned trunk was trained beforehand, in about seven
 minutes on a shared core, and features are computed once.
 
-{_table_of_heads(means.drop(["nine", *own], errors="ignore"), (*SHOWN, "tempered", "held"))}
+{_table_of_heads(means.drop(["nine", *from_scratch], errors="ignore"), (*SHOWN, "tempered", "held"))}
 
 *Nine*: an ensemble of the eight tempered published networks and a head on tuned features. Prediction and aleatoric risk are means over the nine;
 epistemic risk is their disagreement, or that of the head by design or by neo. This combination was chosen among four (the head tempered or
@@ -326,7 +326,7 @@ vacuitic risk of the first network's features. *Eleven*: the {OWN} networks and 
 Architecture, labels and recipe are the first that were tried; the decision to train three networks followed a look at one trial network on
 these test images (.407).
 
-{_table_of_heads(means[means.index.get_level_values("on").isin(own)], (*SHOWN, "tempered", "held"))}
+{_table_of_heads(means[means.index.get_level_values("on").isin(from_scratch)], (*SHOWN, "tempered", "held"))}
 
 {_verdict(means, plain, scaled)}"""
 

@@ -224,15 +224,15 @@ class Case:
 
     def attack(self, interruption: Any) -> tuple[bool, list[str]]:
         """Interrupt one run; return whether it was interrupted, and what was wrong afterwards."""
-        wrapped, given = copy.deepcopy(self.wrapped), copy.deepcopy(self.given)
+        wrapped, model = copy.deepcopy(self.wrapped), copy.deepcopy(self.given)
         trial = copy.copy(self)
-        trial.wrapped, trial.given = wrapped, given
+        trial.wrapped, trial.given = wrapped, model
         if self.action in ("train", "eval", "loss") and interruption.k_odd:
             trial.run()  # so that not only first calls are interrupted
         answers_before = answers(wrapped)
         twin = copy.copy(trial)
-        twin.wrapped, twin.given = copy.deepcopy(wrapped), copy.deepcopy(given)
-        before, context, plain = state_of(wrapped), surroundings(), state_of(given)
+        twin.wrapped, twin.given = copy.deepcopy(wrapped), copy.deepcopy(model)
+        before, context, plain = state_of(wrapped), surroundings(), state_of(model)
         hit = False
         try:
             with warnings.catch_warnings():
@@ -277,10 +277,10 @@ class Case:
             wrong.append("the answer has changed")
         wrong += changed
         if self.action not in ("train", "loss"):
-            changed = differences(plain, state_of(given))
+            changed = differences(plain, state_of(model))
             if changed and self.action == "reload":  # the state may also be that after a complete call
                 twin.run()
-                changed = differences(state_of(twin.given), state_of(given))
+                changed = differences(state_of(twin.given), state_of(model))
             wrong += [f"given: {name}" for name in changed]
         if self.action == "save":
             no_other_files = [file.name for file in self.path.parent.iterdir()] == ["model"]

@@ -153,8 +153,8 @@ def texts(most: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
 
     def some(package: str, n: int) -> list[list[str]]:
-        found = sentences(package)
-        return [words(found[int(i)]) for i in torch.randperm(len(found), generator=generator)[:n]]
+        all_sentences = sentences(package)
+        return [words(all_sentences[int(i)]) for i in torch.randperm(len(all_sentences), generator=generator)[:n]]
 
     rows = [(text, label) for label, package in enumerate(KNOWN) for text in some(package, most)]
     order = torch.randperm(len(rows), generator=generator).tolist()

@@ -81,12 +81,12 @@ def cells(smoke: bool = False) -> list[dict[str, Any]]:
     trainings = [{"training": name, "on": "cpu"} for name in TRAININGS]
     races = [{"race": name, "on": "cpu"} for name, training in TRAININGS.items() if training.heads is not None]
     aimed, others = _by_aim("cpu")
-    found = [*aimed, *others, *({**peer, "on": "cpu"} for peer in peers), *trainings, *races]
+    cpu_cells = [*aimed, *others, *({**peer, "on": "cpu"} for peer in peers), *trainings, *races]
     aimed, others = _by_aim("cuda")
     compiled = [cell for cell in aimed + others if cell["how"] == "compiled"]
     aimed = sorted((cell for cell in aimed if cell["how"] != "compiled"), key=lambda cell: not _aimed(cell, "GPU"))
     others = [cell for cell in others if cell["how"] != "compiled"]
-    return [*found, *aimed, *({**peer, "on": "cuda"} for peer in peers), *compiled, *others]
+    return [*cpu_cells, *aimed, *({**peer, "on": "cuda"} for peer in peers), *compiled, *others]
 
 
 def _by_aim(device: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

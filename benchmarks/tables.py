@@ -151,32 +151,32 @@ def run(data: str, split: int, method: str, epochs: int, rows: int) -> dict[str,
     """
     if data == CLASSES:
         return run_classes(method, split, epochs, rows)
-    start, given = time.process_time(), rows_of(data, split, rows)
+    start, dataset = time.process_time(), rows_of(data, split, rows)
     ends = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(split)
         if method in OURS:
-            wrapped = OURS[method](given, split, epochs)
+            wrapped = OURS[method](dataset, split, epochs)
             with torch.no_grad():
-                mixture = wrapped.predictive(given.test.x)
+                mixture = wrapped.predictive(dataset.test.x)
                 mixture = Mixture(mixture.family, mixture.loc.double(), mixture.risk.double(), mixture.weights.double())
         else:
-            mixture, ends = rival(method, given, split)
+            mixture, ends = rival(method, dataset, split)
     return {
-        **scores(mixture, given.test.y.double(), ends),
-        "train": len(given.train),
+        **scores(mixture, dataset.test.y.double(), ends),
+        "train": len(dataset.train),
         "cost": time.process_time() - start,
         **({"package": f"{PACKAGES[method]} {version(PACKAGES[method])}"} if method in PACKAGES else {}),
     }
 
 
-def rival(method: str, given: Data, seed: int) -> tuple[Mixture, tuple[Tensor, Tensor] | None]:
+def rival(method: str, dataset: Data, seed: int) -> tuple[Mixture, tuple[Tensor, Tensor] | None]:
     """Return a rival's predictive distribution of the test rows, in the units of the table, and its interval if it has its own."""
-    x, y = given.train.x.double(), given.train.y.double()
+    x, y = dataset.train.x.double(), dataset.train.y.double()
     scale = x.std(0, correction=0)
     scale = scale.where(scale > 0, 1.0)
     middle, unit = float(y.mean()), float(y.std(correction=0))
-    standard = [((values - x.mean(0)) / scale).numpy() for values in (x, given.test.x.double())]
+    standard = [((values - x.mean(0)) / scale).numpy() for values in (x, dataset.test.x.double())]
     said = RIVALS[method](standard[0], ((y - middle) / unit)[:, 0].numpy(), standard[1], seed)
     loc, risk = (torch.as_tensor(values).double()[..., None] * unit for values in (said.mean, said.scale))
     mixture = Mixture(Normal(), loc + middle, risk, torch.full((len(loc),), 1 / len(loc)).double())

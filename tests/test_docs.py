@@ -114,9 +114,9 @@ def test_every_line_about_a_limitation_has_a_test() -> None:
 def test_requirements_are_those_of_the_package() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "limitations.md").read_text(encoding="utf-8")
-    found = re.search(r"pure Python, ([\d.]+) or newer, torch ([\d.]+) or newer", page)
-    assert found
-    python, torch_version = found.groups()
+    match = re.search(r"pure Python, ([\d.]+) or newer, torch ([\d.]+) or newer", page)
+    assert match
+    python, torch_version = match.groups()
     assert f'requires-python = ">={python}"' in project
     assert f'"torch>={torch_version}"' in project
     suffixes = {path.suffix for path in (ROOT / "workbench").rglob("*")}

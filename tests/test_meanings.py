@@ -65,8 +65,8 @@ def wrapped_as(
     return wrapped if training else wrapping.trial(model.case).fitted(wrapped, dtype)
 
 
-def assert_same(found: Any, wanted: dict[str, Tensor], what: str, tolerance: float = 1e-9) -> None:
-    for path, leaf in leaves(found):
+def assert_same(actual: Any, wanted: dict[str, Tensor], what: str, tolerance: float = 1e-9) -> None:
+    for path, leaf in leaves(actual):
         if path not in wanted:
             assert leaf is None, f"{what} of {path}"
             continue
@@ -177,8 +177,10 @@ def check_train(model: Meant, wrapping: Wrapping) -> None:
     gradients = expectation.reference.gradients(expectation.branches, objective)
     for name, parameter in wrapped.named_parameters():
         if name in gradients:
-            found, wanted = (torch.zeros_like(parameter) if g is None else g for g in (parameter.grad, gradients[name]))
-            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8, msg=f"gradient of {name} ".__add__)
+            gradient, wanted = (
+                torch.zeros_like(parameter) if g is None else g for g in (parameter.grad, gradients[name])
+            )
+            torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8, msg=f"gradient of {name} ".__add__)
 
 
 def check_copies(model: Meant, wrapping: Wrapping) -> None:
@@ -229,8 +231,8 @@ def check_precision(model: Meant, wrapping: Wrapping, precision: str) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
         expectation = Expectation(model, wrapping, wrapped, dtype)
         y, risks = ask(wrapped, inputs(model.case, dtype))
-        own = call(build(model.case, torch.float32).to(dtype), inputs(model.case, dtype))
-    for (path, leaf), (_, like) in zip(leaves(y), leaves(own), strict=True):
+        plain = call(build(model.case, torch.float32).to(dtype), inputs(model.case, dtype))
+    for (path, leaf), (_, like) in zip(leaves(y), leaves(plain), strict=True):
         assert leaf.dtype == like.dtype, f"prediction {path}: {leaf.dtype}, not {like.dtype}"
         wanted = expectation.prediction[path].to(leaf.dtype)
         eps = torch.finfo(leaf.dtype).eps
@@ -360,14 +362,14 @@ def assert_detections(wrapped: Any, wrapping: Wrapping, *callees: Any) -> None:
         with torch.no_grad(), seeded():
             y, risk = callee(*args, **kwargs, return_risk=True)
         for i, image in enumerate(wanted):
-            found = {
+            detections = {
                 **y[i],
                 "spread": risk.epistemic[i]["boxes"],
                 "seen": risk.epistemic[i]["seen"],
                 **{name: risk[name][i]["scores"] for name in ("total", "aleatoric", "epistemic")},
             }
-            assert found.keys() == image.keys()
-            for key, value in found.items():
+            assert detections.keys() == image.keys()
+            for key, value in detections.items():
                 like = torch.tensor(image[key], dtype=torch.float64).reshape(value.shape)
                 message = f"{key} of image {i} ".__add__
                 torch.testing.assert_close(value.double(), like, rtol=1e-6, atol=1e-6, msg=message)

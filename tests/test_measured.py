@@ -20,16 +20,16 @@ def sections() -> dict[str, str]:
 
 def rows(section: str, **wanted: str) -> list[Row]:
     """The rows of all tables of a section, in order, whose cells are as wanted."""
-    found = []
+    table_rows = []
     for table in re.findall(r"(?:^\|.*\n)+", sections()[section], re.MULTILINE):
         head, _, *body = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()]
-        found += [dict(zip(head, cells, strict=True)) for cells in body]
-    return [row for row in found if all(row.get(name) == value for name, value in wanted.items())]
+        table_rows += [dict(zip(head, cells, strict=True)) for cells in body]
+    return [row for row in table_rows if all(row.get(name) == value for name, value in wanted.items())]
 
 
-def numbers(found: list[Row], column: str) -> list[float]:
+def numbers(table_rows: list[Row], column: str) -> list[float]:
     """The first number of each cell of a column."""
-    return [float(match[0]) for row in found if (match := re.search(r"-?\d+(\.\d+)?", row.get(column, "")))]
+    return [float(match[0]) for row in table_rows if (match := re.search(r"-?\d+(\.\d+)?", row.get(column, "")))]
 
 
 def one(section: str, column: str, **wanted: str) -> float:
@@ -47,7 +47,7 @@ def span(values: list[float], digits: int = 2) -> str:
 
 def aleatoric() -> list[str]:
     networks = [row for row in rows("human") if row.get("network", "all eight") != "all eight"]
-    own = one("human", "aleatoric", features="own", labels="people", method="vote")
+    from_scratch = one("human", "aleatoric", features="own", labels="people", method="vote")
     eleven = one("human", "aleatoric", features="eleven", method="vote")
     nine = rows("human", features="nine", labels="people", method="vote")
     return [
@@ -55,7 +55,7 @@ def aleatoric() -> list[str]:
         f"networks* reach {span(numbers(networks, 'aleatoric'))}",
         f"to {short(*numbers(nine, 'aleatoric'), digits=3)} (a way",
         f"to {short(*numbers(nine, 'to people'), digits=3)} nats",
-        f"reach {short(own)} alone",
+        f"reach {short(from_scratch)} alone",
         f"and {short(eleven, 3)} together with the eight",
     ]
 

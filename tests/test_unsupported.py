@@ -198,14 +198,14 @@ def test_voters_with_a_cached_buffer_train_on_batches_of_several_sizes(start: Te
     fits = [(wrapped, wrapped.loss), *((voter, lambda f, x, y, voter=voter: f(voter(x), y)) for voter in voters)]
     losses: list[list[float]] = []
     for model, loss_of in fits:
-        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1 * (VOTERS if model is wrapped else 1)), []
+        optimizer, history = torch.optim.SGD(model.parameters(), lr=0.1 * (VOTERS if model is wrapped else 1)), []
         for rows in [5, 5, 5, 5, 2] * 4:
             optimizer.zero_grad()
             loss = loss_of(nn.functional.mse_loss, x[:rows], y[:rows])
             loss.backward()
             optimizer.step()
-            found.append(float(loss))
-        losses.append(found)
+            history.append(float(loss))
+        losses.append(history)
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1:]).mean(0))
     workbench.fit(wrapped, (x, y), batch_size=5, epochs=8, validation=0, progress=False)
     with torch.no_grad():

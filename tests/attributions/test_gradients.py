@@ -27,14 +27,14 @@ def smooth(inputs: int, outputs: int) -> nn.Module:
 def test_the_noise_is_carried_by_its_own_number_alone() -> None:
     """x = [mu, raw]: the prediction is mu, the aleatoric risk softplus(raw), each of one number only."""
     x = torch.randn(5, 2, generator=rng(0), dtype=torch.float64)
-    found = attributions.integrated_gradients(known(), x, baseline=torch.tensor([0.5, -1.0]), steps=32)
+    attribution = attributions.integrated_gradients(known(), x, baseline=torch.tensor([0.5, -1.0]), steps=32)
     softplus = nn.functional.softplus
     zero = torch.zeros(5, dtype=torch.float64)
-    torch.testing.assert_close(found.values["prediction"], torch.stack([x[:, 0] - 0.5, zero], 1))
+    torch.testing.assert_close(attribution.values["prediction"], torch.stack([x[:, 0] - 0.5, zero], 1))
     rise = softplus(x[:, 1]) - softplus(torch.tensor(-1.0).double())
-    torch.testing.assert_close(found.values["aleatoric"], torch.stack([zero, rise], 1))
-    assert found.left_out == {}
-    assert found.names == ("prediction", "aleatoric", "total")
+    torch.testing.assert_close(attribution.values["aleatoric"], torch.stack([zero, rise], 1))
+    assert attribution.left_out == {}
+    assert attribution.names == ("prediction", "aleatoric", "total")
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -50,10 +50,10 @@ def test_gradients_that_are_turned_off_around_the_call_change_nothing(mode: Any)
 def test_linear_voters_add_what_their_mean_weight_does() -> None:
     wrapped = seeded(lambda: vote.Wrapper(3)(nn.Linear(4, 1).double()))
     x = torch.rand(6, 4, generator=rng(1), dtype=torch.float64)
-    found = attributions.integrated_gradients(wrapped, x, batch_size=4)
+    attribution = attributions.integrated_gradients(wrapped, x, batch_size=4)
     weight = torch.stack([member.weight[0] for member in wrapped.voters()]).mean(0).detach()
-    torch.testing.assert_close(found.values["prediction"], weight * (x - x.mean(0)))
-    for row, change in ((0, found.before), (5, found.before)):
+    torch.testing.assert_close(attribution.values["prediction"], weight * (x - x.mean(0)))
+    for row, change in ((0, attribution.before), (5, attribution.before)):
         y = torch.stack([member(x[row]) for member in wrapped.voters()]).detach()
         assert change["epistemic"][row].item() == pytest.approx(y.std(correction=0).item())
 
@@ -63,7 +63,7 @@ def test_risks_of_classes_are_those_of_a_fine_sum_over_plain_copies() -> None:
     """Three hundred places on the way, copy by copy; and completeness (Sundararajan et al., 2017)."""
     wrapped = seeded(lambda: vote.Wrapper(3, output="logits")(smooth(9, 3)))
     x = torch.rand(2, 1, 3, 3, generator=rng(2), dtype=torch.float64)
-    found = attributions.integrated_gradients(wrapped, x, baseline=0.2, steps=40)
+    attribution = attributions.integrated_gradients(wrapped, x, baseline=0.2, steps=40)
     members = [copy.deepcopy(member).eval() for member in wrapped.voters()]
 
     def of(x: Tensor) -> dict[str, Tensor]:
@@ -78,10 +78,10 @@ def test_risks_of_classes_are_those_of_a_fine_sum_over_plain_copies() -> None:
         for k in range(300):
             at = (0.2 + (k + 0.5) / 300 * (x - 0.2)).requires_grad_()
             total += torch.autograd.grad(of(at)[name].sum(), at)[0] / 300
-        torch.testing.assert_close(found.values[name], total * (x - 0.2), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(attribution.values[name], total * (x - 0.2), rtol=1e-4, atol=1e-6)
         difference = (of(x)[name] - of(torch.full_like(x, 0.2))[name]).detach()
-        torch.testing.assert_close(found.values[name].flatten(1).sum(1), difference, rtol=1e-4, atol=1e-6)
-        assert found.gap[name].abs().max() < 1e-6
+        torch.testing.assert_close(attribution.values[name].flatten(1).sum(1), difference, rtol=1e-4, atol=1e-6)
+        assert attribution.gap[name].abs().max() < 1e-6
 
 
 @pytest.mark.slow
@@ -96,15 +96,15 @@ def test_sums_are_complete_whatever_the_wrapper(method: Any) -> None:
     x = torch.rand(5, 6, generator=rng(3))
     before = torch.random.get_rng_state()
     grads = [p.grad for p in model.parameters()]
-    found = attributions.integrated_gradients(model, x, baseline=0.0, steps=64, batch_size=3)
-    assert found.left_out == {}
-    for name, gap in found.gap.items():
-        assert bool((gap.abs() <= 0.05 * found.values[name].abs().sum(1)).all())
+    attribution = attributions.integrated_gradients(model, x, baseline=0.0, steps=64, batch_size=3)
+    assert attribution.left_out == {}
+    for name, gap in attribution.gap.items():
+        assert bool((gap.abs() <= 0.05 * attribution.values[name].abs().sum(1)).all())
     assert torch.equal(before, torch.random.get_rng_state())
     assert [p.grad for p in model.parameters()] == grads
     assert model.training  # as it was
     again = attributions.integrated_gradients(model, x, baseline=0.0, steps=64, batch_size=3)
-    assert all(torch.equal(found.values[name], again.values[name]) for name in found.names)
+    assert all(torch.equal(attribution.values[name], again.values[name]) for name in attribution.names)
 
 
 @pytest.mark.slow
@@ -114,9 +114,9 @@ def test_a_risk_whose_gradients_are_cut_off_is_left_out_with_the_reason() -> Non
     )
     x = torch.rand(30, 3, generator=rng(4))
     wrapped.fit(x)
-    found = attributions.integrated_gradients(wrapped, x[:4], baseline=0.0)
-    assert set(found.names) | set(found.left_out) == {"prediction", "epistemic", "vacuitic", "total"}
-    assert tuple(found.left_out) == ("vacuitic",)  # neo looks at features that are detached
+    attribution = attributions.integrated_gradients(wrapped, x[:4], baseline=0.0)
+    assert set(attribution.names) | set(attribution.left_out) == {"prediction", "epistemic", "vacuitic", "total"}
+    assert tuple(attribution.left_out) == ("vacuitic",)  # neo looks at features that are detached
     with pytest.raises(ValueError, match=r"vacuitic: it has no gradient.*attributions\.occlusion"):
         attributions.integrated_gradients(wrapped, x[:4], baseline=0.0, names=["vacuitic"])
 
@@ -135,19 +135,19 @@ class CutOff(nn.Module):
 def test_gradients_that_do_not_add_up_are_refused_and_not_given() -> None:
     wrapped = seeded(lambda: vote.Wrapper(2)(CutOff()))
     x = torch.rand(3, 2, generator=rng(5)) + 1
-    found = attributions.integrated_gradients(wrapped, x, baseline=0.0)
-    assert "prediction" not in found.names  # of the risk, what is cut off is the same for all voters
-    assert "the sum of row 0 is" in found.left_out["prediction"]
-    assert "cut off" in found.left_out["prediction"]
+    attribution = attributions.integrated_gradients(wrapped, x, baseline=0.0)
+    assert "prediction" not in attribution.names  # of the risk, what is cut off is the same for all voters
+    assert "the sum of row 0 is" in attribution.left_out["prediction"]
+    assert "cut off" in attribution.left_out["prediction"]
     with pytest.raises(ValueError, match="prediction: the sum of row 0 is"):
         attributions.integrated_gradients(wrapped, x, baseline=0.0, names=["prediction"])
 
 
 def test_where_voters_agree_nothing_carries_their_risk() -> None:
     wrapped = vote.Wrapper(2, finetune=True)(nn.Linear(2, 1))
-    found = attributions.integrated_gradients(wrapped, torch.rand(3, 2, generator=rng(6)))
-    assert found.names == ("prediction", "epistemic", "total")
-    assert not bool(found.values["epistemic"].any())
+    attribution = attributions.integrated_gradients(wrapped, torch.rand(3, 2, generator=rng(6)))
+    assert attribution.names == ("prediction", "epistemic", "total")
+    assert not bool(attribution.values["epistemic"].any())
 
 
 def test_one_of_several_inputs() -> None:
@@ -189,9 +189,9 @@ def test_what_can_have_none_is_refused() -> None:
     with pytest.raises(TypeError, match="not wrapped"):
         asked(nn.Linear(2, 1), x)
     maps = seeded(lambda: vote.Wrapper(2, output=Logits(dim=1))(nn.Conv2d(1, 2, 3, padding=1)))
-    found = asked(maps, torch.rand(2, 1, 4, 4, generator=rng(8)))
-    assert found.values["total"].shape == (2, 1, 4, 4)
-    assert repr(found) == "IntegratedGradients([2, 1, 4, 4]: prediction, aleatoric, epistemic, total)"
+    attribution = asked(maps, torch.rand(2, 1, 4, 4, generator=rng(8)))
+    assert attribution.values["total"].shape == (2, 1, 4, 4)
+    assert repr(attribution) == "IntegratedGradients([2, 1, 4, 4]: prediction, aleatoric, epistemic, total)"
 
 
 # ---- several inputs of the others
@@ -211,11 +211,11 @@ def test_occlusion_covers_one_of_several_inputs_and_leaves_the_others() -> None:
     image, number = torch.rand(3, 1, 4, 4, generator=rng(9)), torch.tensor([[1.0], [2.0], [-3.0]])
     weight = torch.stack([member.last.weight.squeeze() for member in wrapped.voters()]).detach()
     for inputs, of in (((image, number), 0), ({"image": image, "number": number}, "image")):
-        found = attributions.occlusion(wrapped, inputs, of=of, window=1, baseline=0.0, batch_size=7)
+        attribution = attributions.occlusion(wrapped, inputs, of=of, window=1, baseline=0.0, batch_size=7)
         wanted = weight.mean() * image[:, 0] / 16 * number[:, :, None]
-        torch.testing.assert_close(found.change["prediction"], wanted.double(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(attribution.change["prediction"], wanted.double(), rtol=1e-4, atol=1e-6)
         epistemic = weight.std(correction=0) * image[:, 0] / 16 * number[:, :, None].abs()
-        torch.testing.assert_close(found.change["epistemic"], epistemic.double(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(attribution.change["epistemic"], epistemic.double(), rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match=r"x has shape \[3, 1\]"):
         attributions.occlusion(wrapped, (image, number), of=1)
     with pytest.raises(ValueError, match="of=None: the model has several inputs"):
@@ -244,9 +244,9 @@ def test_permutation_shuffles_the_columns_of_one_of_several_inputs() -> None:
     wanted = attributions.permutation_importance(whole, (torch.cat([a, b], 1), y), columns=columns, n_repeats=3)
     asked = attributions.permutation_importance
     for inputs, of in (((a, b), 0), ({"a": a, "b": b}, "a")):
-        found = asked(wrapped, (inputs, y), of=of, columns=columns, n_repeats=3)
+        importance = asked(wrapped, (inputs, y), of=of, columns=columns, n_repeats=3)
         for name in wanted.names:
-            torch.testing.assert_close(found.values[name], wanted.values[name], rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(importance.values[name], wanted.values[name], rtol=1e-3, atol=1e-5)
         few = asked(wrapped, (inputs, None), of=of, n_repeats=2, max_rows=100)
         assert (few.columns, few.rows, few.names) == (("x1", "x2"), 100, ("prediction", "epistemic", "total"))
     assert asked(wrapped, {"a": a, "b": b}, of="b", n_repeats=2).columns == ("x1",)

@@ -35,14 +35,14 @@ def test_only_the_patch_that_the_model_looks_at_has_an_attribution() -> None:
     """f = w * mean of a patch of 2 x 2 ones, w = 1 or 3: covering k of its four pixels by 0 takes k / 4 of the prediction 2 and the risk 1."""
     x = torch.ones(2, 1, 8, 9, dtype=torch.float64)
     wrapped = voters(Patch(), 1.0, 3.0)
-    found = attributions.occlusion(wrapped, x, window=1, baseline=0.0)
+    attribution = attributions.occlusion(wrapped, x, window=1, baseline=0.0)
     risk = wrapped(x, return_risk=True)[1][0].item()
     patch = torch.zeros(8, 9, dtype=torch.float64)
     patch[2:4, 5:7] = 1 / 4
-    torch.testing.assert_close(found.change["prediction"], 2 * patch.expand(2, 8, 9), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.change["epistemic"], risk * patch.expand(2, 8, 9), rtol=0, atol=1e-12)
+    torch.testing.assert_close(attribution.change["prediction"], 2 * patch.expand(2, 8, 9), rtol=0, atol=1e-12)
+    torch.testing.assert_close(attribution.change["epistemic"], risk * patch.expand(2, 8, 9), rtol=0, atol=1e-12)
     assert risk == pytest.approx(1.0)
-    assert found.before["prediction"].tolist() == [2.0, 2.0]
+    assert attribution.before["prediction"].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(("window", "stride"), [(3, 1), (3, 2), ((2, 4), 2), (8, 3)])
@@ -50,7 +50,7 @@ def test_a_place_has_the_mean_over_all_windows_that_cover_it(window: Any, stride
     """Against a loop over windows, pixel by pixel."""
     x = torch.rand(3, 2, 8, 9, generator=rng(1), dtype=torch.float64)
     wrapped = voters(Patch(), 1.0, 3.0, -1.0)
-    found = attributions.occlusion(wrapped, x, window=window, stride=stride, batch_size=7)
+    attribution = attributions.occlusion(wrapped, x, window=window, stride=stride, batch_size=7)
     high, wide = window if isinstance(window, tuple) else (window, window)
     mean = x.mean((0, 2, 3))[:, None, None]
     before = wrapped(x, return_risk=True)[1][:, 0].detach()
@@ -64,7 +64,7 @@ def test_a_place_has_the_mean_over_all_windows_that_cover_it(window: Any, stride
                 for j in range(left, left + wide):
                     changes[i, j].append(change)
     for (i, j), values in changes.items():
-        torch.testing.assert_close(found.change["epistemic"][:, i, j], torch.stack(values).mean(0))
+        torch.testing.assert_close(attribution.change["epistemic"][:, i, j], torch.stack(values).mean(0))
 
 
 def test_the_noise_of_an_image_is_where_its_raw_number_stands() -> None:
@@ -85,12 +85,12 @@ def test_the_noise_of_an_image_is_where_its_raw_number_stands() -> None:
     ((name, _),) = wrapped.named_risk_parameters()
     wrapped.set_risk_parameters({name: torch.tensor([[0.0, 1.0]]).double()})
     x = torch.tensor([[[4.0, 2.0]]], dtype=torch.float64)
-    found = attributions.occlusion(wrapped.eval(), x, baseline=0.0)
-    assert flat(x.flatten(1), return_risk=True)[1].item() == pytest.approx(found.before["aleatoric"].item())
+    attribution = attributions.occlusion(wrapped.eval(), x, baseline=0.0)
+    assert flat(x.flatten(1), return_risk=True)[1].item() == pytest.approx(attribution.before["aleatoric"].item())
     softplus = nn.functional.softplus
     wanted = softplus(torch.tensor(2.0, dtype=torch.float64)) - softplus(torch.tensor(0.0, dtype=torch.float64))
-    torch.testing.assert_close(found.change["aleatoric"], torch.stack([0 * wanted, wanted])[None, None])
-    torch.testing.assert_close(found.change["prediction"], torch.tensor([[[4.0, 0.0]]]).double())
+    torch.testing.assert_close(attribution.change["aleatoric"], torch.stack([0 * wanted, wanted])[None, None])
+    torch.testing.assert_close(attribution.change["prediction"], torch.tensor([[[4.0, 0.0]]]).double())
 
 
 class Bag(nn.Module):
@@ -113,25 +113,27 @@ def test_each_token_of_a_bag_carries_its_own_worth() -> None:
     ((name, stacked),) = wrapped.named_risk_parameters()
     wrapped.set_risk_parameters({name: torch.tensor([1.0, 3.0]).double().view_as(stacked)})
     tokens = torch.tensor([[1, 4, 2, 3], [2, 2, 2, 4]])
-    found = attributions.occlusion(wrapped.eval(), tokens, baseline=0)
+    attribution = attributions.occlusion(wrapped.eval(), tokens, baseline=0)
     # prediction 2 * worth; risk |sum of worths| of standard deviation 1: 4 and 5, of which covering takes what it changes
-    torch.testing.assert_close(found.change["prediction"], 2 * torch.tensor([[1.0, 5.0, 0, -2], [0, 0, 0, 5]]).double())
+    torch.testing.assert_close(
+        attribution.change["prediction"], 2 * torch.tensor([[1.0, 5.0, 0, -2], [0, 0, 0, 5]]).double()
+    )
     wanted = torch.tensor([[4 - 3, 4 - 1, 0, 4 - 6], [0, 0, 0, 5.0]]).double()
-    torch.testing.assert_close(found.change["epistemic"], wanted)
-    assert found.window == (1,)
-    assert repr(found) == "Occlusion([2, 4] by 1: prediction, epistemic, total)"
+    torch.testing.assert_close(attribution.change["epistemic"], wanted)
+    assert attribution.window == (1,)
+    assert repr(attribution) == "Occlusion([2, 4] by 1: prediction, epistemic, total)"
 
 
 def test_classes_change_by_the_probability_of_the_class_predicted_at_first() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     x = torch.rand(2, 2, 2, generator=rng(1))
-    found = attributions.occlusion(compose(output="logits")(model), x, window=(1, 2), baseline=0.0)
+    attribution = attributions.occlusion(compose(output="logits")(model), x, window=(1, 2), baseline=0.0)
     covered = x.clone()
     covered[:, 0] = 0
     before, after = (model(inputs).softmax(-1) for inputs in (x, covered))
     at = before.argmax(-1, keepdim=True)
     wanted = (before - after).gather(1, at)[:, 0].double()
-    torch.testing.assert_close(found.change["prediction"][:, 0, 1], wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(attribution.change["prediction"][:, 0, 1], wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_draws_of_the_method_are_not_taken_for_the_places() -> None:
@@ -146,10 +148,10 @@ def test_draws_of_the_method_are_not_taken_for_the_places() -> None:
             return self.layers(x[:, 0, :1])
 
     torch.manual_seed(0)
-    found = attributions.occlusion(
+    attribution = attributions.occlusion(
         sample.Wrapper(4)(Corner()), torch.rand(2, 3, 3, generator=rng(1)), window=1, baseline=5.0
     )
-    places = found.change["epistemic"].clone()
+    places = attribution.change["epistemic"].clone()
     assert (places[:, 0, 0] != 0).all()
     places[:, 0, 0] = 0
     assert not places.any()
@@ -158,9 +160,9 @@ def test_draws_of_the_method_are_not_taken_for_the_places() -> None:
 def test_inputs_draws_and_mode_stay_as_they_were() -> None:
     wrapped = voters(Patch(), 1.0, 3.0).train()
     x = torch.rand(1, 1, 8, 9, dtype=torch.float64, generator=rng(1))
-    given, state = x.clone(), torch.get_rng_state()
+    x_before, state = x.clone(), torch.get_rng_state()
     attributions.occlusion(wrapped, x)
-    assert torch.equal(x, given)
+    assert torch.equal(x, x_before)
     assert torch.equal(torch.get_rng_state(), state)
     assert wrapped.training
 
@@ -185,9 +187,9 @@ IMAGES, TOKENS = torch.rand(2, 1, 8, 9, dtype=torch.float64), torch.ones(2, 4, d
     ],
 )
 def test_what_is_refused(change: dict[str, Any], said: str) -> None:
-    given = {"x": IMAGES, **change}
+    arguments = {"x": IMAGES, **change}
     with pytest.raises(ValueError, match=said):
-        attributions.occlusion(voters(Patch(), 1.0, 3.0), given.pop("x"), **given)
+        attributions.occlusion(voters(Patch(), 1.0, 3.0), arguments.pop("x"), **arguments)
 
 
 def test_models_and_inputs_of_another_kind_are_refused() -> None:

@@ -32,47 +32,47 @@ def test_the_column_that_alone_carries_the_noise_has_all_of_its_importance() -> 
     mu = torch.randn(200, 1, generator=rng(1), dtype=torch.float64)
     sigma = 0.2 + torch.rand(200, 1, generator=rng(2), dtype=torch.float64)
     x = inputs(mu, sigma)
-    found = attributions.permutation_importance(known(), x, columns=["load", "noise"], n_repeats=60)
-    assert found.names == ("prediction", "aleatoric", "total")
-    assert found.values["prediction"][1].abs().max() == 0  # not by little: not at all
-    assert found.values["aleatoric"][0].abs().max() == 0
+    importance = attributions.permutation_importance(known(), x, columns=["load", "noise"], n_repeats=60)
+    assert importance.names == ("prediction", "aleatoric", "total")
+    assert importance.values["prediction"][1].abs().max() == 0  # not by little: not at all
+    assert importance.values["aleatoric"][0].abs().max() == 0
     # over all permutations the index is exactly 1; sixty tell it up to their standard error
     for name, column in (("prediction", 0), ("aleatoric", 1), ("total", 1)):
-        assert abs(found.mean[name][column] - 1) < 4 * found.standard_error[name][column] < 0.1
-    assert found.ranked("aleatoric") == ("noise", "load")
+        assert abs(importance.mean[name][column] - 1) < 4 * importance.standard_error[name][column] < 0.1
+    assert importance.ranked("aleatoric") == ("noise", "load")
     # one permutation, computed by hand
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randperm(200, generator=generator) for _ in range(120)]
     moved = (mu - mu[drawn[7]]).square().mean() / (2 * mu.var(correction=0))
-    torch.testing.assert_close(found.values["prediction"][0, 7], moved)
+    torch.testing.assert_close(importance.values["prediction"][0, 7], moved)
 
 
 def test_shares_of_a_linear_prediction_are_those_of_its_variance_and_of_the_error_the_rise() -> None:
     """f = 3 a + 4 b of independent columns of variance 1: shares 9/25 and 16/25."""
     x = torch.randn(4000, 3, generator=rng(1), dtype=torch.float64)
     wrapped = linear([[3.0, 4.0, 0.0]] * 2)
-    found = attributions.permutation_importance(
+    importance = attributions.permutation_importance(
         wrapped, (x, x @ torch.tensor([[3.0], [4.0], [0.0]]).double()), max_rows=4000
     )
     wanted = torch.tensor([9 / 25, 16 / 25, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(found.mean["prediction"], wanted, atol=0.04, rtol=0)
+    torch.testing.assert_close(importance.mean["prediction"], wanted, atol=0.04, rtol=0)
     # without noise the error of the rows as they are is 0, and |3 (a - a')| has mean 3 * 2 / sqrt(pi)
     torch.testing.assert_close(
-        found.mean["error"], torch.tensor([3.0, 4.0, 0.0]).double() * 2 / torch.pi**0.5, atol=0.15, rtol=0
+        importance.mean["error"], torch.tensor([3.0, 4.0, 0.0]).double() * 2 / torch.pi**0.5, atol=0.15, rtol=0
     )
     # all voters agree: no column carries an epistemic risk that there is none of
-    assert found.mean["epistemic"].isnan().all()
-    assert found.ranked("epistemic") == ("x1", "x2", "x3")
+    assert importance.mean["epistemic"].isnan().all()
+    assert importance.ranked("epistemic") == ("x1", "x2", "x3")
 
 
 def test_epistemic_risk_is_carried_by_the_column_that_voters_disagree_on() -> None:
     x = torch.randn(300, 3, generator=rng(1), dtype=torch.float64)
-    found = attributions.permutation_importance(
+    importance = attributions.permutation_importance(
         linear([[5.0, 1.0, 0.0], [5.0, -1.0, 0.0], [5.0, 2.0, 0.0]]), x, n_repeats=3
     )
-    torch.testing.assert_close(found.mean["epistemic"][[0, 2]], torch.zeros(2).double(), atol=1e-12, rtol=0)
-    assert found.mean["epistemic"][1] > 0.8
-    assert found.mean["prediction"][0] > 0.8
+    torch.testing.assert_close(importance.mean["epistemic"][[0, 2]], torch.zeros(2).double(), atol=1e-12, rtol=0)
+    assert importance.mean["epistemic"][1] > 0.8
+    assert importance.mean["prediction"][0] > 0.8
 
 
 def test_columns_of_one_group_are_shuffled_together() -> None:
@@ -91,11 +91,11 @@ def test_columns_of_one_group_are_shuffled_together() -> None:
 def test_columns_made_of_one_column_of_a_frame_are_shuffled_together() -> None:
     frame = pd.DataFrame({"colour": ["red", "blue"] * 40, "size": torch.rand(80, generator=rng(1)).tolist()})
     frame["y"] = frame["size"] * 2
-    found = attributions.permutation_importance(
+    importance = attributions.permutation_importance(
         vote.Wrapper(2)(nn.Linear(3, 1)), Data.from_dataframe(frame, "y"), n_repeats=2
     )
-    assert found.columns == ("colour", "size")
-    assert found.rows == 16
+    assert importance.columns == ("colour", "size")
+    assert importance.rows == 16
 
 
 def test_draws_of_the_method_are_not_taken_for_the_columns() -> None:
@@ -104,11 +104,11 @@ def test_draws_of_the_method_are_not_taken_for_the_columns() -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
     with torch.no_grad():
         model[0].weight[:, 1] = 0
-    found = attributions.permutation_importance(
+    importance = attributions.permutation_importance(
         sample.Wrapper(3)(model), torch.randn(60, 3, generator=rng(1)), n_repeats=2
     )
-    assert found.mean["epistemic"][1] == 0
-    assert found.mean["epistemic"][0] > 0
+    assert importance.mean["epistemic"][1] == 0
+    assert importance.mean["epistemic"][0] > 0
 
 
 def test_rows_in_any_form_that_calibrate_takes_have_the_importance_of_their_tensors() -> None:
@@ -139,27 +139,27 @@ def test_classes_count_by_all_probabilities_and_by_minus_log_p() -> None:
         model.weight.copy_(torch.tensor([[-2.0, 0, 0, 0], [2.0, 0, 0, 0]]))
         model.bias.zero_()
     wrapped = compose(output="logits")(model)  # the plain baseline: the entropy of one model
-    found = attributions.permutation_importance(wrapped, (x, y), n_repeats=4)
-    assert found.names == ("prediction", "aleatoric", "total", "error")
-    assert found.mean["prediction"][1:].abs().max() == 0
+    importance = attributions.permutation_importance(wrapped, (x, y), n_repeats=4)
+    assert importance.names == ("prediction", "aleatoric", "total", "error")
+    assert importance.mean["prediction"][1:].abs().max() == 0
     generator = torch.Generator().manual_seed(0)
     moved = x.clone()
     moved[:, 0] = x[torch.randperm(200, generator=generator), 0]
     losses = [nn.functional.cross_entropy(model(inputs), y) for inputs in (x, moved)]
-    torch.testing.assert_close(found.values["error"][0, 0], (losses[1] - losses[0]).double(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(importance.values["error"][0, 0], (losses[1] - losses[0]).double(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_same_seed_gives_the_same_numbers_and_nothing_else_changes() -> None:
     wrapped, x = vote.Wrapper(3)(nn.Linear(3, 1)), torch.randn(50, 3, generator=rng(1))
     wrapped.train()
-    before, given, state = torch.get_rng_state(), x.clone(), copy.deepcopy(wrapped.state_dict())
+    before, x_before, state = torch.get_rng_state(), x.clone(), copy.deepcopy(wrapped.state_dict())
     first, again, other = (
         attributions.permutation_importance(wrapped, x, n_repeats=2, seed=seed) for seed in (0, 0, 1)
     )
     assert all(torch.equal(first.values[name], again.values[name]) for name in first.names)
     assert not torch.equal(first.values["epistemic"], other.values["epistemic"])
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(x, given)
+    assert torch.equal(x, x_before)
     assert wrapped.training
     assert all(
         torch.equal(value, state[name]) for name, value in wrapped.state_dict().items() if isinstance(value, Tensor)
@@ -169,12 +169,12 @@ def test_the_same_seed_gives_the_same_numbers_and_nothing_else_changes() -> None
 
 
 def test_a_table_of_means_and_standard_errors() -> None:
-    found = attributions.permutation_importance(known(), torch.randn(30, 2, generator=rng(1)), n_repeats=4)
-    frame = found.frame()
+    importance = attributions.permutation_importance(known(), torch.randn(30, 2, generator=rng(1)), n_repeats=4)
+    frame = importance.frame()
     assert list(frame.columns) == ["prediction", "prediction ±", "aleatoric", "aleatoric ±", "total", "total ±"]
-    spread = found.values["aleatoric"][1]
+    spread = importance.values["aleatoric"][1]
     assert frame["aleatoric ±"]["x2"] == pytest.approx((spread.var() / 4).sqrt().item())
-    assert repr(found) == "PermutationImportance(2 columns of 30 rows: prediction, aleatoric, total)"
+    assert repr(importance) == "PermutationImportance(2 columns of 30 rows: prediction, aleatoric, total)"
 
 
 X = torch.randn(30, 2, generator=rng(1))
@@ -197,9 +197,9 @@ X = torch.randn(30, 2, generator=rng(1))
     ],
 )
 def test_what_is_refused(change: dict[str, Any], said: str) -> None:
-    given = {"data": X, **change}
+    arguments = {"data": X, **change}
     with pytest.raises(ValueError, match=said):
-        attributions.permutation_importance(known(), given.pop("data"), **given)
+        attributions.permutation_importance(known(), arguments.pop("data"), **arguments)
     with pytest.raises(TypeError, match="not wrapped"):
         attributions.permutation_importance(nn.Linear(2, 1), X)
     with pytest.raises(TypeError, match="expected a Data"):
@@ -216,6 +216,6 @@ def test_vacuitic_risk_is_carried_by_the_column_that_is_strange() -> None:
     wrapped.fit((train, train[:, :1]))
     test = torch.randn(200, 3, generator=rng(2))
     test[::4, 2] += 8
-    found = attributions.permutation_importance(wrapped, test, n_repeats=3)
-    assert found.names[-1] == "vacuitic"
-    assert found.ranked("vacuitic")[0] == "x3"
+    importance = attributions.permutation_importance(wrapped, test, n_repeats=3)
+    assert importance.names[-1] == "vacuitic"
+    assert importance.ranked("vacuitic")[0] == "x3"

@@ -49,6 +49,6 @@ def problems(page: Any, selector: str = "body") -> list[str]:
 def check(page: Any, selector: str, what: str) -> None:
     """Fail if a page has problems and keeps them: pictures and layout may come a little later."""
     deadline = time.monotonic() + PATIENCE
-    while (found := problems(page, selector)) and time.monotonic() < deadline:
+    while (remaining := problems(page, selector)) and time.monotonic() < deadline:
         page.wait_for_timeout(200)
-    assert not found, f"{what}:\n  " + "\n  ".join(found)
+    assert not remaining, f"{what}:\n  " + "\n  ".join(remaining)

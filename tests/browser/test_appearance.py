@@ -90,8 +90,8 @@ def shown(page: Any, main: str) -> list[str]:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(plain_page: Any, fault: str) -> None:
     body, said = FAULTS[fault]
-    found = shown(plain_page, f"<main>{body}</main>" if body else "<main hidden>there</main>")
-    assert any(problem.startswith(said) for problem in found), found
+    messages = shown(plain_page, f"<main>{body}</main>" if body else "<main hidden>there</main>")
+    assert any(problem.startswith(said) for problem in messages), messages
 
 
 def test_a_page_without_faults_has_none(plain_page: Any) -> None:

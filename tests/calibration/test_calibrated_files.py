@@ -72,18 +72,18 @@ CALIBRATED: dict[str, Callable[[], Any]] = {
 
 def answers(model: Any) -> list[Tensor]:
     """Everything that a model says about new rows."""
-    found: list[Any] = []
+    outputs: list[Any] = []
     if type(model).__name__ == "SelectivePredictor":
         return list(model(NEW))
     y, risk = model(NEW, return_risk=True)
-    found += [y, *(risk[name] for name in risk)] if isinstance(risk, workbench.Risk) else [y, risk]
+    outputs += [y, *(risk[name] for name in risk)] if isinstance(risk, workbench.Risk) else [y, risk]
     for ask in (model.interval, model.predict_set):
         try:
             said = ask(NEW, coverage=0.8)
         except (TypeError, ValueError):  # of another kind
             continue
-        found += said if isinstance(said, tuple) else [said]
-    return found
+        outputs += said if isinstance(said, tuple) else [said]
+    return outputs
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def answers(model: Any) -> list[Tensor]:
             y, kept, risk = model(NEW)
             return [y.logits, kept, risk]
         y, risk = model(NEW, return_risk=True)
-        found = [y.logits, *(getattr(risk[name], "logits", risk[name]) for name in risk)]
-        return [*found, model.predict_set(NEW, coverage=0.8)] if isinstance(model, SplitConformal) else found
+        outputs = [y.logits, *(getattr(risk[name], "logits", risk[name]) for name in risk)]
+        return [*outputs, model.predict_set(NEW, coverage=0.8)] if isinstance(model, SplitConformal) else outputs
 
 
 def same(one: Any, other: Any) -> bool:

@@ -52,8 +52,8 @@ def test_rows_come_in_many_forms(give: Any) -> None:
     x, y, _, _ = regression(40, factor=2.0)
     wrapped = known()
     random = torch.get_rng_state()
-    found = calibrate(wrapped, give(x, y), "variance").scale
-    assert found.item() == pytest.approx(calibrate(wrapped, (x, y), batch_size=3).scale.item(), rel=1e-5)
+    scale = calibrate(wrapped, give(x, y), "variance").scale
+    assert scale.item() == pytest.approx(calibrate(wrapped, (x, y), batch_size=3).scale.item(), rel=1e-5)
     assert torch.equal(torch.get_rng_state(), random)
 
 

@@ -127,8 +127,8 @@ def test_one_number_per_row_has_the_intervals_of_a_column(options: dict[str, Any
     wrapped = vote.Wrapper(3)(Column(2, 1)).eval()
     expected = calibrate(wrapped, (x, y), "conformal", **options).interval(x, 0.8)
     squeezed = True
-    found = calibrate(wrapped, (x, y[:, 0]), "conformal", **options).interval(x, 0.8)
-    for end, column in zip(found, expected, strict=True):
+    interval = calibrate(wrapped, (x, y[:, 0]), "conformal", **options).interval(x, 0.8)
+    for end, column in zip(interval, expected, strict=True):
         torch.testing.assert_close(end, column[:, 0])
 
 
@@ -262,8 +262,8 @@ def test_lac_is_that_of_numpy() -> None:
     x, labels = probabilities(50)
     p = x.softmax(-1).numpy()
     q = quantile(1 - p[np.arange(50), labels.numpy()], "0.8")
-    found = calibrate(wide(), (x, labels), "conformal").predict_set(x, 0.8)
-    np.testing.assert_array_equal(found.numpy(), 1 - p <= q + 1e-12)
+    sets = calibrate(wide(), (x, labels), "conformal").predict_set(x, 0.8)
+    np.testing.assert_array_equal(sets.numpy(), 1 - p <= q + 1e-12)
 
 
 @pytest.mark.parametrize(("score", "penalty", "k_reg"), [("aps", 0.0, 0), ("raps", 0.07, 2)])
@@ -281,8 +281,8 @@ def test_adaptive_sets_are_those_of_the_definition(score: str, penalty: float, k
     held = [slow_score(p[i], int(labels[i]), draws(3)[i], penalty, k_reg) for i in range(50)]
     q = quantile(np.array(held), "0.8")
     wanted = [[slow_score(p[i], k, draws(8)[i], penalty, k_reg) <= q + 1e-12 for k in range(6)] for i in range(50)]
-    found = calibrated.predict_set(x, 0.8, generator=rng(8))
-    np.testing.assert_array_equal(found.numpy(), wanted)
+    sets = calibrated.predict_set(x, 0.8, generator=rng(8))
+    np.testing.assert_array_equal(sets.numpy(), wanted)
     full = calibrated.predict_set(x, 0.8, generator=rng(8), allow_empty=False)
     top = np.eye(6, dtype=bool)[p.argmax(1)]
     np.testing.assert_array_equal(full.numpy(), wanted | top)
@@ -319,8 +319,8 @@ def test_sets_of_averaged_probabilities() -> None:
     wrapped = vote.Wrapper(3, output="probs")(nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))).eval()
     p = wrapped(x).detach().numpy()
     q = quantile(1 - p[np.arange(40), labels.numpy()], "0.9")
-    found = calibrate(wrapped, (x, labels), "conformal").predict_set(x)
-    np.testing.assert_array_equal(found.numpy(), 1 - p <= q + 1e-6)
+    sets = calibrate(wrapped, (x, labels), "conformal").predict_set(x)
+    np.testing.assert_array_equal(sets.numpy(), 1 - p <= q + 1e-6)
 
 
 # ---- bad input
@@ -377,9 +377,9 @@ def test_rows_whose_scores_are_nan_get_all_classes(score: str, options: dict[str
     else:
         calibrated = SplitConformal(model, score, randomized=False).fit((x, labels))
     with pytest.warns(WorkbenchWarning, match="1 of 4 rows get all classes: the scores of the model are NaN there"):
-        found = calibrated.predict_set(strange, 0.5, **options)
-    assert found[2].all()
-    assert torch.equal(found[[0, 1, 3]], calibrated.predict_set(x[[0, 1, 3]], 0.5, **options))
+        sets = calibrated.predict_set(strange, 0.5, **options)
+    assert sets[2].all()
+    assert torch.equal(sets[[0, 1, 3]], calibrated.predict_set(x[[0, 1, 3]], 0.5, **options))
 
 
 @pytest.mark.parametrize(

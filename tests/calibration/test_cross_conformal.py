@@ -79,8 +79,8 @@ def test_coverage_by_simulation() -> None:
         train, new, fold = slice(0, 40), slice(40, 60), torch.arange(40) % 5
         loc, scores = [], torch.empty(40, 1, dtype=torch.float64)
         for k in range(5):
-            own, target = x[train][fold != k], y[train][fold != k]
-            weight = torch.linalg.solve(own.T @ own + 0.1 * torch.eye(3), own.T @ target)
+            inputs, target = x[train][fold != k], y[train][fold != k]
+            weight = torch.linalg.solve(inputs.T @ inputs + 0.1 * torch.eye(3), inputs.T @ target)
             loc.append(x[new] @ weight)
             scores[fold == k] = (y[train][fold == k] - x[train][fold == k] @ weight).abs()
         lower, upper = cv_plus(torch.stack(loc), torch.ones(5, 20, 1), scores, fold, 0.8)

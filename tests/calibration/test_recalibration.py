@@ -27,10 +27,8 @@ def test_recalibrated_probabilities_are_the_observed_shares() -> None:
     knots = np.r_[0, np.sort(u), 1]
     at = np.linspace(0, 1, 201)
     targets = mu[:1] + sigma[:1] * torch.as_tensor(stats.norm.ppf(at[1:-1, None]))
-    found = calibrated.cdf(x[:1].expand(199, 2), targets)
-    np.testing.assert_allclose(
-        found.detach().numpy()[:, 0], np.interp(at, knots, np.arange(101) / 100)[1:-1], atol=1e-9
-    )
+    cdf = calibrated.cdf(x[:1].expand(199, 2), targets)
+    np.testing.assert_allclose(cdf.detach().numpy()[:, 0], np.interp(at, knots, np.arange(101) / 100)[1:-1], atol=1e-9)
     for q in (0.005, 0.1, 0.5, 0.93):
         torch.testing.assert_close(calibrated.cdf(x, calibrated.quantile(x, q)), torch.full((99, 1), q).double())
         stated = np.interp(q, np.arange(101) / 100, knots)

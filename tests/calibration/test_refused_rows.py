@@ -68,8 +68,8 @@ def test_they_are_refused_by_name(function: Callable[..., Any], arguments: tuple
 def test_too_few_or_too_many_inputs_are_told_what_the_model_takes() -> None:
     x = torch.zeros(8, 2)
     wrapped = vote.Wrapper(2)(torch.nn.Linear(2, 1))
-    for inputs, found in (((), "no"), ((x, x), "2")):
-        with pytest.raises(TypeError, match=rf"x: found a tuple of {found} inputs, but the model takes \(input\)"):
+    for inputs, count in (((), "no"), ((x, x), "2")):
+        with pytest.raises(TypeError, match=rf"x: found a tuple of {count} inputs, but the model takes \(input\)"):
             selective(wrapped, (inputs, x[:, :1]))
     with pytest.raises(TypeError, match=r"x: found one input, but the model takes \(input1, input2\)"):
         selective(vote.Wrapper(2)(torch.nn.Bilinear(2, 2, 1)), (x, x[:, :1]))

@@ -131,9 +131,9 @@ def test_levels_and_bounds_that_are_no_number_are_refused(value: Any) -> None:
 def test_several_losses_and_levels_come_as_lists_or_tensors() -> None:
     losses, thresholds = torch.zeros(2, 50, 3), torch.arange(3.0)
     losses[1, :40, 2] = 1
-    for given in (losses, list(losses), losses.numpy(), losses.tolist()):
+    for converted in (losses, list(losses), losses.numpy(), losses.tolist()):
         for level in (torch.tensor([0.1, 0.2]), [0.1, 0.2], (0.1, 0.2)):
-            assert learn_then_test(given, thresholds, level).tolist() == [0.0, 1.0]
+            assert learn_then_test(converted, thresholds, level).tolist() == [0.0, 1.0]
 
 
 def test_thresholds_that_are_no_numbers_are_refused() -> None:

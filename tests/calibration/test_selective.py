@@ -62,9 +62,9 @@ def test_the_curve_of_a_classifier_is_that_of_its_mistakes(by: str) -> None:
     wrapped = scores(output="logits")
     chosen = selective(wrapped, (logits, labels), by)
     y, risk = wrapped(logits, return_risk=True)
-    found = risk.total if by == "total" else 1 - y.softmax(-1).amax(-1)
-    order = found.argsort(stable=True)
-    torch.testing.assert_close(chosen.risk, found[order])
+    uncertainty = risk.total if by == "total" else 1 - y.softmax(-1).amax(-1)
+    order = uncertainty.argsort(stable=True)
+    torch.testing.assert_close(chosen.risk, uncertainty[order])
     torch.testing.assert_close(chosen.error, (y.argmax(-1) != labels)[order].double())
 
 
@@ -117,7 +117,7 @@ def test_the_bounded_threshold_is_that_of_scipy() -> None:
 @pytest.mark.parametrize("binary", [True, False])
 def test_the_bound_holds_as_often_as_it_says(binary: bool) -> None:
     # risks r uniform, expected error r^2: below a threshold t it is t^2 / 3
-    broken, found = 0, 0
+    broken, n_thresholds = 0, 0
     for seed in range(200):
         chosen = simulated(150, seed=seed)
         if not binary:  # errors of any size up to 1, with the same expectation; Hoeffding's bound wants more rows
@@ -127,9 +127,9 @@ def test_the_bound_holds_as_often_as_it_says(binary: bool) -> None:
             threshold = chosen.threshold(risk=0.25, confidence=0.8, max_error=1.0 if binary else 1.5)
         except ValueError:
             continue
-        found += 1
+        n_thresholds += 1
         broken += threshold**2 / 3 > 0.25
-    assert found > 150
+    assert n_thresholds > 150
     assert broken <= 200 * 0.2 + 3 * math.sqrt(200 * 0.2 * 0.8)
     plain = [simulated(150, seed=seed).threshold(risk=0.25) ** 2 / 3 > 0.25 for seed in range(200)]
     assert sum(plain) > 2 * broken  # what the bound is for
@@ -172,9 +172,9 @@ def test_vacuitic_risk_and_confidence_decide_too() -> None:
         ("confidence", 1 - logits.softmax(-1).amax(-1)),
         ("epistemic", risk.epistemic),
     ):
-        found = selective(wrapped, (x, y), by).predictor(coverage=0.5)(x)
-        torch.testing.assert_close(found.risk, wanted)
-        assert int(found.kept.sum()) == 30
+        prediction = selective(wrapped, (x, y), by).predictor(coverage=0.5)(x)
+        torch.testing.assert_close(prediction.risk, wanted)
+        assert int(prediction.kept.sum()) == 30
     assert (
         selective(neo.Wrapper()(nn.Linear(4, 3)).eval().fit(x), (x, y), "vacuitic")
         .predictor(coverage=0.5)(x)
@@ -186,8 +186,8 @@ def test_vacuitic_risk_and_confidence_decide_too() -> None:
 def test_a_calibrated_model_is_selective_too() -> None:
     x, y, sigma = held_out()
     calibrated = calibrate(known(), (x, y))
-    found = selective(calibrated, (x, y)).predictor(coverage=0.5)(x)
-    torch.testing.assert_close(found.risk, calibrated.scale * sigma[:, 0])
+    prediction = selective(calibrated, (x, y)).predictor(coverage=0.5)(x)
+    torch.testing.assert_close(prediction.risk, calibrated.scale * sigma[:, 0])
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))], ids=["deepcopy", "pickle"])
@@ -206,8 +206,8 @@ def test_answers_are_those_of_evaluation_mode() -> None:
     x, y, _ = held_out()
     predictor = selective(known(), (x, y)).predictor(coverage=0.5)
     wanted = predictor.eval()(x)
-    found = predictor.train()(x)
-    assert torch.equal(found.risk, wanted.risk)
+    prediction = predictor.train()(x)
+    assert torch.equal(prediction.risk, wanted.risk)
     assert predictor.wrapped.training
 
 
@@ -239,10 +239,10 @@ class Bare(Dataset):
 )
 def test_the_most_uncertain_rows_are_found(give: Any) -> None:
     x, y, sigma = held_out()
-    found = top_uncertain(known(), give(x, y), 5, by="aleatoric", batch_size=9)
+    top = top_uncertain(known(), give(x, y), 5, by="aleatoric", batch_size=9)
     order = np.argsort(-sigma[:, 0].numpy(), kind="stable")[:5]
-    assert found.indices.tolist() == order.tolist()
-    torch.testing.assert_close(found.values, sigma[order, 0])
+    assert top.indices.tolist() == order.tolist()
+    torch.testing.assert_close(top.values, sigma[order, 0])
 
 
 def test_equal_risks_keep_their_order() -> None:

@@ -117,8 +117,8 @@ def test_the_named_output_is_calibrated_and_put_back(name: str, shape: str) -> N
             asked = getattr(expected, answer)(NEW, 0.8)
         except (AttributeError, TypeError, ValueError):
             continue
-        given = getattr(ours, answer)(NEW, 0.8)
-        pairs = zip(given, asked, strict=True) if isinstance(asked, tuple) else [(given, asked)]
+        predicted = getattr(ours, answer)(NEW, 0.8)
+        pairs = zip(predicted, asked, strict=True) if isinstance(asked, tuple) else [(predicted, asked)]
         assert all(torch.equal(a, b) for a, b in pairs)
 
 

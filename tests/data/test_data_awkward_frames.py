@@ -168,11 +168,11 @@ def test_days_of_pyarrow_are_dates_and_days_of_python_are_told_how_to_become_som
     read.loc[7, "day"] = None
     expected = FRAME.assign(day=days)
     expected.loc[7, "day"] = pd.NaT
-    found, wanted = (Data.from_dataframe(frame, "y", test=np.arange(N) >= 50) for frame in (read, expected))
-    assert list(map(str, found.features)) == list(map(str, wanted.features))
-    assert "day (days since 2024-02-28)" in map(str, found.features)
-    assert torch.equal(found.train.x, wanted.train.x)
-    assert torch.equal(found.test.x, wanted.test.x)
+    data, wanted = (Data.from_dataframe(frame, "y", test=np.arange(N) >= 50) for frame in (read, expected))
+    assert list(map(str, data.features)) == list(map(str, wanted.features))
+    assert "day (days since 2024-02-28)" in map(str, data.features)
+    assert torch.equal(data.train.x, wanted.train.x)
+    assert torch.equal(data.test.x, wanted.test.x)
     for frame in (objects, FRAME.assign(day=list(days))):
         with pytest.raises(TypeError, match=r"'day' holds date.*pandas\.to_datetime\(frame\['day'\], utc=True\)"):
             Data.from_dataframe(frame.astype({"day": object}), "y")
@@ -231,8 +231,8 @@ def test_ordered_categories_keep_their_order() -> None:
     sizes = pd.Series(pd.Categorical(["M", "S", "XL", "L"] * 15, categories=["S", "M", "L", "XL", "XXL"], ordered=True))
     expected = sizes.map({"S": 0, "M": 1, "L": 2, "XL": 3}).to_numpy()
     frame = FRAME.assign(size=sizes)
-    for given in (sizes, sizes.array):
-        data = Data.from_arrays(FRAME[["a"]], given, test=np.arange(N) % 2 == 0)
+    for categories in (sizes, sizes.array):
+        data = Data.from_arrays(FRAME[["a"]], categories, test=np.arange(N) % 2 == 0)
         assert data.classes == ("S", "M", "L", "XL")
         np.testing.assert_array_equal(data.train.y.numpy(), expected[1::2])
     data = Data.from_dataframe(frame, "y", test=np.arange(N) % 2 == 0)

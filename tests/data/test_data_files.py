@@ -127,8 +127,8 @@ def test_uci_text_files_become_one_npz_in_the_cache(cache, yacht, table, server)
 def test_wrong_checksum_deletes_the_download_and_says_so(cache, yacht, table, server):
     table["y"] = table["y"] + 1e-9
     write_text_files(server[0], table)
-    found = digest(table)
-    with pytest.raises(ValueError, match=f"sha256 {found}, expected {yacht['files'][YACHT]}; it was deleted"):
+    checksum = digest(table)
+    with pytest.raises(ValueError, match=f"sha256 {checksum}, expected {yacht['files'][YACHT]}; it was deleted"):
         data.load("yacht")
     assert leftovers(cache) == []
 
@@ -183,9 +183,9 @@ def test_damaged_local_file_is_named_with_both_checksums(monkeypatch, cache, yac
     path = write_npz(tmp_path / "mine", table)
     content = path.read_bytes()
     path.write_bytes({"cut short": content[:-200], "not a zip": b"hello", "empty": b""}.get(damage, content))
-    found = digest(table) if damage == "other numbers" else "something unreadable"
+    checksum = digest(table) if damage == "other numbers" else "something unreadable"
     with pytest.raises(
-        ValueError, match=f"is damaged: expected content with sha256 {expected}, found {found}"
+        ValueError, match=f"is damaged: expected content with sha256 {expected}, found {checksum}"
     ) as caught:
         data.load("yacht")
     assert str(path) in str(caught.value)

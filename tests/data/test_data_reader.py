@@ -215,12 +215,12 @@ def test_a_calibration_takes_rows_in_every_form(form: str) -> None:
 # ---- comparison
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("keywords", "positional", "Dataset of dicts")])
 def test_a_comparison_takes_rows_in_every_form(form: str) -> None:
-    expected, found = data_of((X, Y), split=3), data_of(FORMS[form](), split=3)
+    expected, dataset = data_of((X, Y), split=3), data_of(FORMS[form](), split=3)
     if form == "Data":
-        assert torch.equal(found.train.x, X)
+        assert torch.equal(dataset.train.x, X)
         return
-    assert found.checksum == expected.checksum
-    assert (len(found.train), len(found.test)) == (48, 12)
+    assert dataset.checksum == expected.checksum
+    assert (len(dataset.train), len(dataset.test)) == (48, 12)
 
 
 @pytest.mark.parametrize("form", ["keywords", "positional", "Dataset of dicts"])

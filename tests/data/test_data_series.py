@@ -198,17 +198,17 @@ def test_windows_of_a_series_are_held_out_in_time(
     monkeypatch: pytest.MonkeyPatch, rows: int | None, options: dict[str, Any]
 ) -> None:
     series = Data.from_series(torch.arange(100.0), window=8, horizon=3)
-    given: list[tuple[Any, Any]] = []
+    splits: list[tuple[Any, Any]] = []
 
     def spied(wrapped: Any, train: Any, *, validation: Any = None, **settings: Any) -> Any:
         history = fit(wrapped, train, validation=validation, **settings)
-        given.append((train, history.out_of_fold if validation is None else validation))
+        splits.append((train, history.out_of_fold if validation is None else validation))
         return history
 
     monkeypatch.setattr(sweep, "_load", lambda name, seed: series)
     monkeypatch.setattr("workbench.training.fit", spied)
     sweep.run("linear", "vote(n_voters=2) + sculpt", "series", 0, 1, rows, **options)
-    train, held_out = given[-1]
+    train, held_out = splits[-1]
     if options:
         assert held_out.fold.tolist() == sorted(held_out.fold.tolist())
         assert torch.equal(held_out.target[:, 0], held_out.target[:, 0].sort().values)

@@ -115,8 +115,8 @@ def test_missing_names_are_no_class(missing: Any) -> None:
 def test_names_have_the_same_numbers_in_test_rows_without_some_of_them(names: list[str], several: bool) -> None:
     """Also names that look like numbers: postcodes, digits read from a file."""
     y, y_test = [names[i % 3] for i in range(len(X))], [names[2], names[1]]
-    given = ({"kind": y, "size": X[:, 0]}, {"kind": y_test, "size": X[:2, 0]}) if several else (y, y_test)
-    data = Data.from_arrays(X, given[0], test=(X[:2], given[1]))
+    targets = ({"kind": y, "size": X[:, 0]}, {"kind": y_test, "size": X[:2, 0]}) if several else (y, y_test)
+    data = Data.from_arrays(X, targets[0], test=(X[:2], targets[1]))
     train, test = (part.y["kind"] if several else part.y for part in (data.train, data.test))
     assert train[:3].tolist() == [0, 1, 2]
     assert test.tolist() == [2, 1]
@@ -301,14 +301,14 @@ def test_a_comparison_reads_rows_or_says_what_goes_instead() -> None:
     assert torch.equal(compared.test.y, LABELS[:10])
     assert data_of(Data.from_arrays(IMAGES, torch.arange(30) % 3)).train.x.dtype == torch.float32
     assert data_of(Data.from_arrays(X, LABELS, task="counts")).task == "regression"
-    for refused, found in (
+    for refused, reason in (
         (Data.from_arrays(IMAGES, MAPS), r"targets int64 \[n, 6, 5\]"),
         (Data.from_arrays(X, X[:, :2]), r"targets float32 \[n, 2\]"),
         (Data.from_arrays(X, X > 0), "4 labels a row"),
         (Data.from_arrays(X, {"a": LABELS, "b": X}), "the targets a, b"),
         (Data.from_arrays({"a": X, "b": X}, LABELS), "the inputs a, b"),
     ):
-        with pytest.raises(ValueError, match=rf"has {found}; this takes one"):
+        with pytest.raises(ValueError, match=rf"has {reason}; this takes one"):
             data_of(refused)
 
 

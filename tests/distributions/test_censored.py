@@ -33,8 +33,8 @@ def test_likelihood_against_scipy(name: str) -> None:
         targets = torch.tensor([[time, 1.0], [time, 0.0]])
         event, survival = SCIPY[name](a[0], b).logpdf(time), SCIPY[name](a[1], b).logsf(time)
         expected = -torch.tensor([[float(event[0])], [float(survival[0])]])
-        found = family.loss_function(targets, raw, heads, reduction="none")
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        nll = family.loss_function(targets, raw, heads, reduction="none")
+        torch.testing.assert_close(nll, expected, rtol=1e-4, atol=1e-5)
     times = torch.tensor([[2.0], [0.5]])
     density = SCIPY[name](a, b).logpdf(times.double().numpy())
     torch.testing.assert_close(

@@ -57,12 +57,12 @@ def test_log_prob_and_loss_agree_with_torch(name: str, dtype: torch.dtype) -> No
     ours, theirs, _ = FAMILIES[name]
     y, loc, risk = triple(dtype=dtype)
     expected = theirs(loc.double(), risk.double()).log_prob(y.double())
-    found = ours.log_prob(y, loc, risk)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4 if dtype == torch.float32 else 1e-12, atol=1e-5)
-    torch.testing.assert_close(ours.loss_function(y, loc, risk), -found.mean())
-    torch.testing.assert_close(ours.loss_function(y, loc, risk, reduction="sum"), -found.sum())
-    torch.testing.assert_close(ours.loss_function(y, loc, risk, reduction="none"), -found)
+    log_prob = ours.log_prob(y, loc, risk)
+    assert log_prob.dtype == dtype
+    torch.testing.assert_close(log_prob.double(), expected, rtol=1e-4 if dtype == torch.float32 else 1e-12, atol=1e-5)
+    torch.testing.assert_close(ours.loss_function(y, loc, risk), -log_prob.mean())
+    torch.testing.assert_close(ours.loss_function(y, loc, risk, reduction="sum"), -log_prob.sum())
+    torch.testing.assert_close(ours.loss_function(y, loc, risk, reduction="none"), -log_prob)
 
 
 @families
@@ -86,12 +86,12 @@ def test_cdf_icdf_mean_and_stddev_agree_with_scipy(name: str) -> None:
 def test_crps_agrees_with_its_integral(name: str) -> None:
     ours, _, scipy_family = FAMILIES[name]
     y, loc, risk = triple(n=8)
-    found = ours.crps(y, loc, risk).squeeze(-1)
+    crps = ours.crps(y, loc, risk).squeeze(-1)
     for i in range(8):
         cdf, at = scipy_family(loc[i], risk[i]).cdf, y[i].item()
         lower, _ = scipy.integrate.quad(lambda t, cdf=cdf: cdf(t).item() ** 2, -np.inf, at, epsabs=1e-9)
         upper, _ = scipy.integrate.quad(lambda t, cdf=cdf: (1 - cdf(t).item()) ** 2, at, np.inf, epsabs=1e-9)
-        assert found[i].item() == pytest.approx(lower + upper, rel=1e-6)
+        assert crps[i].item() == pytest.approx(lower + upper, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", WITH_CRPS)
@@ -204,9 +204,9 @@ def test_beta_nll_weighs_by_the_held_variance() -> None:
     y, loc, risk = triple()
     risk.requires_grad_()
     expected = (risk.detach() ** 1.0 * -Normal.log_prob(y, loc, risk)).mean()
-    found = Normal(beta=0.5).loss_function(y, loc, risk)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found, risk), torch.autograd.grad(expected, risk))
+    loss = Normal(beta=0.5).loss_function(y, loc, risk)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, risk), torch.autograd.grad(expected, risk))
     with pytest.raises(ValueError, match="beta"):
         Normal(beta=1.5)
 
@@ -243,10 +243,10 @@ def test_half_precision_is_scored_in_float32() -> None:
 def test_vmap_and_grad_transforms() -> None:
     y, loc, risk = (torch.stack([t, t + 1]) for t in triple(n=5))
     for ours in (Normal, Laplace, StudentT, Cauchy, LogNormal):
-        found = torch.func.vmap(torch.func.grad(ours.loss_function, argnums=2))(y, loc, risk)
+        gradient = torch.func.vmap(torch.func.grad(ours.loss_function, argnums=2))(y, loc, risk)
         risk_leaf = risk.clone().requires_grad_()
         each = torch.stack([ours.loss_function(y[i], loc[i], risk_leaf[i]) for i in range(2)])
-        torch.testing.assert_close(found, torch.autograd.grad(each.sum(), risk_leaf)[0])
+        torch.testing.assert_close(gradient, torch.autograd.grad(each.sum(), risk_leaf)[0])
         assert (
             torch.func.vmap(lambda m, r, f=ours: f.sample((m, r)), randomness="different")(loc, risk).shape == loc.shape
         )
@@ -318,8 +318,8 @@ class TestLogitNormal:
             logits = torch.tensor([[mean, 0.0]], dtype=torch.float64)
             risk = torch.full((1, 2), sd, dtype=torch.float64)
             assert LogitNormal.probs(logits, risk)[0, 0].item() == pytest.approx(exact, abs=0.01)
-            found = LogitNormal(pairwise=True).probs(logits, risk / 2**0.5)  # the difference has the variance of both
-            assert found[0, 0].item() == pytest.approx(exact, abs=0.01)
+            probs = LogitNormal(pairwise=True).probs(logits, risk / 2**0.5)  # the difference has the variance of both
+            assert probs[0, 0].item() == pytest.approx(exact, abs=0.01)
 
     def test_monte_carlo_converges_to_expected_probabilities(self) -> None:
         generator = np.random.default_rng(0)

@@ -46,9 +46,9 @@ Y = 100 + 20 * X[:, :1] + 5 * torch.randn(60, 1, generator=torch.Generator().man
 def test_the_predictive_distribution_is_scipys_t(dtype: torch.dtype) -> None:
     y, gamma, evidence = parameters(dtype=dtype)
     theirs, tolerance = student(gamma, evidence), 1e-4 if dtype == torch.float32 else 1e-9
-    found = NormalInverseGamma.log_prob(y, gamma, evidence)
-    assert found.dtype == dtype
-    np.testing.assert_allclose(found, theirs.logpdf(y.double()), rtol=tolerance, atol=tolerance)
+    log_prob = NormalInverseGamma.log_prob(y, gamma, evidence)
+    assert log_prob.dtype == dtype
+    np.testing.assert_allclose(log_prob, theirs.logpdf(y.double()), rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(NormalInverseGamma.cdf(y, gamma, evidence), theirs.cdf(y.double()), rtol=tolerance)
     np.testing.assert_allclose(
         NormalInverseGamma.icdf(0.9, gamma, evidence), theirs.ppf(0.9), rtol=tolerance, atol=tolerance
@@ -80,11 +80,11 @@ def test_risks_are_the_moments_of_the_hierarchy() -> None:
     rng = np.random.default_rng(0)
     variance = scipy.stats.invgamma(alpha, scale=beta).rvs(400_000, random_state=rng)
     mean = rng.normal(0.3, np.sqrt(variance / nu))
-    found = NormalInverseGamma.variances(torch.tensor([nu, alpha, beta]).reshape(3, 1, 1))
-    assert found["aleatoric"].item() == pytest.approx(variance.mean(), rel=0.01)
-    assert found["epistemic"].item() == pytest.approx(mean.var(), rel=0.02)
+    variances = NormalInverseGamma.variances(torch.tensor([nu, alpha, beta]).reshape(3, 1, 1))
+    assert variances["aleatoric"].item() == pytest.approx(variance.mean(), rel=0.01)
+    assert variances["epistemic"].item() == pytest.approx(mean.var(), rel=0.02)
     whole = rng.normal(mean, np.sqrt(variance)).var()
-    assert (found["aleatoric"] + found["epistemic"]).item() == pytest.approx(whole, rel=0.02)
+    assert (variances["aleatoric"] + variances["epistemic"]).item() == pytest.approx(whole, rel=0.02)
 
 
 def test_crps_and_draws_are_those_of_the_t() -> None:
@@ -94,14 +94,14 @@ def test_crps_and_draws_are_those_of_the_t() -> None:
     expected = np.abs(drawn - y.numpy()).mean(0) - 2 * ((2 * levels - 1)[:, None, None] * drawn).mean(0) / 2
     np.testing.assert_allclose(NormalInverseGamma.crps(y, gamma, evidence), expected, rtol=2e-3)
     gamma, evidence = gamma[:1].expand(20_000, 1), evidence[:, :1].expand(3, 20_000, 1)
-    found = NormalInverseGamma.sample((gamma, evidence), generator=torch.Generator().manual_seed(0))
-    assert scipy.stats.kstest(found[:, 0].numpy(), student(gamma[0], evidence[:, 0]).cdf).pvalue > 0.01
+    draws = NormalInverseGamma.sample((gamma, evidence), generator=torch.Generator().manual_seed(0))
+    assert scipy.stats.kstest(draws[:, 0].numpy(), student(gamma[0], evidence[:, 0]).cdf).pvalue > 0.01
 
 
 def test_gradients_by_finite_differences() -> None:
     y, gamma, evidence = (t.requires_grad_() for t in parameters(n=4))
     ours = NormalInverseGamma(0.2)
-    assert torch.autograd.gradcheck(lambda *given: ours.loss_function(*given), (y, gamma, evidence))
+    assert torch.autograd.gradcheck(lambda *tensors: ours.loss_function(*tensors), (y, gamma, evidence))
     raw = torch.randn(3, 4, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     assert torch.autograd.gradcheck(lambda r: ours.loss_function(y, gamma, ours.to_risk(r)), (raw,))
     assert torch.autograd.gradcheck(lambda r: ours.variances(ours.to_risk(r))["epistemic"], (raw,))

@@ -21,11 +21,11 @@ def test_log_densities_far_out_are_those_of_float64(family: Any, scale: float) -
     z = torch.cat([z, -z])
     exact = [t.requires_grad_() for t in (z * scale, torch.zeros_like(z), torch.full_like(z, scale))]
     single = [t.detach().float().requires_grad_() for t in exact]
-    wanted, found = family.log_prob(*exact), family.log_prob(*single)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    wanted, log_prob = family.log_prob(*exact), family.log_prob(*single)
+    assert log_prob.isfinite().all()
+    torch.testing.assert_close(log_prob.double(), wanted, rtol=1e-5, atol=1e-5)
     for gradients in zip(
-        torch.autograd.grad(found.sum(), single), torch.autograd.grad(wanted.sum(), exact), strict=True
+        torch.autograd.grad(log_prob.sum(), single), torch.autograd.grad(wanted.sum(), exact), strict=True
     ):
         torch.testing.assert_close(gradients[0].double(), gradients[1], rtol=1e-4, atol=1e-30)
 
@@ -40,9 +40,9 @@ def test_what_does_not_overflow_is_as_it_was() -> None:
 def test_heavy_tails_have_right_numbers_and_gradients_where_the_quotient_overflows(family: Any, order: float) -> None:
     y, risk = torch.tensor([[3e38, -1e38, math.inf]]), torch.tensor([[1e-3, 0.3, 2.0]], requires_grad=True)
     loc = torch.zeros_like(y).requires_grad_()
-    found = family.log_prob(y, loc, risk)
+    log_prob = family.log_prob(y, loc, risk)
     wanted = family.log_prob(y.double(), loc.double(), risk.double())
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(log_prob.double(), wanted, rtol=1e-6, atol=0)
     slope_loc, slope_risk = torch.autograd.grad(family.loss_function(y, loc, risk, reduction="sum"), (loc, risk))
     # -log p -> (order + 1) log|y - loc| - order log(risk)
     torch.testing.assert_close(slope_risk, -order / risk.detach())
@@ -69,9 +69,9 @@ def test_a_log_normal_whose_risk_is_far_from_its_mean(y: float, loc: float, risk
     single = [torch.tensor([[value]], requires_grad=True) for value in (y, loc, risk)]
     ratio = math.log1p((risk / loc) ** 2) if risk > 1e-15 * loc else (risk / loc) ** 2
     wanted = stats.norm.logpdf(math.log(y), math.log(loc) - ratio / 2, math.sqrt(ratio)) - math.log(y)
-    found = LogNormal.log_prob(*single)
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(wanted, rel=1e-6)
+    log_prob = LogNormal.log_prob(*single)
+    assert log_prob.dtype == torch.float32
+    assert log_prob.item() == pytest.approx(wanted, rel=1e-6)
     gradients = torch.autograd.grad(LogNormal.loss_function(*single), single[1:])
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
     for function in (LogNormal.cdf, LogNormal.crps):
@@ -88,8 +88,8 @@ def test_weibull_densities_are_those_of_scipy_where_the_power_leaves_float64(
     loc, heads = torch.tensor([[math.log(scale)]], **wide), torch.tensor([[[math.log(concentration)]]], **wide)
     time, event = torch.tensor([[y]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     wanted = stats.weibull_min(concentration, scale=scale).logpdf(y)
-    found = FromTorch("Weibull").log_prob(time, loc, heads)
-    assert found.item() == pytest.approx(wanted, rel=1e-5)
+    log_prob = FromTorch("Weibull").log_prob(time, loc, heads)
+    assert log_prob.item() == pytest.approx(wanted, rel=1e-5)
     loss = Censored("Weibull").loss_function(torch.cat([time, event], -1), loc, heads)
     assert loss.item() == pytest.approx(-wanted, rel=1e-5)
     assert all(bool(gradient.isfinite().all()) for gradient in torch.autograd.grad(loss, (loc, heads)))

@@ -38,23 +38,23 @@ def raw_outputs(wrapped: Any, heads: int) -> tuple[Tensor, list[Tensor]]:
 
 
 MADE = {  # the distribution of raw outputs, written out
-    "Poisson": lambda own: families.Poisson(own.double().exp()),
-    "Exponential": lambda own: families.Exponential(own.double().exp()),
-    "Gamma": lambda own, rate: families.Gamma(own.double().exp(), rate.double().exp()),
-    "Beta": lambda own, b: families.Beta(own.double().exp(), b.double().exp()),
-    "NegativeBinomial": lambda own, n: families.NegativeBinomial(n.double().exp(), logits=own.double()),
-    "Normal": lambda own, s: families.Normal(own.double(), s.double().exp()),
-    "Gumbel": lambda own, s: families.Gumbel(own.double(), s.double().exp()),
-    "LogNormal": lambda own, s: families.LogNormal(own.double(), s.double().exp()),
-    "Dirichlet": lambda own: families.Dirichlet(own.double().exp()),
+    "Poisson": lambda raw: families.Poisson(raw.double().exp()),
+    "Exponential": lambda raw: families.Exponential(raw.double().exp()),
+    "Gamma": lambda raw, rate: families.Gamma(raw.double().exp(), rate.double().exp()),
+    "Beta": lambda raw, b: families.Beta(raw.double().exp(), b.double().exp()),
+    "NegativeBinomial": lambda raw, n: families.NegativeBinomial(n.double().exp(), logits=raw.double()),
+    "Normal": lambda raw, s: families.Normal(raw.double(), s.double().exp()),
+    "Gumbel": lambda raw, s: families.Gumbel(raw.double(), s.double().exp()),
+    "LogNormal": lambda raw, s: families.LogNormal(raw.double(), s.double().exp()),
+    "Dirichlet": lambda raw: families.Dirichlet(raw.double().exp()),
 }
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_prediction_risk_and_density_are_those_of_plain_copies(name: str) -> None:
     wrapped = sculpt.Wrapper(getattr(families, name))(network(3)).eval()
-    own, heads = raw_outputs(wrapped, FromTorch(name).n_heads)
-    expected = MADE[name](own, *heads)
+    raw, heads = raw_outputs(wrapped, FromTorch(name).n_heads)
+    expected = MADE[name](raw, *heads)
     y, risk = wrapped(X, return_risk=True)
     torch.testing.assert_close(y, expected.mean.float())
     torch.testing.assert_close(risk, expected.stddev.float())
@@ -126,18 +126,18 @@ def test_crps_is_its_integral(name: str) -> None:
 
 def test_far_counts_and_rates_keep_their_digits() -> None:
     y, log_rate = torch.tensor([[1e6], [0.0]]), torch.tensor([[13.8], [-18.4]])
-    found = FromTorch("Poisson").log_prob(y, log_rate, torch.zeros(0, 2, 1))
+    log_prob = FromTorch("Poisson").log_prob(y, log_rate, torch.zeros(0, 2, 1))
     exact = scipy.stats.poisson(log_rate.double().exp().numpy()).logpmf(y.double().numpy())
-    torch.testing.assert_close(found, torch.as_tensor(exact).float())
+    torch.testing.assert_close(log_prob, torch.as_tensor(exact).float())
     shapes = torch.tensor([[[5.0], [30.0]]])  # so wide a binomial is a Poisson
-    found = FromTorch("NegativeBinomial").log_prob(
+    log_prob = FromTorch("NegativeBinomial").log_prob(
         torch.tensor([[1e6], [3.0]]), torch.tensor([[10.0], [-19.0]]), shapes
     )
     exact = scipy.stats.nbinom(
         torch.tensor(5.0).double().exp().item(), 1 / (1 + torch.tensor(10.0).double().exp().item())
     ).logpmf(1e6)
-    torch.testing.assert_close(found[0, 0], torch.tensor(exact).float())
-    assert found.isfinite().all()
+    torch.testing.assert_close(log_prob[0, 0], torch.tensor(exact).float())
+    assert log_prob.isfinite().all()
     raw = torch.tensor([[400.0], [-400.0]], requires_grad=True)
     loss = FromTorch("Poisson").loss_function(torch.ones(2, 1), raw, torch.zeros(0, 2, 1))
     loss.backward()
@@ -196,9 +196,9 @@ def test_counts_in_other_units_are_refused() -> None:
 @pytest.mark.parametrize("name", ["Normal", "Gumbel"])
 def test_standardized_targets_are_predicted_in_their_units(name: str) -> None:
     wrapped = sculpt.Wrapper(getattr(families, name))(network()).eval()
-    own, (head,) = raw_outputs(wrapped, 1)
+    raw, (head,) = raw_outputs(wrapped, 1)
     wrapped.scale(y_mean=torch.tensor(1000.0), y_scale=torch.tensor(50.0))
-    expected = MADE[name](own * 50 + 1000, head + torch.tensor(50.0).log())
+    expected = MADE[name](raw * 50 + 1000, head + torch.tensor(50.0).log())
     y, risk = wrapped(X, return_risk=True)
     torch.testing.assert_close(y, expected.mean.float())
     torch.testing.assert_close(risk, expected.stddev.float())

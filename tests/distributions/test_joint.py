@@ -27,29 +27,29 @@ def network(outputs: int) -> nn.Sequential:
 
 def answers(wrapped: Any, outputs: int, heads: int) -> tuple[list[Tensor], list[list[Tensor]]]:
     """What each of two voters gives, and each of its heads, by plain copies loaded from the state."""
-    state, own, beside = wrapped.state_dict(), [], []
+    state, predictions, head_outputs = wrapped.state_dict(), [], []
     for k in range(2):
-        given = []
+        raw = []
         for mark in ("", "@sculpt", *(f"@sculpt{i}" for i in range(1, heads))):
             plain = copy.deepcopy(network(outputs))
             with torch.no_grad():
                 for name, parameter in plain.named_parameters():
                     parameter.copy_(state.get(f"{name}{mark}@vote", state[f"{name}@vote"])[k])
-                given.append(plain(X).double())
-        own.append(given[0])
-        beside.append(given[1:])
-    return own, beside
+                raw.append(plain(X).double())
+        predictions.append(raw[0])
+        head_outputs.append(raw[1:])
+    return predictions, head_outputs
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_joint_normal_against_plain_copies(scaled: bool) -> None:
     wrapped = compose(vote.Wrapper(2), sculpt.Wrapper(Normal(joint=True)))(network(3)).eval()
     mean, unit = torch.tensor([10.0, 0.0, -5.0]), torch.tensor([100.0, 1.0, 0.1])
-    own, beside = answers(wrapped, 3, 3)
+    predictions, head_outputs = answers(wrapped, 3, 3)
     if scaled:
         wrapped.scale(y_mean=mean, y_scale=unit)
     members = []
-    for mu, rows in zip(own, beside, strict=True):
+    for mu, rows in zip(predictions, head_outputs, strict=True):
         raw = torch.stack(rows, -2)
         factor = raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
         covariance = factor @ factor.mT
@@ -118,11 +118,11 @@ def test_joint_targets_that_cannot_be_told_are_refused() -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_mixture_density_against_plain_copies(scaled: bool) -> None:
     wrapped = compose(vote.Wrapper(2), sculpt.Wrapper(MixtureDensity(2)))(network(1)).eval()
-    own, beside = answers(wrapped, 1, 6)
+    predictions, head_outputs = answers(wrapped, 1, 6)
     if scaled:
         wrapped.scale(y_mean=torch.tensor(1000.0), y_scale=torch.tensor(50.0))
     members = []
-    for mean, (a, b, c, d, e, f) in zip(own, beside, strict=True):
+    for mean, (a, b, c, d, e, f) in zip(predictions, head_outputs, strict=True):
         weights = torch.cat([a, b], -1).softmax(-1)
         offsets = torch.cat([c, d], -1)
         offsets = offsets - (weights * offsets).sum(-1, keepdim=True)

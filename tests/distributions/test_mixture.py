@@ -111,8 +111,8 @@ def test_a_number_of_draws_is_deprecated() -> None:
     mixture = Mixture(Normal(), *parts())
     expected = mixture.sample((7,), torch.Generator().manual_seed(0))
     with pytest.warns(DeprecationWarning, match=r"sample\(\(7,\)\)"):
-        found = mixture.sample(7, torch.Generator().manual_seed(0))
-    assert torch.equal(found, expected)
+        draws = mixture.sample(7, torch.Generator().manual_seed(0))
+    assert torch.equal(draws, expected)
 
 
 def test_bad_input() -> None:
@@ -137,10 +137,10 @@ def test_of_a_wrapped_model() -> None:
         torch.manual_seed(3)
         y, risk = model(x, return_risk=True)
         torch.manual_seed(3)
-        found = model.predictive(x)
-    assert found.loc.shape == (6, 4, 1)
-    torch.testing.assert_close(found.mean, y)
-    torch.testing.assert_close(found.stddev, risk.total)
+        predictive = model.predictive(x)
+    assert predictive.loc.shape == (6, 4, 1)
+    torch.testing.assert_close(predictive.mean, y)
+    torch.testing.assert_close(predictive.stddev, risk.total)
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def test_a_constant_learns_the_empirical_quantiles() -> None:
         return Quantiles.loss_function(y, torch.zeros_like(y), offsets.expand(5, *y.shape))
 
     descend([raw], lambda: loss(Quantiles.to_risk(raw)), steps=400, lr=0.1)
-    found, best = Quantiles.to_risk(raw.detach()), torch.as_tensor(np.quantile(y, LEVELS))
-    np.testing.assert_allclose(found[:, 0, 0], best, atol=0.05)
-    assert loss(found).item() == pytest.approx(loss(best[:, None, None]).item(), rel=1e-3)
+    quantiles, best = Quantiles.to_risk(raw.detach()), torch.as_tensor(np.quantile(y, LEVELS))
+    np.testing.assert_allclose(quantiles[:, 0, 0], best, atol=0.05)
+    assert loss(quantiles).item() == pytest.approx(loss(best[:, None, None]).item(), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -83,9 +83,9 @@ def test_a_linear_model_learns_the_quantile_regression() -> None:
     descend(wrapped.parameters(), lambda: wrapped.loss(criterion, x, y), steps=500, lr=0.2)
     lower, upper = wrapped.quantiles(x)
     # the second head is the middle one, a line; the distance to the other is a softplus of a line
-    for level, found, tolerance in ((0.8, upper, 0.002), (0.2, lower, 0.06)):
+    for level, quantile, tolerance in ((0.8, upper, 0.002), (0.2, lower, 0.06)):
         expected = QuantileRegressor(quantile=level, alpha=0).fit(x, y[:, 0]).predict(x)
-        assert np.abs(found[:, 0].detach().numpy() - expected).mean() < tolerance
+        assert np.abs(quantile[:, 0].detach().numpy() - expected).mean() < tolerance
 
 
 def test_quantiles_of_a_normal_give_the_normal_back() -> None:
@@ -129,8 +129,8 @@ def test_the_risk_is_half_the_width_between_one_standard_deviation_to_each_side(
     _, _, offsets = parameters(n=6)
     at = [np.interp([-1, 1], Z.numpy(), offsets[:, row, 0].numpy()) for row in range(6)]
     expected = np.array([(high - low) / 2 for low, high in at])
-    found = Quantiles.variances(offsets)["aleatoric"].sqrt()
-    np.testing.assert_allclose(found[:, 0], expected)
+    risk = Quantiles.variances(offsets)["aleatoric"].sqrt()
+    np.testing.assert_allclose(risk[:, 0], expected)
     wide = Quantiles((0.01, 0.5, 0.99)).variances(torch.tensor([-2.0, 0.0, 4.0]).reshape(3, 1, 1))["aleatoric"].sqrt()
     assert wide.item() == pytest.approx(3 / scipy.stats.norm.ppf(0.99))
     middle = Quantiles((0.4, 0.6)).variances(torch.tensor([-1.0, 1.0]).reshape(2, 1, 1))["aleatoric"].sqrt()
@@ -196,11 +196,11 @@ def test_the_heads_are_plain_models_around_the_prediction() -> None:
         middle + gap[3],
         middle + gap[3] + gap[4],
     ]
-    found = wrapped.quantiles(X)
-    torch.testing.assert_close(found, torch.stack(expected))
+    quantiles = wrapped.quantiles(X)
+    torch.testing.assert_close(quantiles, torch.stack(expected))
     y, risk = wrapped(X, return_risk=True)
     torch.testing.assert_close(y, plain(X))
-    torch.testing.assert_close(risk, Quantiles.stddev(y, found - y))
+    torch.testing.assert_close(risk, Quantiles.stddev(y, quantiles - y))
 
 
 def test_quantiles_come_in_the_units_and_structure_of_the_prediction() -> None:
@@ -255,13 +255,13 @@ def test_conformal_intervals_are_made_of_the_heads() -> None:
         lower, *_, upper = wrapped.quantiles(X).double().numpy()
     scores = np.sort(np.maximum(lower - Y.numpy(), Y.numpy() - upper), axis=0)
     q = scores[int(np.ceil(61 * 0.9)) - 1]
-    for found, expected in zip(calibrated.interval(X, coverage=0.9), (lower - q, upper + q), strict=True):
-        np.testing.assert_allclose(found.detach(), expected, rtol=1e-5)
+    for bound, expected in zip(calibrated.interval(X, coverage=0.9), (lower - q, upper + q), strict=True):
+        np.testing.assert_allclose(bound.detach(), expected, rtol=1e-5)
     state = calibrated.state_dict()
     again = SplitConformal(wrapped)
     again.load_state_dict(state)
-    for found, expected in zip(again.interval(X, coverage=0.8), calibrated.interval(X, coverage=0.8), strict=True):
-        assert torch.equal(found, expected)
+    for bound, expected in zip(again.interval(X, coverage=0.8), calibrated.interval(X, coverage=0.8), strict=True):
+        assert torch.equal(bound, expected)
     scaled = calibrate(wrapped, (X, Y), "variance")  # one number for prediction and total risk: a Normal
     torch.testing.assert_close(
         scaled.scale.square(), ((Y - wrapped(X)) / wrapped(X, return_risk=True)[1]).square().mean().detach()

@@ -52,9 +52,9 @@ def test_each_element_can_have_degrees_of_freedom_of_its_own() -> None:
     df = torch.tensor([[2.5], [4.0], [50.0]], dtype=torch.float64)
     each = StudentT(df)
     for method in ("log_prob", "cdf", "crps"):
-        found = getattr(each, method)(y, loc, risk)
+        values = getattr(each, method)(y, loc, risk)
         expected = [getattr(StudentT(df[i].item()), method)(y[i], loc[i], risk[i]) for i in range(3)]
-        torch.testing.assert_close(found, torch.stack(expected))
+        torch.testing.assert_close(values, torch.stack(expected))
     expected = [StudentT(df[i].item()).icdf(0.1, loc[i], risk[i]) for i in range(3)]
     torch.testing.assert_close(each.icdf(0.1, loc, risk), torch.stack(expected))
     with pytest.raises(ValueError, match=r"df has shape \(3,\) but y_pred has shape \(3, 1\)"):

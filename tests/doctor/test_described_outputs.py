@@ -31,8 +31,8 @@ def rows(*shape: int) -> Tensor:
     return torch.randn(*(shape or (6, 3)))
 
 
-def options(found: Any) -> list[str]:
-    return [line.partition("  #")[0] for output in found.outputs for line in output.lines]
+def options(diagnosis: Any) -> list[str]:
+    return [line.partition("  #")[0] for output in diagnosis.outputs for line in output.lines]
 
 
 SINGLE: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Tensor, list[str]]] = {
@@ -60,12 +60,12 @@ SINGLE: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Tensor, list[str]]] 
 @pytest.mark.parametrize("name", SINGLE)
 def test_the_lines_for_a_single_output_are_taken(name: str) -> None:
     function, x, expected = SINGLE[name]
-    found = diagnose(Made(function), x)
+    diagnosis = diagnose(Made(function), x)
     y = Made(function)(x)
-    (output,) = found.outputs
+    (output,) = diagnosis.outputs
     assert (output.name, output.shape, output.dtype) == ("", tuple(y.shape), "float32")
     assert output.taken_for == "values, with a standard deviation each"
-    assert options(found) == expected
+    assert options(diagnosis) == expected
     names = {"Logits": Logits, "Probs": Probs, "Binary": Binary}
     for option in expected:
         meaning = eval(option.partition("=")[2], names)
@@ -86,8 +86,8 @@ class Several(nn.Module):
 
 
 def test_several_outputs_are_named_as_the_option_names_them() -> None:
-    found = diagnose(Several(), rows())
-    described = {output.name: (output.kind(), output.taken_for.partition(",")[0]) for output in found.outputs}
+    diagnosis = diagnose(Several(), rows())
+    described = {output.name: (output.kind(), output.taken_for.partition(",")[0]) for output in diagnosis.outputs}
     assert described == {
         "scores": ("float32 [6, 4]", "values"),
         "logits": ("float32 [6, 4]", "values"),
@@ -97,12 +97,12 @@ def test_several_outputs_are_named_as_the_option_names_them() -> None:
         "loss": ("float32 []", "mean"),
         "name": ("str", "the same in all branches"),
     }
-    lines = options(found)
+    lines = options(diagnosis)
     assert "output={'scores': \"logits\"}" in lines
     assert 'output="logits"' in lines  # finds the output of this name
     assert "output={'heads.0': \"binary\"}" in lines
     assert "output={'heads.1.0': \"probs\"}" in lines
-    remedy = found.find("probabilities")[0].remedy
+    remedy = diagnosis.find("probabilities")[0].remedy
     assert remedy.endswith("keep it and wrap with output={'heads.1.0': \"probs\"}")
     _, risk = vote.Wrapper(2, output={"heads.0": "binary", "heads.1.0": "probs"})(Several()).eval()(
         rows(), return_risk=True
@@ -131,9 +131,9 @@ def test_the_remedy_for_probabilities_fits_them(function: Any, remedy: str) -> N
 @pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
 def test_laplace_that_needs_to_know_probabilities_is_no_flaw_of_the_model() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
-    found = diagnose(model, rows())
-    assert found.verdicts["laplace"] == "needs settings"
-    assert any(remark.startswith('laplace needs output="probs"') for remark in found.remarks)
+    diagnosis = diagnose(model, rows())
+    assert diagnosis.verdicts["laplace"] == "needs settings"
+    assert any(remark.startswith('laplace needs output="probs"') for remark in diagnosis.remarks)
     x, y = rows(40, 3), torch.arange(40) % 4
     assert laplace.Wrapper(output="probs")(model).eval().fit([(x, y)])(x, return_risk=True)[1].total.shape == (40,)
     with pytest.raises(ValueError, match="up to a shift and a scale"):
@@ -167,9 +167,9 @@ class KeepsCache(ReturnsCache):
 
 
 def test_what_is_said_of_a_cache_that_is_returned_is_true() -> None:
-    found = diagnose(ReturnsCache(), rows())
-    assert found.outputs[1].kind() == "Cache"
-    assert "passed back unchanged, each branch continues with its own" in found.outputs[1].taken_for
+    diagnosis = diagnose(ReturnsCache(), rows())
+    assert diagnosis.outputs[1].kind() == "Cache"
+    assert "passed back unchanged, each branch continues with its own" in diagnosis.outputs[1].taken_for
     assert "each branch continues with its own" in KINDS["non_tensor_output"].why
     wrapped = vote.Wrapper(3)(ReturnsCache()).eval()
     voters: list[Any] = [voter.eval() for voter in wrapped.voters()]
@@ -184,9 +184,9 @@ def test_what_is_said_of_a_cache_that_is_returned_is_true() -> None:
 
 
 def test_what_is_said_of_a_cache_that_is_kept_is_true() -> None:
-    found = diagnose(KeepsCache(), rows())
-    assert {each.kind for each in found.findings} <= {"state", "grows"}
-    assert set(found.verdicts.values()) == {"note", "ok", "needs settings"}
+    diagnosis = diagnose(KeepsCache(), rows())
+    assert {each.kind for each in diagnosis.findings} <= {"state", "grows"}
+    assert set(diagnosis.verdicts.values()) == {"note", "ok", "needs settings"}
     assert "Each branch has its own, and continues with it in the next call" in KINDS["state"].why
     wrapped = vote.Wrapper(3)(KeepsCache()).eval()
     voters = [voter.eval() for voter in wrapped.voters()]
@@ -225,25 +225,25 @@ class Detector(nn.Module):
         self.box, self.classes = nn.Linear(3, 4), nn.Linear(3, 3)
 
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
-        found = []
+        detections = []
         for image in images:
             corners = self.box(image).abs()
             boxes = torch.cat([corners[:, :2], corners[:, :2] + corners[:, 2:] + 1], 1)
             scores, labels = self.classes(image).softmax(-1).max(-1)
             keep = scores > 0.4
-            found.append({"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]})
-        return found
+            detections.append({"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]})
+        return detections
 
 
 @pytest.mark.slow
 def test_boxes_are_one_output() -> None:
-    found = diagnose(Detector(), rows(2, 150, 3))
-    (output,) = found.outputs
+    diagnosis = diagnose(Detector(), rows(2, 150, 3))
+    (output,) = diagnosis.outputs
     assert output.kind().startswith("boxes of 2 images")
-    assert options(found) == ["output=Detections()"]
+    assert options(diagnosis) == ["output=Detections()"]
     # weights that differ select other boxes, also those that training collects
-    assert {found.verdicts[name] for name in ("vote", "snapshot", "swag")} == {"needs settings"}
-    assert any(remark.startswith("vote needs output=Detections()") for remark in found.remarks)
+    assert {diagnosis.verdicts[name] for name in ("vote", "snapshot", "swag")} == {"needs settings"}
+    assert any(remark.startswith("vote needs output=Detections()") for remark in diagnosis.remarks)
     wrapped = vote.Wrapper(3, output=Detections())(Detector()).eval()
     boxes, _ = wrapped(rows(2, 30, 3), return_risk=True)
     assert boxes[0]["boxes"].shape[1] == 4
@@ -253,10 +253,10 @@ def test_boxes_are_one_output() -> None:
 def test_text_and_html_show_the_same_lines() -> None:
     from bs4 import BeautifulSoup
 
-    found = diagnose(Several(), rows())
-    text = str(found)
-    page = BeautifulSoup(found._repr_html_(), "html.parser").get_text()
-    lines = [line for output in found.outputs for line in output.lines]
+    diagnosis = diagnose(Several(), rows())
+    text = str(diagnosis)
+    page = BeautifulSoup(diagnosis._repr_html_(), "html.parser").get_text()
+    lines = [line for output in diagnosis.outputs for line in output.lines]
     assert len(lines) == 6
     assert all(line in text and line in page for line in lines)
     assert "Several go into one dict" in text

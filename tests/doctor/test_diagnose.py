@@ -64,13 +64,13 @@ def concerned(finding: Any) -> list[str]:
 # ---- what is found ---------------------------------------------------------------------------------------------------
 @troubles
 def test_the_trouble_is_found_at_its_line_and_no_other(kind: str, build: Any, has_line: bool) -> None:
-    found = diagnose(build(), x())
-    refusing = {name for each in found.find("refused") for name in concerned(each)}
+    diagnosis = diagnose(build(), x())
+    refusing = {name for each in diagnosis.find("refused") for name in concerned(each)}
     assert refusing == REFUSING.get(build, set())
-    assert {each.kind for each in found.findings} - {"refused"} == {kind}
-    assert {each.line for each in found.find(kind)} == {marked(build) if has_line else ""}
+    assert {each.kind for each in diagnosis.findings} - {"refused"} == {kind}
+    assert {each.line for each in diagnosis.find(kind)} == {marked(build) if has_line else ""}
     if has_line and kind != "hooks":
-        assert all(each.code.endswith("# HERE") for each in found.find(kind))
+        assert all(each.code.endswith("# HERE") for each in diagnosis.find(kind))
 
 
 PLAIN: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
@@ -96,13 +96,16 @@ def test_ordinary_models_have_no_findings(name: str, training: bool) -> None:
     build, shape = PLAIN[name]
     model = build()
     model(torch.randn(shape))  # the lazy layer of one of them
-    found = diagnose(model.train(training), torch.randn(shape))
-    assert found.findings == []
-    assert found.ok
+    diagnosis = diagnose(model.train(training), torch.randn(shape))
+    assert diagnosis.findings == []
+    assert diagnosis.ok
     images = len(shape) == 4
-    assert found.verdicts == {**dict.fromkeys(wrapper_names(), "ok"), "augment": "ok" if images else "needs settings"}
+    assert diagnosis.verdicts == {
+        **dict.fromkeys(wrapper_names(), "ok"),
+        "augment": "ok" if images else "needs settings",
+    }
     takes_it = "every wrapper takes it." if images else "every wrapper takes it (augment with settings that fit)."
-    assert found.headline().endswith(f"nothing found, {takes_it}")
+    assert diagnosis.headline().endswith(f"nothing found, {takes_it}")
 
 
 def test_every_kind_has_its_model() -> None:
@@ -126,9 +129,9 @@ def test_what_is_said() -> None:
 
 @pytest.mark.slow
 def test_a_cache_that_is_filled_once_does_not_grow() -> None:
-    (found,) = diagnose(CASES["cache_dict"].build(), *CASES["cache_dict"].inputs()[0]).findings
-    assert found.kind == "state"
-    assert "in the first call only" in found.what
+    (finding,) = diagnose(CASES["cache_dict"].build(), *CASES["cache_dict"].inputs()[0]).findings
+    assert finding.kind == "state"
+    assert "in the first call only" in finding.what
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
@@ -183,15 +186,15 @@ def takes(wrapper: str, build: Callable[[], Any], args: Any, kwargs: Any) -> boo
 def test_verdicts_are_true_on_the_zoo(name: str) -> None:
     case = CASES[name]
     args, kwargs = case.inputs()
-    found = diagnose(case.build(), *args, **kwargs)
-    assert list(found.verdicts) == wrapper_names()
-    for wrapper, verdict in found.verdicts.items():
+    diagnosis = diagnose(case.build(), *args, **kwargs)
+    assert list(diagnosis.verdicts) == wrapper_names()
+    for wrapper, verdict in diagnosis.verdicts.items():
         assert verdict in ("ok", "note", "slower", "refused", "needs settings")
         assert (verdict not in ("refused", "needs settings")) == takes(wrapper, case.build, *case.inputs()), wrapper
-        reasons = [each for each in found.findings if each.means[wrapper] == verdict]
+        reasons = [each for each in diagnosis.findings if each.means[wrapper] == verdict]
         if verdict == "needs settings":
             assert wrapper == "augment"
-            assert any(remark.startswith("augment needs") for remark in found.remarks)
+            assert any(remark.startswith("augment needs") for remark in diagnosis.remarks)
             continue
         assert verdict == "ok" or reasons, f"{wrapper}: {verdict} for no reason"
         if verdict == "slower" and wrapper in ("vote", "sample", "sculpt"):
@@ -216,10 +219,10 @@ def takes_one_pass(wrapper: str, case: Any) -> bool:
 
 @pytest.mark.parametrize("build", [If, Item, Mask, AddsInPlace])
 def test_slower_is_what_vmap_refuses(build: Any) -> None:
-    found = diagnose(build(), x())
-    assert found.verdicts["vote"] == "slower"
-    assert found.verdicts["neo"] == "ok"
-    assert not found.ok
+    diagnosis = diagnose(build(), x())
+    assert diagnosis.verdicts["vote"] == "slower"
+    assert diagnosis.verdicts["neo"] == "ok"
+    assert not diagnosis.ok
     with pytest.raises(Exception, match=r"."):
         vote.Wrapper(2, strategy="vmap")(build())(x(), return_risk=True)
 
@@ -234,14 +237,14 @@ def test_a_refusal_is_told_in_the_words_of_the_wrapper() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.scale
 
-    found = diagnose(TwoModels(), x())
-    assert found.verdicts["sample"] == "refused"
-    words = {concerned(each)[0]: each.what for each in found.find("refused")}
+    diagnosis = diagnose(TwoModels(), x())
+    assert diagnosis.verdicts["sample"] == "refused"
+    words = {concerned(each)[0]: each.what for each in diagnosis.find("refused")}
     assert "sample found no activation" in words["sample"]
     assert words["laplace"].startswith(
         "laplace needs a last layer that is an nn.Linear with real floating-point weights, but 'the model itself'"
     )
-    assert found.find("unused")[0].what == "weight"
+    assert diagnosis.find("unused")[0].what == "weight"
 
 
 # ---- examples --------------------------------------------------------------------------------------------------------
@@ -258,22 +261,22 @@ class DictInput(Base):
 @pytest.mark.slow
 def test_examples_are_taken_as_tensors_tuples_dicts_and_keywords() -> None:
     mask = torch.ones(6, 1)
-    for found in (
+    for diagnosis in (
         diagnose(TwoInputs(), x(), mask),
         diagnose(TwoInputs(), (x(), mask)),
         diagnose(TwoInputs(), {"x": x(), "mask": mask}),
         diagnose(TwoInputs(), x(), mask=mask),
         diagnose(DictInput(), {"x": x()}),
     ):
-        assert found.ok, str(found)
+        assert diagnosis.ok, str(diagnosis)
     assert diagnose(TwoInputs(), x(), mask=mask).example == "float32 [6, 3], mask=float32 [6, 1]"
 
 
 def test_without_an_example_only_what_stands_there_is_found() -> None:
-    found = diagnose(Unregistered())
-    assert {each.kind for each in found.findings} == {"unregistered"}
-    assert set(found.verdicts.values()) == {"not run"}
-    assert "there is no example" in found.remarks[0]
+    diagnosis = diagnose(Unregistered())
+    assert {each.kind for each in diagnosis.findings} == {"unregistered"}
+    assert set(diagnosis.verdicts.values()) == {"not run"}
+    assert "there is no example" in diagnosis.remarks[0]
     assert not diagnose(Base()).ok
     assert "wrapping works" in diagnose(Base()).headline()
     assert set(diagnose(nn.ReLU()).verdicts.values()) == {"refused"}
@@ -281,9 +284,9 @@ def test_without_an_example_only_what_stands_there_is_found() -> None:
 
 def test_one_row_is_enough_for_all_wrappers() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
-    found = diagnose(model, x(1))
-    assert found.ok
-    assert "One row" in found.remarks[0]
+    diagnosis = diagnose(model, x(1))
+    assert diagnosis.ok
+    assert "One row" in diagnosis.remarks[0]
 
 
 def test_functions_are_looked_at() -> None:
@@ -295,9 +298,9 @@ def test_functions_are_looked_at() -> None:
             return y
         return 2 * y
 
-    found = diagnose(twice, x())
-    assert found.name == "twice"
-    (condition,) = found.find("control_flow")
+    diagnosis = diagnose(twice, x())
+    assert diagnosis.name == "twice"
+    (condition,) = diagnosis.find("control_flow")
     assert condition.line == marked(twice)
     with pytest.raises(TypeError, match=r"nn\.Module or a function"):
         diagnose(3)  # type: ignore[arg-type]
@@ -306,11 +309,11 @@ def test_functions_are_looked_at() -> None:
 @pytest.mark.slow
 def test_wrapped_models_are_looked_at_as_plain_ones() -> None:
     wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(If())
-    found = diagnose(wrapped, x())
-    assert found.find("wrapped")[0].what == "with vote, sculpt"
-    assert found.find("control_flow")[0].line == marked(If)
+    diagnosis = diagnose(wrapped, x())
+    assert diagnosis.find("wrapped")[0].what == "with vote, sculpt"
+    assert diagnosis.find("control_flow")[0].line == marked(If)
     verdicts = {"vote": "refused", "sample": "slower", "sculpt": "refused", "neo": "ok"}
-    assert {name: found.verdicts[name] for name in verdicts} == verdicts
+    assert {name: diagnosis.verdicts[name] for name in verdicts} == verdicts
     wrapped.scale(x_mean=torch.zeros(3), x_scale=torch.ones(3), y_mean=torch.zeros(2), y_scale=torch.ones(2))
     scaled = diagnose(wrapped, x())
     assert {each.kind for each in scaled.findings} == {"wrapped", "control_flow", "refused"}
@@ -351,8 +354,8 @@ Outputs, how each is interpreted, and what to write if one means something else:
 
 augment needs transforms=...: transforms="flip" is for images [rows, channels, height, width], but the input
 has shape [6, 3]; use augment.Wrapper([augment.Transform(apply, inverse), ...]) with your own transforms"""
-    found = diagnose(If(), x())
-    assert str(found) == repr(found) == expected
+    diagnosis = diagnose(If(), x())
+    assert str(diagnosis) == repr(diagnosis) == expected
 
 
 def test_harmless_findings_come_last_in_one_line() -> None:
@@ -397,8 +400,8 @@ def test_html_is_escaped_and_leaves_colours_to_the_theme() -> None:
 
 
 def test_kinds_are_checked() -> None:
-    found = diagnose(Base(), x())
-    assert isinstance(found, Diagnosis)
-    assert found.find("state") == []
+    diagnosis = diagnose(Base(), x())
+    assert isinstance(diagnosis, Diagnosis)
+    assert diagnosis.find("state") == []
     with pytest.raises(ValueError, match="kind must be one of"):
-        found.find("stat")
+        diagnosis.find("stat")

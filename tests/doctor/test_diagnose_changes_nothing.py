@@ -62,14 +62,14 @@ def facts(model: nn.Module) -> Any:
     ("kind", "build", "has_line"), TROUBLES, ids=[f"{kind}-{build.__name__}" for kind, build, _ in TROUBLES]
 )
 def test_nothing_is_changed(kind: str, build: Any, has_line: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    model, given = build(), x()
+    model, example = build(), x()
     if isinstance(model, ChangesObject):
         model.statistics.calls = 7
-    before, values = facts(model), given.clone()
-    diagnose(model, given)
+    before, values = facts(model), example.clone()
+    diagnose(model, example)
     assert facts(model) == before
-    assert torch.equal(given, values)
-    assert given._version == 0
+    assert torch.equal(example, values)
+    assert example._version == 0
     assert capsys.readouterr().out == ""
     if isinstance(model, ChangesObject):
         assert model.statistics.calls == 7

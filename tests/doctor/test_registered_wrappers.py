@@ -88,22 +88,22 @@ def own_wrappers() -> Iterator[None]:
 
 
 def test_every_registered_wrapper_has_a_verdict() -> None:
-    found = diagnose(Base(), x())
-    assert set(found.verdicts) == {*BUILT_IN, "crowd", "watcher", "picky", "needy"}
-    assert [found.verdicts[name] for name in ("crowd", "watcher")] == ["ok", "ok"]
-    assert all(set(each.means) == set(found.verdicts) for each in found.findings)
-    (refusal,) = found.find("refused")
-    assert refusal.means["picky"] == found.verdicts["picky"] == "refused"
+    diagnosis = diagnose(Base(), x())
+    assert set(diagnosis.verdicts) == {*BUILT_IN, "crowd", "watcher", "picky", "needy"}
+    assert [diagnosis.verdicts[name] for name in ("crowd", "watcher")] == ["ok", "ok"]
+    assert all(set(each.means) == set(diagnosis.verdicts) for each in diagnosis.findings)
+    (refusal,) = diagnosis.find("refused")
+    assert refusal.means["picky"] == diagnosis.verdicts["picky"] == "refused"
     assert refusal.what == "picky takes no model; use vote"
-    assert "picky" in str(found)
-    assert "picky: refused" in found._repr_html_()
+    assert "picky" in str(diagnosis)
+    assert "picky: refused" in diagnosis._repr_html_()
 
 
 @pytest.mark.slow
 def test_a_wrapper_without_defaults_needs_settings() -> None:
-    found = diagnose(Base(), x())
-    assert found.verdicts["needy"] == "needs settings"
-    assert any(remark.startswith("needy needs settings: ") and "prior" in remark for remark in found.remarks)
+    diagnosis = diagnose(Base(), x())
+    assert diagnosis.verdicts["needy"] == "needs settings"
+    assert any(remark.startswith("needy needs settings: ") and "prior" in remark for remark in diagnosis.remarks)
     assert diagnose(Tied(), x()).verdicts["picky"] == "needs settings"
     assert "picky needs rings=...: picky has no default" in " ".join(str(diagnose(Tied(), x())).split())
 
@@ -134,10 +134,10 @@ class Convolutions(nn.Module):
 
 def test_a_built_in_wrapper_that_refuses_is_named_with_its_reason() -> None:
     unregister("picky")
-    found = diagnose(Convolutions(), torch.randn(2, 1, 8, 8))
+    diagnosis = diagnose(Convolutions(), torch.randn(2, 1, 8, 8))
     workbench.register(Picky)
-    assert found.verdicts["laplace"] == "refused"
-    assert "laplace refuses it" in found.headline()
-    assert "'b', taken as the last layer, is a Conv2d" in " ".join(str(found).split())
-    assert found.verdicts["augment"] == "needs settings"  # a map, but not of the input's height and width
-    assert any(remark.startswith("augment needs maps=...") for remark in found.remarks)
+    assert diagnosis.verdicts["laplace"] == "refused"
+    assert "laplace refuses it" in diagnosis.headline()
+    assert "'b', taken as the last layer, is a Conv2d" in " ".join(str(diagnosis).split())
+    assert diagnosis.verdicts["augment"] == "needs settings"  # a map, but not of the input's height and width
+    assert any(remark.startswith("augment needs maps=...") for remark in diagnosis.remarks)

@@ -255,14 +255,14 @@ def test_toy_scores_of_what_was_not_seen() -> None:
     toy = load_file(BENCHMARKS / "toy.py")
     rows = data.toy.sine_gap(n_train=100)
     risk = (rows.test.x - 1).abs() + 0.5
-    found = toy._unseen(Oracle(rows.test.y, risk), "vote", rows, 0)
-    assert found["rmse"] == 0
+    scores = toy._unseen(Oracle(rows.test.y, risk), "vote", rows, 0)
+    assert scores["rmse"] == 0
     seen = rows.test.regions["data"]
     for name, region in (("gap", "gap"), ("far", "outside")):
         there = rows.test.regions[region]
         of = seen | there
-        assert found[f"auroc_{name}"] == pytest.approx(roc_auc_score(there[of], risk[of].flatten()))
-        assert found[f"ratio_{name}"] == pytest.approx(float(np.median(risk[there]) / np.median(risk[seen])), rel=1e-2)
+        assert scores[f"auroc_{name}"] == pytest.approx(roc_auc_score(there[of], risk[of].flatten()))
+        assert scores[f"ratio_{name}"] == pytest.approx(float(np.median(risk[there]) / np.median(risk[seen])), rel=1e-2)
 
 
 @pytest.mark.slow

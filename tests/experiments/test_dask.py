@@ -190,10 +190,10 @@ def test_a_client_may_be_given_and_stays_open(machines: Machines, work: Path) ->
 
 
 def test_the_grid_is_the_same_to_the_last_bit(machines: Machines) -> None:
-    given: dict[str, Any] = {"epochs": 2, "rows": 60, "progress": False}
+    options: dict[str, Any] = {"epochs": 2, "rows": 60, "progress": False}
     wrappers = ["sample", "vote(n_voters=2) + sculpt"]
-    here = grid("mlp(width=8)", wrappers, ["diabetes", "wine"], 0, **given)
-    there = grid("mlp(width=8)", wrappers[::-1], ["diabetes", "wine"], 0, scheduler=machines.address, **given)
+    here = grid("mlp(width=8)", wrappers, ["diabetes", "wine"], 0, **options)
+    there = grid("mlp(width=8)", wrappers[::-1], ["diabetes", "wine"], 0, scheduler=machines.address, **options)
     assert len(here) == 4
 
     def repeatable(frame: pd.DataFrame) -> pd.DataFrame:

@@ -375,9 +375,9 @@ class Holder:
 def test_bad_input_is_refused_before_anything_is_written(
     tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    given = {"function": local, "cells": [{"n": 1}], "path": tmp_path / "out" / "a.csv", **arguments}
+    keywords = {"function": local, "cells": [{"n": 1}], "path": tmp_path / "out" / "a.csv", **arguments}
     with pytest.raises(error, match=re.escape(message)):
-        run_cells(**given)
+        run_cells(**keywords)
     assert not (tmp_path / "out").exists()
 
 

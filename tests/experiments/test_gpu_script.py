@@ -36,11 +36,11 @@ def gpu(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1600, check=False)
 
 
-def causes(found: Path, lines: list[str]) -> str:
+def causes(folder: Path, lines: list[str]) -> str:
     """Return why parts failed: the ends of their logs and of what their benchmarks say of cells without results."""
     failed = [line.partition(": ")[0] for line in lines if ": failed" in line or ": ended after" in line]
     told = []
-    with tarfile.open(found / "results.tar.gz") as packed:
+    with tarfile.open(folder / "results.tar.gz") as packed:
         for member in sorted(packed, key=lambda member: member.name):
             name = Path(member.name).name
             if name.endswith(".failed.txt") or name in [f"{part}.txt" for part in failed]:
@@ -120,18 +120,18 @@ def test_what_a_newer_torch_announces_is_no_failure(tmp_path: Path, python: str)
 
 @pytest.mark.slow
 def test_a_long_log_is_cut_and_what_does_not_come_back_is_said(tmp_path: Path, python: str) -> None:
-    found = tmp_path / "found"
-    ended = gpu("--smoke", found, "tests", PYTHON=python, LONG=str(4 << 20))
+    folder = tmp_path / "found"
+    ended = gpu("--smoke", folder, "tests", PYTHON=python, LONG=str(4 << 20))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert (found / "results.tar.gz").stat().st_size < 1.5 * 2**20
-    with (found / "large.bin").open("wb") as large:
+    assert (folder / "results.tar.gz").stat().st_size < 1.5 * 2**20
+    with (folder / "large.bin").open("wb") as large:
         large.truncate(17 << 20)
     for i in range(6):
-        (found / f"{i}.txt").touch()
-    ended = gpu("--smoke", found, "tests", PYTHON=python)
+        (folder / f"{i}.txt").touch()
+    ended = gpu("--smoke", folder, "tests", PYTHON=python)
     assert ended.returncode == 1
     assert "has 9 files, where 8 are the most" in ended.stderr
-    assert f"larger than the 16 MiB that come back: {found / 'large.bin'}" in ended.stderr
+    assert f"larger than the 16 MiB that come back: {folder / 'large.bin'}" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def load() -> ModuleType:
 
 
 @pytest.fixture
-def given(load: ModuleType, tmp_path: Path) -> Path:
+def data_folder(load: ModuleType, tmp_path: Path) -> Path:
     """Small files of the names that are packed."""
     data = tmp_path / "given"
     for name in load.DATA:
@@ -181,23 +181,23 @@ def wheel(folder: Path, name: str, *required: str) -> None:
 
 @pytest.mark.slow
 def test_what_was_packed_is_found_on_the_machine(
-    load: ModuleType, given: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    load: ModuleType, data_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     wheel(here / "wheels", "found_by_nobody", "numpy", "absent_package", "useless>=2", "other; extra == 'more'")
     wheel(here / "wheels", "numpy")  # which the interpreter has
     there.mkdir()
-    shutil.copy(load.pack(given, here, checkout=1000), there)
+    shutil.copy(load.pack(data_folder, here, checkout=1000), there)
     load.unpack(there, ["useless"])
     for name in load.DATA:
-        own, other = (folder / name for folder in (given, there / "data"))
-        if own.suffix == ".npz":
-            with np.load(own) as a, np.load(other) as b:
+        original, other = (folder / name for folder in (data_folder, there / "data"))
+        if original.suffix == ".npz":
+            with np.load(original) as a, np.load(other) as b:
                 assert {key: a[key].tolist() for key in a} == {key: b[key].tolist() for key in b}
-        elif own.suffix == ".gz":
-            assert gzip.decompress(own.read_bytes()) == gzip.decompress(other.read_bytes())
+        elif original.suffix == ".gz":
+            assert gzip.decompress(original.read_bytes()) == gzip.decompress(other.read_bytes())
         else:
-            assert own.read_bytes() == other.read_bytes()
+            assert original.read_bytes() == other.read_bytes()
     assert (there / "site" / "found_by_nobody.py").is_file()
     assert not (there / "site" / "numpy.py").exists()
     told = [line for line in capfd.readouterr().out.splitlines() if "is missing" in line]
@@ -215,13 +215,13 @@ def test_a_wheel_that_is_broken_costs_itself_alone(
     assert "broken_one-1.0-py3-none-any.whl can't be installed" in capfd.readouterr().out
 
 
-def test_too_much_to_be_carried_is_refused(load: ModuleType, given: Path, tmp_path: Path) -> None:
+def test_too_much_to_be_carried_is_refused(load: ModuleType, data_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SystemExit,
         match=r"too large to transfer at once: 0.0 MiB of \d+ files, and 60.0 MiB of the checkout, with a limit of 60 MiB",
     ):
-        load.pack(given, tmp_path / "here", checkout=60 << 20)
+        load.pack(data_folder, tmp_path / "here", checkout=60 << 20)
     assert not (tmp_path / "here" / "load.tar.xz").exists()
-    (given / load.DATA[0]).unlink()
-    with pytest.raises(SystemExit, match=f"missing in {given}: {load.DATA[0]} "):
-        load.pack(given, tmp_path / "here", checkout=0)
+    (data_folder / load.DATA[0]).unlink()
+    with pytest.raises(SystemExit, match=f"missing in {data_folder}: {load.DATA[0]} "):
+        load.pack(data_folder, tmp_path / "here", checkout=0)

@@ -51,8 +51,8 @@ word = "no function"
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Callable[[str], str]:
-    """own("net") refers to what the file above defines."""
+def reference(tmp_path: Path) -> Callable[[str], str]:
+    """reference("net") refers to what the file above defines."""
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "beside.py").write_text("WIDTH = 4\n")
     return lambda name: f"{tmp_path / 'own.py'}:{name}"
@@ -105,26 +105,26 @@ def test_folds_take_the_place_of_held_rows() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_in_the_file_is_not_run_again(tmp_path: Path, own: Callable[[str], str]) -> None:
+def test_what_is_in_the_file_is_not_run_again(tmp_path: Path, reference: Callable[[str], str]) -> None:
     path = tmp_path / "a.csv"
-    given: dict[str, Any] = {"path": path, "metrics": own("largest"), **TINY}
-    first = experiments.grid(own("net(width=2)"), "plain", own("cubic"), 0, **given)
+    options: dict[str, Any] = {"path": path, "metrics": reference("largest"), **TINY}
+    first = experiments.grid(reference("net(width=2)"), "plain", reference("cubic"), 0, **options)
     assert first.attrs["failed"] == []
-    assert first["model"].tolist() == [own("net(width=2)")]
+    assert first["model"].tolist() == [reference("net(width=2)")]
     assert first["parameters"].tolist() == [7]
     assert first["largest"][0] > 0
     before = path.read_text()
-    again = experiments.grid(own("net( width=2 )"), "plain", own("cubic"), 0, **given)
+    again = experiments.grid(reference("net( width=2 )"), "plain", reference("cubic"), 0, **options)
     assert path.read_text() == before
     assert again["cell"].tolist() == first["cell"].tolist()
 
 
-def test_other_code_of_the_users_is_another_cell(own: Callable[[str], str]) -> None:
+def test_other_code_of_the_users_is_another_cell(reference: Callable[[str], str]) -> None:
     def cells() -> list[dict[str, Any]]:
-        return sweep.grid_cells([own("net"), "mlp"], "plain", "diabetes", 0)[0]
+        return sweep.grid_cells([reference("net"), "mlp"], "plain", "diabetes", 0)[0]
 
     before = cells()
-    Path(own("").rstrip(":")).with_name("beside.py").write_text("WIDTH = 5\n")
+    Path(reference("").rstrip(":")).with_name("beside.py").write_text("WIDTH = 5\n")
     after = cells()
     assert before[0]["source"] != after[0]["source"]
     assert before[1] == after[1]
@@ -164,20 +164,20 @@ def test_code_in_packages_of_the_users_makes_other_cells(start: str, used: set[s
     assert user_code.digest(tmp_path / start) == before
 
 
-def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> None:
+def test_models_are_given_the_data_if_they_ask(reference: Callable[[str], str]) -> None:
     cubic = data.toy.cubic(n_train=50)
     model_of: Any = specs.model_of
-    assert model_of(own("net"), cubic)[0].out_features == 3
-    assert model_of(own("Fixed(bias=False)"), cubic)[0].bias is None
+    assert model_of(reference("net"), cubic)[0].out_features == 3
+    assert model_of(reference("Fixed(bias=False)"), cubic)[0].bias is None
     assert isinstance(model_of("workbench.experiments.models:linear", cubic)[1], nn.Linear)
     assert model_of("tabular(width=8)", cubic)[-1].in_features == 8
     assert isinstance(model_of("auto", cubic)[0], Standardization)
     assert specs.reference(models.linear, "a model") == "workbench.experiments.models:linear"
-    assert set(specs.sources(Path(own("").rstrip(":")))) == {"own.py", "beside.py"}
+    assert set(specs.sources(Path(reference("").rstrip(":")))) == {"own.py", "beside.py"}
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"wrappers": "voter"}, "did you mean vote"),
         ({"wrappers": "vote(n_voter=2)"}, "did you mean n_voters"),
@@ -207,14 +207,16 @@ def test_models_are_given_the_data_if_they_ask(own: Callable[[str], str]) -> Non
         ({"device": "gpu"}, 'device must be "auto" or the name of a device, not .gpu'),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_bad_input_is_refused_before_anything_is_written(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        experiments.grid(**{"path": tmp_path / "out" / "a.csv", "progress": False, **given})
+        experiments.grid(**{"path": tmp_path / "out" / "a.csv", "progress": False, **arguments})
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"wrappers": vote.Wrapper(2)}, r"wrapper must be a text, not vote.Wrapper\(n_voters=2\); write"),
         ({"wrappers": [vote.Wrapper(2)]}, "wrapper must be a text"),
@@ -224,25 +226,25 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, given: 
     ],
 )
 def test_arguments_of_another_type_are_refused_before_anything_is_written(
-    tmp_path: Path, given: dict[str, Any], message: str
+    tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TypeError, match=message):
-        experiments.grid(**{"path": tmp_path / "out" / "a.csv", "progress": False, **given})
+        experiments.grid(**{"path": tmp_path / "out" / "a.csv", "progress": False, **arguments})
     assert not (tmp_path / "out").exists()
 
 
-def test_functions_that_no_process_finds_are_refused(own: Callable[[str], str]) -> None:
+def test_functions_that_no_process_finds_are_refused(reference: Callable[[str], str]) -> None:
     with pytest.raises(TypeError, match=r"at the top level of a module or a \.py file"):
         experiments.grid(lambda data: nn.Linear(1, 1), progress=False)
     with pytest.raises(TypeError, match="not a function"):
-        experiments.grid(own("word"), progress=False)
+        experiments.grid(reference("word"), progress=False)
     with pytest.raises(ValueError, match=r"own.py has no 'nothing': there are net, "):
-        experiments.grid(own("nothing"), progress=False)
+        experiments.grid(reference("nothing"), progress=False)
 
 
 @pytest.mark.slow
-def test_a_cell_that_cannot_be_trained_fails_alone(own: Callable[[str], str]) -> None:
-    frame = experiments.grid(["cnn", "linear"], "plain", "diabetes", 0, metrics=[own("clash")], **TINY)
+def test_a_cell_that_cannot_be_trained_fails_alone(reference: Callable[[str], str]) -> None:
+    frame = experiments.grid(["cnn", "linear"], "plain", "diabetes", 0, metrics=[reference("clash")], **TINY)
     assert len(frame) == 0
     errors = {failure["cell"]["model"]: failure["error"] for failure in frame.attrs["failed"]}
     assert "cnn takes images" in errors["cnn"]
@@ -289,64 +291,64 @@ def trained(wrapper: Any, d: data.Data, epochs: int = 5) -> tuple[Any, nn.Module
 def test_measures_of_values_are_computed_again_from_predictions() -> None:
     d = data.load("diabetes")
     wrapped, plain = trained(compose(vote.Wrapper(3), sculpt.Wrapper()), d)
-    found = measure.measure(wrapped, plain, d, None)
+    measures = measure.measure(wrapped, plain, d, None)
     with torch.no_grad():
         y, risk = wrapped(d.test.x, return_risk=True)
         exact = -float(wrapped.predictive(d.test.x).log_prob(d.test.y).double().mean())
     y, total, target = (t.double().numpy() for t in (y, risk.total, d.test.y))
-    assert found["nll"] == pytest.approx(-stats.norm.logpdf(target, y, total).mean(), rel=1e-9)
+    assert measures["nll"] == pytest.approx(-stats.norm.logpdf(target, y, total).mean(), rel=1e-9)
     low, high = stats.norm.interval(0.9, y, total)
-    assert found["picp90"] == pytest.approx(((low <= target) & (target <= high)).mean(), abs=1e-12)
-    assert found["mpiw90"] == pytest.approx((high - low).mean(), rel=1e-6)
-    assert found["mae"] == pytest.approx(np.abs(y - target).mean(), rel=1e-9)
+    assert measures["picp90"] == pytest.approx(((low <= target) & (target <= high)).mean(), abs=1e-12)
+    assert measures["mpiw90"] == pytest.approx((high - low).mean(), rel=1e-6)
+    assert measures["mae"] == pytest.approx(np.abs(y - target).mean(), rel=1e-9)
     correlation = stats.spearmanr(total.ravel(), np.abs(y - target).ravel()).statistic
-    assert found["risk_error_correlation"] == pytest.approx(correlation, abs=1e-9)
-    assert found["parameters"] == 2 * sum(p.numel() for voter in wrapped.voters() for p in voter.parameters())
-    assert found["passes"] == 6  # three voters, each with a risk head as large as itself
-    assert found["epistemic"] == pytest.approx(float(risk.epistemic.double().square().mean().sqrt()), rel=1e-9)
+    assert measures["risk_error_correlation"] == pytest.approx(correlation, abs=1e-9)
+    assert measures["parameters"] == 2 * sum(p.numel() for voter in wrapped.voters() for p in voter.parameters())
+    assert measures["passes"] == 6  # three voters, each with a risk head as large as itself
+    assert measures["epistemic"] == pytest.approx(float(risk.epistemic.double().square().mean().sqrt()), rel=1e-9)
     # the exact mixture is no worse than the one Normal by more than its own entropy of which voter it is
-    assert found["nll"] - math.log(3) < found["mixture_nll"] < found["nll"] + math.log(3)
-    assert found["mixture_nll"] == pytest.approx(exact, rel=1e-9)
+    assert measures["nll"] - math.log(3) < measures["mixture_nll"] < measures["nll"] + math.log(3)
+    assert measures["mixture_nll"] == pytest.approx(exact, rel=1e-9)
 
 
 def test_a_model_without_noise_gets_that_of_held_rows() -> None:
     d = data.load("diabetes")
     held = d.validation(0.2)[1]
     wrapped, plain = trained(compose(), d)
-    found = measure.measure(wrapped, plain, d, held)
+    measures = measure.measure(wrapped, plain, d, held)
     with torch.no_grad():
         noise = float((wrapped(held.x) - held.y).double().square().mean().sqrt())
         y = wrapped(d.test.x).double().numpy()
-    assert found["sharpness"] == pytest.approx(noise, rel=1e-6)
-    assert found["nll"] == pytest.approx(-stats.norm.logpdf(d.test.y.double().numpy(), y, noise).mean(), rel=1e-6)
-    assert found["passes"] == 1
-    assert not {"aurc", "risk_error_correlation", "epistemic"} & set(found)  # it tells no rows apart
+    assert measures["sharpness"] == pytest.approx(noise, rel=1e-6)
+    assert measures["nll"] == pytest.approx(-stats.norm.logpdf(d.test.y.double().numpy(), y, noise).mean(), rel=1e-6)
+    assert measures["passes"] == 1
+    assert not {"aurc", "risk_error_correlation", "epistemic"} & set(measures)  # it tells no rows apart
 
 
 def test_vacuitic_risk_ranks_rows_where_it_is_all_there_is() -> None:
     d = data.load("diabetes")
     wrapped, plain = trained(neo.Wrapper(), d)
-    found = measure.measure(wrapped, plain, d, None)
+    measures = measure.measure(wrapped, plain, d, None)
     with torch.no_grad():
         y, risk = wrapped(d.test.x, return_risk=True)
     error = (y - d.test.y).abs().flatten().numpy()
-    assert found["risk_error_correlation"] == pytest.approx(stats.spearmanr(risk.numpy(), error).statistic, abs=1e-6)
-    assert found["vacuitic"] == pytest.approx(float(risk.mean()), abs=1e-6)
+    assert measures["risk_error_correlation"] == pytest.approx(stats.spearmanr(risk.numpy(), error).statistic, abs=1e-6)
+    assert measures["vacuitic"] == pytest.approx(float(risk.mean()), abs=1e-6)
 
 
 def test_measures_of_classes_are_computed_again_from_predictions() -> None:
     d = data.load("wine")
     wrapped, plain = trained(vote.Wrapper(2, output="logits"), d)
-    found = measure.measure(wrapped, plain, d, None)
+    measures = measure.measure(wrapped, plain, d, None)
     with torch.no_grad():
         y, risk = wrapped(d.test.x, return_risk=True)
     p = y.double().softmax(-1).numpy()
     target = d.test.y.numpy()
-    assert found["accuracy"] == pytest.approx((p.argmax(1) == target).mean())
-    assert found["nll"] == pytest.approx(-np.log(p[np.arange(len(target)), target]).mean(), rel=1e-6)
-    assert found["brier"] == pytest.approx(((p - np.eye(3)[target]) ** 2).sum(1).mean(), rel=1e-6)
-    assert found["epistemic"] == pytest.approx(float(risk.epistemic.double().mean()), rel=1e-6)
-    assert found["passes"] == 2
+    assert measures["accuracy"] == pytest.approx((p.argmax(1) == target).mean())
+    assert measures["nll"] == pytest.approx(-np.log(p[np.arange(len(target)), target]).mean(), rel=1e-6)
+    assert measures["brier"] == pytest.approx(((p - np.eye(3)[target]) ** 2).sum(1).mean(), rel=1e-6)
+    assert measures["epistemic"] == pytest.approx(float(risk.epistemic.double().mean()), rel=1e-6)
+    assert measures["passes"] == 2
 
 
 # ---- devices
@@ -383,9 +385,9 @@ def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch, light: str) 
     assert pool.visible_gpus() == ["GPU-a", "GPU-b", "GPU-c"]
     cells = [{"n": n} for n in range(2)]
     ended = pool.outcomes(f"{light}:visible", cells, jobs=2, threads=1, timeout=None, gpus=["GPU-a", "GPU-b"])
-    found = {outcome.rows[0]["process"]: outcome.rows[0]["gpu"] for outcome in ended}
-    assert len(found) == 2
-    assert set(found.values()) == {"GPU-a", "GPU-b"}
+    gpus = {outcome.rows[0]["process"]: outcome.rows[0]["gpu"] for outcome in ended}
+    assert len(gpus) == 2
+    assert set(gpus.values()) == {"GPU-a", "GPU-b"}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert pool.visible_gpus() == ["0", "1", "2"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)

@@ -147,25 +147,25 @@ def test_a_table_has_a_column_for_each_target() -> None:
 
 
 def test_a_cell_of_maps_is_trained_and_scored(tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text(OWN)
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
     for wrapper in ("plain", "vote(n_voters=2) + sculpt"):
-        row = sweep.run(f"{own}:conv", wrapper, f"{own}:maps", seed=0, epochs=2)
+        row = sweep.run(f"{path}:conv", wrapper, f"{path}:maps", seed=0, epochs=2)
         assert 0 < row["mean_iou"] <= 1
         assert row["task"] == "classification"
     with pytest.raises(
         ValueError,
         match=r"Sequential returns \[2, 2\].*must return \[2, 2, 4, 6\] \(maps\) or \[2, 4, 6, 2\] \(tokens\)",
     ):
-        sweep.run("linear", "plain", f"{own}:maps", seed=0, epochs=10**9)
+        sweep.run("linear", "plain", f"{path}:maps", seed=0, epochs=10**9)
 
 
 @pytest.mark.slow
 def test_a_cell_of_labels_is_trained_on_yes_and_no(tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text(OWN)
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
     for wrapper in ("plain", "vote(n_voters=2) + sculpt + neo"):
-        row = sweep.run("linear", wrapper, f"{own}:labels", seed=0, epochs=25)
+        row = sweep.run("linear", wrapper, f"{path}:labels", seed=0, epochs=25)
         assert row["accuracy"] > 0.8
         assert row["nll"] < 0.6
         assert row["task"] == "labels"

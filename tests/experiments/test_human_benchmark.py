@@ -73,13 +73,13 @@ def test_judged_against_a_hand_case(measures: ModuleType) -> None:
     counts = torch.tensor([[4.0, 0.0], [3.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
     probs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], dtype=torch.float64)
     risk = torch.tensor([0.1, 0.3, 0.2], dtype=torch.float64)
-    found = measures.judged(probs, risk, risk, -risk, torch.tensor([0, 0, 0]), counts)
+    scores = measures.judged(probs, risk, risk, -risk, torch.tensor([0, 0, 0]), counts)
     said = [-torch.tensor(p).log() for p in (0.9, 0.6, 0.4, 0.2, 0.8)]
     expected = (said[0] + 0.75 * said[1] + 0.25 * said[2] + 0.5 * (said[3] + said[4])) / 3
-    assert found["cross_entropy"] == pytest.approx(expected.item())
-    assert found["accuracy"] == pytest.approx(2 / 3)
-    assert found["total"] == pytest.approx(0.5)  # ranks 1 3 2 against 1 2 3
-    assert found["entangled"] == pytest.approx(-1)
+    assert scores["cross_entropy"] == pytest.approx(expected.item())
+    assert scores["accuracy"] == pytest.approx(2 / 3)
+    assert scores["total"] == pytest.approx(0.5)  # ranks 1 3 2 against 1 2 3
+    assert scores["entangled"] == pytest.approx(-1)
 
 
 def test_the_head_is_chosen_by_training_images_alone(bench: ModuleType) -> None:
@@ -104,8 +104,8 @@ def test_a_smoke_run_gives_a_page(bench: ModuleType, tmp_path: Path, monkeypatch
     monkeypatch.setenv("WORKBENCH_BENCH_CACHE", str(tmp_path / "cache"))
     rows = []
     for cell in cells:
-        found = bench.run(**cell)
-        rows += [{**cell, **row} for row in (found if isinstance(found, list) else [found])]
+        result = bench.run(**cell)
+        rows += [{**cell, **row} for row in (result if isinstance(result, list) else [result])]
     text = bench.summary(pandas.DataFrame(rows), tmp_path)
     assert "| published | people | vote, design | 1 |" in text
     assert "| nine | people | vote, neo | 1 |" in text

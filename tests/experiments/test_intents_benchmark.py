@@ -94,17 +94,17 @@ def test_a_cell_and_its_summary(intents: ModuleType, method: str, tmp_path: Path
         parts, net = intents.sentences(0), intents.trained("bag", "plain", 0, 1, 0)
         with torch.no_grad():
             usual, strange = (net(parts[part][0]).softmax(1) for part in ("test", "strange"))
-        y, found = parts["test"][1], frame.set_index("risk")
+        y, scores = parts["test"][1], frame.set_index("risk")
         wrong = usual.argmax(1) != y
         out = torch.cat([torch.zeros(len(usual)), torch.ones(len(strange))])
         for name, doubt in (("total", lambda p: -(p * p.log()).sum(1)), ("msp", lambda p: 1 - p.amax(1))):
             inside, both = doubt(usual), torch.cat([doubt(usual), doubt(strange)])
-            assert found.loc[name, "error_auroc"] == pytest.approx(reference.roc_auc_score(wrong, inside), abs=1e-6)
-            assert found.loc[name, "auroc"] == pytest.approx(reference.roc_auc_score(out, both), abs=1e-6)
-            assert found.loc[name, "aupr"] == pytest.approx(reference.average_precision_score(out, both), abs=1e-6)
+            assert scores.loc[name, "error_auroc"] == pytest.approx(reference.roc_auc_score(wrong, inside), abs=1e-6)
+            assert scores.loc[name, "auroc"] == pytest.approx(reference.roc_auc_score(out, both), abs=1e-6)
+            assert scores.loc[name, "aupr"] == pytest.approx(reference.average_precision_score(out, both), abs=1e-6)
             flagged, hits, _ = reference.roc_curve(out, both, drop_intermediate=False)
-            assert found.loc[name, "fpr95"] == pytest.approx(flagged[hits >= 0.95].min(), abs=1e-6)
-        assert found.loc["total", "nll"] == pytest.approx(
+            assert scores.loc[name, "fpr95"] == pytest.approx(flagged[hits >= 0.95].min(), abs=1e-6)
+        assert scores.loc["total", "nll"] == pytest.approx(
             reference.log_loss(y, usual.double() / usual.double().sum(1, keepdim=True))
         )
         confidence, right = usual.amax(1), (~wrong).float()
@@ -112,4 +112,4 @@ def test_a_cell_and_its_summary(intents: ModuleType, method: str, tmp_path: Path
         gaps = [
             (right[rows].mean() - confidence[rows].mean()).abs() * rows.float().mean() for rows in bins if rows.any()
         ]
-        assert found.loc["total", "ece"] == pytest.approx(float(sum(gaps)), abs=1e-6)
+        assert scores.loc["total", "ece"] == pytest.approx(float(sum(gaps)), abs=1e-6)

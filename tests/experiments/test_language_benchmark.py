@@ -37,13 +37,13 @@ def bench() -> ModuleType:
 @pytest.fixture
 def texts(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A standard library of ten modules, two of which are held out."""
-    found = sys.modules["language_texts"]
+    module = sys.modules["language_texts"]
     names = [f"m{i}" for i in range(10)]
     for i, name in enumerate(names):
         (tmp_path / f"{name}.py").write_text(f'"""Module number {i}. {"Reads and writes. " * 40}"""\nx = {i}\n' * 20)
-    monkeypatch.setattr(found.sys, "stdlib_module_names", frozenset([*names, "built_in"]))
-    monkeypatch.setattr(found.sysconfig, "get_path", lambda name: str(tmp_path))
-    return found
+    monkeypatch.setattr(module.sys, "stdlib_module_names", frozenset([*names, "built_in"]))
+    monkeypatch.setattr(module.sysconfig, "get_path", lambda name: str(tmp_path))
+    return module
 
 
 def test_cells_are_json_and_each_is_there_once(bench: ModuleType) -> None:
@@ -119,11 +119,11 @@ def test_a_cell_and_its_summary(
             probs = torch.stack([net(x).logits.softmax(-1) for net in plain])[:, :, bench.READ :].double()
         mean = probs.mean(0)
         entropy = torch.special.entr(mean).sum(-1)
-        own = torch.special.entr(probs).sum(-1).mean(0)
+        aleatoric = torch.special.entr(probs).sum(-1).mean(0)
         scores = {
             "total": entropy,
-            "aleatoric": own,
-            "epistemic": entropy - own,
+            "aleatoric": aleatoric,
+            "epistemic": entropy - aleatoric,
             "1 - highest probability": 1 - mean.amax(-1),
         }
         wrong = mean.argmax(-1) != y

@@ -60,14 +60,14 @@ def test_the_future_changes_no_risk(detector: str, until: int) -> None:
     series = [bench.Series("made", values, [(270, 309)], 60)]
     whole = bench.RISKS[detector](values, 60, **options)
     for other in (torch.cat([values[:until], -50 * values[until:]]), values[:until]):
-        found = bench.RISKS[detector](other, 60, **options)
-        assert list(found) == list(whole)
+        risks = bench.RISKS[detector](other, 60, **options)
+        assert list(risks) == list(whole)
         for name, risk in whole.items():
-            torch.testing.assert_close(found[name][:until], risk[:until], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(risks[name][:until], risk[:until], rtol=1e-4, atol=1e-5)
             for short in bench.LIKELIHOODS.values():
                 for rest in (False, True):
                     before, after = (
-                        bench.alarm_scores([r], series, short, rest)[0][:until] for r in (risk, found[name])
+                        bench.alarm_scores([r], series, short, rest)[0][:until] for r in (risk, risks[name])
                     )
                     # a tie that rounding broke may be told or not
                     both = before.isfinite() & after.isfinite()
@@ -80,7 +80,7 @@ def test_relative_entropy_is_that_of_its_paper() -> None:
     stats = pytest.importorskip("scipy.stats")
     bench = load_file(ROOT / "benchmarks" / "nab.py")
     values = walk()
-    found = bench.RISKS["relative entropy"](values, 60)["relative entropy"]
+    risk = bench.RISKS["relative entropy"](values, 60)["relative entropy"]
     x, bins, window = values.numpy(), 5, 52
     step = (x.max() - x.min()) / bins
     known: list[np.ndarray] = []
@@ -93,7 +93,7 @@ def test_relative_entropy_is_that_of_its_paper() -> None:
         if not known or expected[at]:
             known.append(share)
     assert expected.any()
-    assert found.tolist() == expected.tolist()
+    assert risk.tolist() == expected.tolist()
 
 
 @pytest.mark.slow
@@ -129,9 +129,9 @@ def test_every_second_series_chooses(nab: ModuleType) -> None:
     risks = [torch.zeros(420) for _ in series]
     for risk in risks[1::2]:
         risk[270] = 1.0
-    found = nab.judged(risks, list(series))
-    assert (found["first_half"], found["second_half"], found["standard"]) == pytest.approx((0, 100, 50))
-    assert found["second_half_by_first"] == 0  # where silence was best
+    scores = nab.judged(risks, list(series))
+    assert (scores["first_half"], scores["second_half"], scores["standard"]) == pytest.approx((0, 100, 50))
+    assert scores["second_half_by_first"] == 0  # where silence was best
 
 
 def test_the_results_show_what_the_page_claims() -> None:
@@ -143,5 +143,5 @@ def test_the_results_show_what_the_page_claims() -> None:
     plain = frame[(frame["by"] == "risk") & ~frame["rest"].astype(bool)].set_index("risk")
     assert plain.loc["clock", "standard"] > 25
     bench = load_file(ROOT / "benchmarks" / "nab.py")
-    found = plain.loc["relative entropy", ["standard", "low_fp", "low_fn"]].tolist()
-    assert [round(score, 1) for score in found] == list(bench.PUBLISHED["relative entropy"])
+    scores = plain.loc["relative entropy", ["standard", "low_fp", "low_fn"]].tolist()
+    assert [round(score, 1) for score in scores] == list(bench.PUBLISHED["relative entropy"])

@@ -45,11 +45,11 @@ def test_networks_have_the_sizes_that_are_told(models: ModuleType, name: str, pa
 
 def test_augmented_images_are_shifted_and_half_of_them_mirrored(models: ModuleType) -> None:
     x = IMAGES.repeat(40, 1, 1, 1)
-    found = models.augmented(x, torch.Generator().manual_seed(1))
-    assert found.shape == x.shape
+    images = models.augmented(x, torch.Generator().manual_seed(1))
+    assert images.shape == x.shape
     padded = nn.functional.pad(x, (2,) * 4, value=-models.MEAN / models.SCALE)
     ways = []
-    for before, after in zip(padded[:, 0], found[:, 0], strict=True):
+    for before, after in zip(padded[:, 0], images[:, 0], strict=True):
         ways += [
             (flip, i, j)
             for flip, image in enumerate((before, before.flip(1)))

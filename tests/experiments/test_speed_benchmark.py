@@ -64,8 +64,8 @@ def test_what_is_told_first_on_a_gpu(speed: ModuleType, targets: ModuleType) -> 
         return "aimed" if speed._aimed(cell) else "others"
 
     assert list(dict.fromkeys(map(kind, cells))) == ["GPU", "aimed", "peers", "compiled", "others"]
-    found = [(c["model"], c["n"], c["phase"]) for c in cells if kind(c) == "compiled" and c["wrapper"] == "vote"]
-    assert found == [(m, n, p) for m in targets.LAUNCHES for n in (16, 5) for p in ("forward", "step")]
+    compiled = [(c["model"], c["n"], c["phase"]) for c in cells if kind(c) == "compiled" and c["wrapper"] == "vote"]
+    assert compiled == [(m, n, p) for m in targets.LAUNCHES for n in (16, 5) for p in ("forward", "step")]
     assert sum(speed.seconds(cell) for cell in cells if kind(cell) == "GPU") < 240
     assert "lstm" in {cell["model"] for cell in cells if kind(cell) == "GPU"}
 
@@ -171,8 +171,8 @@ def test_torch_func_by_hand_is_the_same_work(cases: ModuleType, models: ModuleTy
     loss, parameters = stepped
     loss(x, y).backward()
     nn.MSELoss()(plain(x), y).backward()
-    for own, (key, other) in zip(parameters, plain.named_parameters(), strict=True):
-        for voter in 3 * own.grad:  # the loss is the mean over voters
+    for stacked, (key, other) in zip(parameters, plain.named_parameters(), strict=True):
+        for voter in 3 * stacked.grad:  # the loss is the mean over voters
             torch.testing.assert_close(voter, other.grad, atol=1e-5, rtol=1e-3, msg=key)
 
 
@@ -211,8 +211,8 @@ def test_busy_models_in_small(speed: ModuleType, clock: ModuleType, monkeypatch:
 
 
 def test_utilization_is_operations_over_time(cases: ModuleType) -> None:
-    found = cases.CellPasses(work=4e12, rate=20e12).utilization(0.5, 0.4)
-    assert found == pytest.approx({"tflops_wrapped": 8, "tflops_loop": 10, "tflops_best": 20, "utilization": 0.8})
+    utilization = cases.CellPasses(work=4e12, rate=20e12).utilization(0.5, 0.4)
+    assert utilization == pytest.approx({"tflops_wrapped": 8, "tflops_loop": 10, "tflops_best": 20, "utilization": 0.8})
 
 
 def test_a_target_of_utilization_is_the_least(targets: ModuleType) -> None:
@@ -234,9 +234,9 @@ def test_steps_train_every_copy(cases: ModuleType, models: ModuleType) -> None:
     nn.MSELoss()(reference(x), y).backward()
     optimizer.step()
     for copied in copies:
-        for (name, own), other in zip(copied.named_parameters(), reference.parameters(), strict=True):
-            torch.testing.assert_close(own, other, msg=name)
-            assert own.grad is None
+        for (name, parameter), other in zip(copied.named_parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(parameter, other, msg=name)
+            assert parameter.grad is None
 
 
 def test_noise_enters_all_layers_but_the_first(cases: ModuleType, models: ModuleType) -> None:
@@ -249,7 +249,7 @@ def test_noise_enters_all_layers_but_the_first(cases: ModuleType, models: Module
     last = cases.noisy(models.build("cnn"), last=True)
     assert [path for path, module in last.named_modules() if module._forward_pre_hooks] == ["head"]
     seen: list[Tensor] = []
-    last.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    last.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         last(models.batch_of("cnn", 64)[0])
@@ -283,9 +283,9 @@ def test_the_floor_counts_what_is_shared_once(
         first, second, third, last = 2 * first, 3 * second, 3 * third, 3 * last
     monkeypatch.setattr(cases, "operations_a_second", lambda device, dtype: 1.0)
     monkeypatch.setattr(cases, "bytes_a_second", lambda device, size: math.inf)
-    found, bound = cases.floor(plain, wrapper, n, x, phase, "cpu", "float32")
+    seconds, bound = cases.floor(plain, wrapper, n, x, phase, "cpu", "float32")
     assert bound == "operations"
-    assert found == wanted(n, first + second + third + last, first, last, second + third + last)
+    assert seconds == wanted(n, first + second + third + last, first, last, second + third + last)
 
 
 def test_the_floor_of_bytes(cases: ModuleType, models: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,9 +327,9 @@ def rows(speed: ModuleType, clock: ModuleType) -> list[dict[str, Any]]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "ENOUGH", 0.0)
-        found = [{**cell, **speed.run(**cell)} for cell in (*speed.cells(smoke=True)[:3], *more)]  # none compiled
+        measured = [{**cell, **speed.run(**cell)} for cell in (*speed.cells(smoke=True)[:3], *more)]  # none compiled
     assert torch.equal(torch.get_rng_state(), before)
-    return found
+    return measured
 
 
 @pytest.mark.slow

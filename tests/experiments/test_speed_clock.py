@@ -22,9 +22,9 @@ def clock() -> ModuleType:
 
 
 def test_time_is_proportional_to_work(clock: ModuleType) -> None:
-    found = clock.timed({"one": lambda: sum(range(4000)), "four": lambda: sum(range(16000))}, "cpu")
-    assert len(found["one"]) == len(found["four"]) >= 9
-    ratio = clock.middle([b / a for a, b in zip(found["one"], found["four"], strict=True)])[0]
+    times = clock.timed({"one": lambda: sum(range(4000)), "four": lambda: sum(range(16000))}, "cpu")
+    assert len(times["one"]) == len(times["four"]) >= 9
+    ratio = clock.middle([b / a for a, b in zip(times["one"], times["four"], strict=True)])[0]
     assert 3 < ratio < 6
 
 
@@ -56,15 +56,15 @@ def test_memory_that_only_garbage_holds_is_not_counted_as_set_free(clock: Module
 
 def test_operations_are_those_of_the_formulas(clock: ModuleType) -> None:
     linear = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3))
-    found = clock.operations(linear, torch.zeros(4, 8), False)
-    assert found == {"": 2 * 4 * (8 * 5 + 5 * 3), "0": 2 * 4 * 8 * 5, "1": 2 * 4 * 5 * 3}
+    operations = clock.operations(linear, torch.zeros(4, 8), False)
+    assert operations == {"": 2 * 4 * (8 * 5 + 5 * 3), "0": 2 * 4 * 8 * 5, "1": 2 * 4 * 5 * 3}
     step = clock.operations(linear, torch.zeros(4, 8), True)
     assert step[""] == 2 * 4 * (2 * 8 * 5 + 3 * 5 * 3)  # no gradient of the input
     lstm = clock.operations(nn.LSTM(6, 7, batch_first=True).eval(), torch.zeros(2, 3, 6), False)
     assert lstm[""] == 2 * 2 * 3 * 4 * 7 * (6 + 7)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
-    found = clock.operations(layer, torch.zeros(2, 5, 8), False)
-    assert found[""] == 2 * 2 * 5 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 2 * 2 * 5 * 5 * 8
+    operations = clock.operations(layer, torch.zeros(2, 5, 8), False)
+    assert operations[""] == 2 * 2 * 5 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 2 * 2 * 5 * 5 * 8
 
 
 def test_rates_are_those_of_the_best_operation(clock: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,24 +58,24 @@ def test_novelty_does_not_depend_on_units_and_of_a_constant_series_is_none() -> 
 def test_anomaly_likelihood_is_that_of_a_plain_loop(short: int, long: int | None, spike: float) -> None:
     risk, start = 100 + walk().abs(), 30
     risk[10] += spike
-    found = anomaly_likelihood(risk, short, long, start)
-    assert not found[:start].any()
+    likelihood = anomaly_likelihood(risk, short, long, start)
+    assert not likelihood[:start].any()
     for t in range(start, len(risk)):
         past = risk[:t] if long is None else risk[max(0, t - long) : t]
         latest = risk[max(0, t + 1 - short) : t + 1].mean()
         z = float((latest - past.mean()) / past.std(correction=0))
         expected = 0.0 if z <= 0 else -norm.logsf(z) / math.log(10)
-        assert float(found[t]) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert float(likelihood[t]) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def test_the_first_risk_after_none_is_infinitely_unlikely_and_silence_is_not() -> None:
     risk = torch.zeros(300)
     assert not anomaly_likelihood(risk).any()
     risk[200] = 1e-6
-    found = anomaly_likelihood(risk, short=1)
-    assert found[200] == math.inf
-    assert not found[:200].any()
-    assert not found[201:].any()
+    likelihood = anomaly_likelihood(risk, short=1)
+    assert likelihood[200] == math.inf
+    assert not likelihood[:200].any()
+    assert not likelihood[201:].any()
     assert not anomaly_likelihood(torch.full((300,), 0.1), short=7).any()  # what always is as high, is usual
 
 

@@ -43,11 +43,11 @@ def test_scores_are_those_of_scipy(tables: ModuleType) -> None:
     draw = np.random.default_rng(0)
     loc, scale, y = draw.normal(size=(3, 20, 1)), draw.uniform(0.5, 2, (3, 20, 1)), draw.normal(size=(20, 1))
     mixture = Mixture(Normal(), torch.tensor(loc), torch.tensor(scale), torch.full((3,), 1 / 3).double())
-    found = tables.scores(mixture, torch.tensor(y))
-    assert found["nll"] == pytest.approx(-np.log(stats.norm.pdf(y, loc, scale).mean(0)).mean())
-    assert found["rmse"] == pytest.approx(np.sqrt(((loc.mean(0) - y) ** 2).mean()))
+    scores = tables.scores(mixture, torch.tensor(y))
+    assert scores["nll"] == pytest.approx(-np.log(stats.norm.pdf(y, loc, scale).mean(0)).mean())
+    assert scores["rmse"] == pytest.approx(np.sqrt(((loc.mean(0) - y) ** 2).mean()))
     shares = stats.norm.cdf(y, loc, scale).mean(0)
-    assert found["coverage"] == pytest.approx(((shares >= 0.05) & (shares <= 0.95)).mean())
+    assert scores["coverage"] == pytest.approx(((shares >= 0.05) & (shares <= 0.95)).mean())
 
 
 @pytest.mark.slow
@@ -67,11 +67,11 @@ def test_rivals_find_a_line_and_its_noise(tables: ModuleType, name: str) -> None
 
 
 def test_a_rival_speaks_in_the_units_of_the_table(tables: ModuleType) -> None:
-    given = tables.rows_of("friedman1", 0, 80)
+    data = tables.rows_of("friedman1", 0, 80)
     other = Data.from_arrays(
-        100 * given.train.x + 7, 1000 * given.train.y - 5, test=(100 * given.test.x + 7, 1000 * given.test.y - 5)
+        100 * data.train.x + 7, 1000 * data.train.y - 5, test=(100 * data.test.x + 7, 1000 * data.test.y - 5)
     )
-    (first, _), (second, _) = (tables.rival("Gaussian process", one, 0) for one in (given, other))
+    (first, _), (second, _) = (tables.rival("Gaussian process", one, 0) for one in (data, other))
     torch.testing.assert_close(second.mean, 1000 * first.mean - 5, rtol=1e-3, atol=5.0)
     torch.testing.assert_close(second.stddev, 1000 * first.stddev, rtol=1e-2, atol=1.0)
 
@@ -144,9 +144,9 @@ def test_classes_are_scored_as_scikit_learn_does_it(tables: ModuleType) -> None:
     x = draw.normal(size=(700, 3))
     data = Data.from_arrays(x, (x[:, 0] + draw.normal(size=700) > 0).astype(int), test=300 / 700)
     said = classes.boosted_trees(data, 0)
-    found = classes.scores(said, data.test.y)
-    assert found["nll"] == pytest.approx(metrics.log_loss(data.test.y, said))
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(data.test.y, said.argmax(1)))
+    scores = classes.scores(said, data.test.y)
+    assert scores["nll"] == pytest.approx(metrics.log_loss(data.test.y, said))
+    assert scores["accuracy"] == pytest.approx(metrics.accuracy_score(data.test.y, said.argmax(1)))
     for said in (classes.ours(data, "tabular", 1, 0), classes.by_hand(data, 0, 2)):
         torch.testing.assert_close(said.sum(1), torch.ones(300))
         assert classes.scores(said, data.test.y)["accuracy"] > 0.6

@@ -61,9 +61,9 @@ def rows(wrapping: ModuleType) -> list[dict[str, Any]]:
     more = wrapping._cell("mlp", "vote finetune, rank-one factors", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wrapping, "ROUNDS", 2)
-        found = [{**cell, **wrapping.run(**cell)} for cell in (*wrapping.cells(smoke=True), more)]
+        measured = [{**cell, **wrapping.run(**cell)} for cell in (*wrapping.cells(smoke=True), more)]
     assert torch.equal(torch.get_rng_state(), before)
-    return found
+    return measured
 
 
 @pytest.mark.slow
@@ -80,8 +80,8 @@ def test_what_a_cell_gives(wrapping: ModuleType, rows: list[dict[str, Any]]) -> 
     assert whole["added"] == pytest.approx(5, rel=1e-6)
     width, depth = wrapping.MLP[1]
     # of each layer two factors and a bias, or as many numbers, for each voter; the last one has one output
-    own = 5 * (depth * 3 * width + width + 2)
-    assert factors["added"] == pytest.approx(own / factors["parameters"], rel=1e-3)
+    added = 5 * (depth * 3 * width + width + 2)
+    assert factors["added"] == pytest.approx(added / factors["parameters"], rel=1e-3)
 
 
 class Cycle:
@@ -100,8 +100,8 @@ def test_what_was_made_is_gone_before_the_next_is_timed(wrapping: ModuleType, mo
         return cycle
 
     monkeypatch.setattr(wrapping, "ROUNDS", 1)
-    found = wrapping._timed({"one": make, "other": make}, "cpu")
-    assert [len(values) for values in found.values()] == [1, 1]
+    times = wrapping._timed({"one": make, "other": make}, "cpu")
+    assert [len(values) for values in times.values()] == [1, 1]
     assert len(made) == 4
 
 

@@ -77,8 +77,8 @@ COCO: dict[tuple[int, bool, int], float] = {
 
 @pytest.mark.parametrize(("seed", "crowd", "most"), COCO)
 def test_mean_average_precision_is_that_of_pycocotools(seed: int, crowd: bool, most: int) -> None:
-    found = metrics.mean_average_precision(*scene(seed, crowd), max_detections=most)
-    assert found.item() == pytest.approx(COCO[seed, crowd, most], abs=1e-12)
+    average_precision = metrics.mean_average_precision(*scene(seed, crowd), max_detections=most)
+    assert average_precision.item() == pytest.approx(COCO[seed, crowd, most], abs=1e-12)
 
 
 def test_average_precision_by_hand() -> None:
@@ -131,11 +131,11 @@ def test_detection_ece_by_plain_loops() -> None:
         gaps = [
             abs(np.mean([h for _, h in b]) - np.mean([s for s, _ in b])) * len(b) / len(rows) for b in bins.values()
         ]
-        found = metrics.detection_ece(predictions, targets, n_bins=5, by=by, sizes=(80, 100))
-        assert found.item() == pytest.approx(sum(gaps))
+        ece = metrics.detection_ece(predictions, targets, n_bins=5, by=by, sizes=(80, 100))
+        assert ece.item() == pytest.approx(sum(gaps))
     high = [r for r in rows if r[0] >= 0.5]
-    found = metrics.detection_ece(predictions, targets, n_bins=1, min_score=0.5)
-    assert found.item() == pytest.approx(abs(np.mean([r[3] for r in high]) - np.mean([r[0] for r in high])))
+    ece = metrics.detection_ece(predictions, targets, n_bins=1, min_score=0.5)
+    assert ece.item() == pytest.approx(abs(np.mean([r[3] for r in high]) - np.mean([r[0] for r in high])))
 
 
 def test_the_spread_of_matched_boxes() -> None:

@@ -40,9 +40,9 @@ def test_batches_agree_with_the_function_and_reset_forgets(name: str) -> None:
     metric.reset()
     for rows in (slice(0, 1), slice(1, 25), slice(25, 40)):
         fed(name, metric, rows)
-    found = metric.compute()
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    value = metric.compute()
+    assert value.dtype == torch.float64
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     restored = pickle.loads(pickle.dumps(metric))
     torch.testing.assert_close(restored.compute(), expected, rtol=1e-12, atol=1e-12)
 
@@ -159,9 +159,9 @@ def test_collections_and_forward() -> None:
     )
     for rows in (slice(0, 10), slice(10, 40)):
         collection.update(prediction=PREDICTION[rows], risk=RISK[rows], target=TARGET[rows])
-    found = collection.compute()
-    torch.testing.assert_close(found["RMSE"], metrics.rmse(PREDICTION, TARGET))
-    torch.testing.assert_close(found["NLL"], metrics.nll(*VALUES))
+    values = collection.compute()
+    torch.testing.assert_close(values["RMSE"], metrics.rmse(PREDICTION, TARGET))
+    torch.testing.assert_close(values["NLL"], metrics.nll(*VALUES))
     metric = metrics.RMSE()
     torch.testing.assert_close(metric(PREDICTION[:10], TARGET[:10]), metrics.rmse(PREDICTION[:10], TARGET[:10]))
     metric(PREDICTION[10:], TARGET[10:])

@@ -21,9 +21,9 @@ TARGET = torch.multinomial((LOGITS / 2).softmax(-1), 1, generator=GENERATOR).squ
 NUMPY = PROBS.double().numpy()
 
 
-def check(found: Tensor, expected: Any, rel: float = 1e-6) -> None:
-    assert (found.dtype, found.ndim) == (torch.float64, 0)
-    assert found.item() == pytest.approx(float(expected), rel=rel)
+def check(actual: Tensor, expected: Any, rel: float = 1e-6) -> None:
+    assert (actual.dtype, actual.ndim) == (torch.float64, 0)
+    assert actual.item() == pytest.approx(float(expected), rel=rel)
 
 
 def calibration_gaps(confidence: np.ndarray, hit: np.ndarray, n_bins: int) -> list[tuple[int, float]]:
@@ -91,8 +91,8 @@ def test_shares_of_voters_are_in_the_same_bins_in_every_precision(n_bins: int, d
         {"boxes": [box if h else miss], "scores": (v.double() / 10).to(dtype)[None], "labels": [1]}
         for h, v in zip(hit, votes, strict=True)
     ]
-    found = metrics.detection_ece(images, [{"boxes": [box], "labels": [1]}] * len(votes), n_bins=n_bins)
-    assert found.item() == pytest.approx(expected, abs=rounding)
+    ece = metrics.detection_ece(images, [{"boxes": [box], "labels": [1]}] * len(votes), n_bins=n_bins)
+    assert ece.item() == pytest.approx(expected, abs=rounding)
 
 
 def test_reliability_curve() -> None:

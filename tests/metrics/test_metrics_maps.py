@@ -61,8 +61,8 @@ def test_maps_are_the_rows_of_pixels_that_count(name: str, numbers: int, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(_pieces, "PIECE_SIZE", numbers)
             for scores, dim in ((PROBS, 1), (PROBS, -3), (PROBS.movedim(1, -1), -1), (PROBS.movedim(1, -1), None)):
-                found = function(scores, target, dim=dim, **options)
-                torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+                value = function(scores, target, dim=dim, **options)
+                torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     noisy = PROBS.masked_fill(VOID[:, None], float("nan"))  # whatever is where nothing counts
     torch.testing.assert_close(function(noisy, TARGET, dim=1, void=255), function(PROBS, TARGET, dim=1, void=255))
 
@@ -99,13 +99,13 @@ def test_tokens_with_the_label_of_other_packages() -> None:
     rows = [(logits[i, t], labels[i, t]) for i, n in enumerate(lengths) for t in range(n)]
     expected = metrics.categorical_nll(torch.stack([r for r, _ in rows]).softmax(-1), torch.stack([y for _, y in rows]))
     probs = logits.softmax(-1)
-    for found in (
+    for nll in (
         metrics.categorical_nll(probs, labels.masked_fill(~inside, -100), void=-100),
         metrics.categorical_nll(probs, labels, mask=inside),
         metrics.categorical_nll(probs, labels, mask=inside.long().numpy()),  # as an attention mask
         metrics.categorical_nll(probs, labels.masked_fill(~inside, -100).to(torch.int8), void=-100),
     ):
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(nll, expected)
 
 
 def test_a_void_that_the_dtype_cannot_hold_is_not_wrapped_into_a_class() -> None:

@@ -20,9 +20,9 @@ INSIDE, OUTSIDE = RNG.normal(size=400), RNG.normal(1, 1.5, size=160)
 LABELS = np.r_[np.zeros(400), np.ones(160)]
 
 
-def check(found: Tensor, expected: Any, abs: float = 1e-9) -> None:
-    assert (found.dtype, found.ndim) == (torch.float64, 0)
-    assert found.item() == pytest.approx(float(expected), abs=abs)
+def check(actual: Tensor, expected: Any, abs: float = 1e-9) -> None:
+    assert (actual.dtype, actual.ndim) == (torch.float64, 0)
+    assert actual.item() == pytest.approx(float(expected), abs=abs)
 
 
 @pytest.mark.parametrize("decimals", [None, 1, 0])  # rounding makes ties

@@ -27,9 +27,9 @@ NORM = scipy.stats.norm(PREDICTION.astype(float), RISK.astype(float))
 Y = TARGET.astype(float)
 
 
-def check(found: Tensor, expected: Any, rel: float = 1e-9) -> None:
-    assert (found.dtype, found.ndim) == (torch.float64, 0)
-    assert found.item() == pytest.approx(float(expected), rel=rel)
+def check(actual: Tensor, expected: Any, rel: float = 1e-9) -> None:
+    assert (actual.dtype, actual.ndim) == (torch.float64, 0)
+    assert actual.item() == pytest.approx(float(expected), rel=rel)
 
 
 def test_errors_against_sklearn() -> None:
@@ -157,12 +157,12 @@ class TestMixture:
         w = self.weights.numpy() if weighted else np.full(3, 1 / 3)
         density = (w[:, None, None] * scipy.stats.norm(self.predictions, self.risk).pdf(self.target)).sum(0)
         check(metrics.mixture_nll(self.predictions, self.risk, self.target, weights=weights), -np.log(density).mean())
-        found = metrics.mixture_crps(self.predictions, self.risk, self.target, weights=weights, reduction="none")
+        crps = metrics.mixture_crps(self.predictions, self.risk, self.target, weights=weights, reduction="none")
         for i in range(6):
             family, y = scipy.stats.norm(self.predictions[:, i, 0], self.risk[:, i, 0]), self.target[i, 0].item()
             below, _ = scipy.integrate.quad(lambda x, f=family: (w @ f.cdf(x)) ** 2, -np.inf, y)
             above, _ = scipy.integrate.quad(lambda x, f=family: (1 - w @ f.cdf(x)) ** 2, y, np.inf)
-            assert found[i].item() == pytest.approx(below + above, rel=1e-6)
+            assert crps[i].item() == pytest.approx(below + above, rel=1e-6)
 
     @pytest.mark.parametrize(
         ("distribution", "reference"),
@@ -173,8 +173,8 @@ class TestMixture:
     )
     def test_nll_of_other_families_against_the_mixture_density(self, distribution: Any, reference: Any) -> None:
         density = (self.weights.numpy()[:, None, None] * reference(self.predictions, self.risk).pdf(self.target)).sum(0)
-        found = metrics.mixture_nll(self.predictions, self.risk, self.target, distribution, self.weights, "none")
-        np.testing.assert_allclose(found, -np.log(density))
+        nll = metrics.mixture_nll(self.predictions, self.risk, self.target, distribution, self.weights, "none")
+        np.testing.assert_allclose(nll, -np.log(density))
 
     def test_one_voter_is_itself_and_no_risk_is_the_sample_score(self) -> None:
         first = (self.predictions[:1], self.risk[:1], self.target)

@@ -99,12 +99,12 @@ def test_a_number_that_most_rows_share_leaves_bins_to_the_others(place: float) -
 def test_periodic_is_sine_and_cosine_of_learned_frequencies() -> None:
     layer = Periodic(columns=2, frequencies=3, spread=0.7).double()
     x = torch.randn(5, 2).double()
-    found = layer(x).detach()
+    embedded = layer(x).detach()
     for column in range(2):
         for k in range(3):
             angle = 2 * math.pi * float(layer.frequency.detach()[column, k]) * x[:, column].numpy()
-            np.testing.assert_allclose(found[:, column, k].numpy(), np.sin(angle), atol=1e-12)
-            np.testing.assert_allclose(found[:, column, 3 + k].numpy(), np.cos(angle), atol=1e-12)
+            np.testing.assert_allclose(embedded[:, column, k].numpy(), np.sin(angle), atol=1e-12)
+            np.testing.assert_allclose(embedded[:, column, 3 + k].numpy(), np.cos(angle), atol=1e-12)
     many = Periodic(100, 100, spread=0.7).frequency
     assert abs(float(many.detach().std()) - 0.7) < 0.02
 
@@ -112,11 +112,11 @@ def test_periodic_is_sine_and_cosine_of_learned_frequencies() -> None:
 def test_column_linear_is_one_linear_layer_for_each_column() -> None:
     layer, x = ColumnLinear(3, 4, 2), torch.randn(6, 3, 4)
     for column in range(3):
-        own = nn.Linear(4, 2)
+        linear = nn.Linear(4, 2)
         with torch.no_grad():
-            own.weight.copy_(layer.weight[column].T)
-            own.bias.copy_(layer.bias[column])
-        torch.testing.assert_close(layer(x)[:, column], own(x[:, column]))
+            linear.weight.copy_(layer.weight[column].T)
+            linear.bias.copy_(layer.bias[column])
+        torch.testing.assert_close(layer(x)[:, column], linear(x[:, column]))
     assert layer.weight.abs().max() <= 0.5
 
 
@@ -149,8 +149,8 @@ def test_components_are_those_of_scikit_learn_without_what_rounding_makes() -> N
     pca = PCA(3, whiten=True).fit(x.numpy())
     assert projection.shape == (4, 3)
     assert condition == pytest.approx(pca.explained_variance_[0] / pca.explained_variance_[2], rel=1e-6)
-    beside = torch.cat([torch.ones(200, 1).double(), x], 1)
-    appended = PrincipalComponents([1, 2, 3, 4], projection).double()(beside)
-    assert torch.equal(appended[:, :5], beside)
+    inputs = torch.cat([torch.ones(200, 1).double(), x], 1)
+    appended = PrincipalComponents([1, 2, 3, 4], projection).double()(inputs)
+    assert torch.equal(appended[:, :5], inputs)
     expected = pca.transform(x.numpy()) * math.sqrt(200 / 199)  # scikit-learn divides by n - 1
     np.testing.assert_allclose(appended[:, 5:].abs(), np.abs(expected), rtol=1e-4, atol=1e-4)  # signs are arbitrary

@@ -54,14 +54,14 @@ def client_experiment(client: Any, name: str) -> str:
 def table(page: Path) -> dict[str, list[dict[str, str]]]:
     """Title of a section -> rows of its table of all runs."""
     soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
-    found = {}
+    tables = {}
     for section in soup.select("section"):
         heads = [own_text(button) for button in section.select("table.runs thead th button")]
         rows = [
             [c.get_text(" ", strip=True) for c in row.select("th, td")] for row in section.select("table.runs tbody tr")
         ]
-        found[section.h1.get_text()] = [dict(zip(heads, row, strict=True)) for row in rows]
-    return found
+        tables[section.h1.get_text()] = [dict(zip(heads, row, strict=True)) for row in rows]
+    return tables
 
 
 def test_the_page_says_what_the_store_says(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,43 +23,43 @@ def problems(path: Path) -> list[str]:
     nbformat.validate(nb)
     code = [cell for cell in nb.cells if cell.cell_type == "code"]
     prose = [cell for cell in nb.cells if cell.cell_type == "markdown"]
-    found = []
+    messages = []
     if any(cell.outputs or cell.execution_count for cell in code):
-        found.append("has outputs: clear them, so that differences can be read")
+        messages.append("has outputs: clear them, so that differences can be read")
     if sum("parameters" in cell.metadata.get("tags", []) for cell in code) != 1:
-        found.append("needs exactly one cell tagged 'parameters'")
+        messages.append("needs exactly one cell tagged 'parameters'")
     elif computed := [name for name, value in declared_parameters(nb).items() if value is COMPUTED]:
-        found.append(f"parameters must be plain values, so that they can be checked: {', '.join(computed)}")
+        messages.append(f"parameters must be plain values, so that they can be checked: {', '.join(computed)}")
     if nb.metadata.get("kernelspec", {}).get("name") != "python3":
-        found.append("must name the kernel python3")
+        messages.append("must name the kernel python3")
     if extra := sorted(set(nb.metadata) - {"kernelspec", "language_info"}):
-        found.append(f"carries metadata of a run or a front end: {', '.join(extra)}")
+        messages.append(f"carries metadata of a run or a front end: {', '.join(extra)}")
     if not prose or nb.cells[0] is not prose[0] or not prose[0].source.startswith("# "):
-        found.append("must begin with a title: a text cell that starts with '# '")
+        messages.append("must begin with a title: a text cell that starts with '# '")
     if not isinstance(declared_parameters(nb).get("smoke"), bool):
-        found.append("needs a parameter smoke = False, which makes a short run of it")
+        messages.append("needs a parameter smoke = False, which makes a short run of it")
     if not nb.cells[-1].source.count("## What to take away"):
-        found.append("must end with the section '## What to take away'")
+        messages.append("must end with the section '## What to take away'")
     if not any("record_check(" in cell.source for cell in code):
-        found.append("must check what it claims, by record_check(...)")
+        messages.append("must check what it claims, by record_check(...)")
     if not list((path.parent / "baselines" / path.stem).glob("*.json")):
-        found.append("has no baseline: pytest --notebooks --update-baselines makes one")
+        messages.append("has no baseline: pytest --notebooks --update-baselines makes one")
     if unnamed := [cell.id for cell in nb.cells if re.fullmatch(r"\d+|[0-9a-f]{8}(-[0-9a-f-]{27})?", cell.id)]:
-        found.append(f"cells need ids that say what they do, such as 'train': {', '.join(unnamed)}")
+        messages.append(f"cells need ids that say what they do, such as 'train': {', '.join(unnamed)}")
     if absolute := [
         cell.id for cell in nb.cells if re.search(r"[\"'](/(home|root|tmp|mnt|Users)/|[A-Z]:\\)", cell.source)
     ]:
-        found.append(f"names paths of one machine, in {', '.join(absolute)}")
+        messages.append(f"names paths of one machine, in {', '.join(absolute)}")
     if path.stat().st_size > 50_000:
-        found.append("is larger than 50 kB")
+        messages.append("is larger than 50 kB")
     for cell in prose:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", WorkbenchWarning)
                 markdown_to_html(cell.source)
         except WorkbenchWarning as warning:
-            found.append(f"cell {cell.id}: {warning}")
-    return found
+            messages.append(f"cell {cell.id}: {warning}")
+    return messages
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -84,11 +84,11 @@ def test_the_check_finds_each_problem(tmp_path: Path) -> None:
     nb.cells[3].source = r"$\nosuchthing$"
     nb.cells.append(nb.cells.pop(0))
     nbformat.write(nb, tmp_path / "bad.ipynb")
-    found = "\n".join(problems(tmp_path / "bad.ipynb"))
+    text = "\n".join(problems(tmp_path / "bad.ipynb"))
     words = ["outputs", "plain values", "python3", "papermill", "title", "1a2b3c4d", "one machine", "50 kB", "TeX"]
     words += ["smoke = False", "take away", "record_check", "baseline"]
-    assert [word for word in words if word not in found] == []
-    assert found.count("\n") == len(words) - 1
+    assert [word for word in words if word not in text] == []
+    assert text.count("\n") == len(words) - 1
 
     nb.cells[0].metadata = {}
     nbformat.write(nb, tmp_path / "bad.ipynb")

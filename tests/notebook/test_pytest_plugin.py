@@ -144,8 +144,8 @@ def test_without_the_option_nothing_happens(project: pytest.Pytester) -> None:
 def test_every_project_can_afford_the_plugin() -> None:
     """It is imported whenever pytest starts where workbench is installed."""
     code = "import pytest, sys; before = set(sys.modules); import workbench.pytest_plugin; print(*set(sys.modules) - before)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    packages = {name.partition(".")[0] for name in found}
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    packages = {name.partition(".")[0] for name in modules}
     assert packages <= {"workbench", *sys.stdlib_module_names}
 
 
@@ -167,7 +167,7 @@ def test_differences_are_told_value_by_value() -> None:
         "figures": ["curve"],
         "tables": ["scores"],
     }
-    found = {
+    recorded = {
         "values": {
             "rmse": 2.019,
             "same": math.nan,
@@ -183,15 +183,15 @@ def test_differences_are_told_value_by_value() -> None:
         "figures": ["curve"],
         "tables": ["scores"],
     }
-    assert list(differences(expected, found)) == []
+    assert list(differences(expected, recorded)) == []
 
-    values = found["values"]
+    values = recorded["values"]
     assert isinstance(values, dict)
     values.update(rmse=2.021, same=1.0, bound=-math.inf, rows=101, name="b", flag=1, zero=1e-9, more=5)
     values["nested"] = {"a": [1.6, 2.0, 3.0], "empty": []}
     del values["gone"]
-    found.update(figures=["line"], tables=[])
-    rows = {row[0]: row[1:] for row in differences(expected, found)}
+    recorded.update(figures=["line"], tables=[])
+    rows = {row[0]: row[1:] for row in differences(expected, recorded)}
     assert rows == {
         "rmse": ("2", "2.021", "1.05 %", "1 %"),
         "same": ("nan", "1", "", "1 %"),

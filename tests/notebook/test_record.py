@@ -68,8 +68,8 @@ def test_values_come_back_exactly(kernel: Kernel) -> None:
         "nested": {"b": [1, {"c": (2, 3)}], "a": 0.1},
     }
     record(**values)
-    found = read_records(kernel.saved())
-    assert found == {
+    records = read_records(kernel.saved())
+    assert records == {
         **values,
         "single": float(np.float32(0.1)),
         "half": float(np.float16(0.1)),
@@ -78,18 +78,18 @@ def test_values_come_back_exactly(kernel: Kernel) -> None:
         "gradient": [1.5, 2.5],
         "nested": {"b": [1, {"c": [2, 3]}], "a": 0.1},
     }
-    assert found["yes"] is True
-    assert found["single"] != 0.1
+    assert records["yes"] is True
+    assert records["single"] != 0.1
 
 
 def test_nan_survives_and_the_file_stays_valid_json(kernel: Kernel) -> None:
     record(loss=float("nan"), losses=[1.0, np.nan])
     text = kernel.saved().read_text(encoding="utf-8")
     assert "NaN" not in text
-    found = read_records(kernel.path)
-    assert math.isnan(found["loss"])
-    assert found["losses"][0] == 1.0
-    assert math.isnan(found["losses"][1])
+    records = read_records(kernel.path)
+    assert math.isnan(records["loss"])
+    assert records["losses"][0] == 1.0
+    assert math.isnan(records["losses"][1])
 
 
 def test_what_is_shown_is_escaped_and_short(kernel: Kernel) -> None:
@@ -206,13 +206,13 @@ def test_a_figure_is_stored_sharp_and_shown_once(kernel: Kernel) -> None:
     axes.plot([1, 2])
     record_figure("two_lines", axes, dpi=50)
     assert plt.get_fignums() == before
-    found = read_records(kernel.saved()).figures["two_lines"]
-    assert found.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", found[16:24])
+    png = read_records(kernel.saved()).figures["two_lines"]
+    assert png.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", png[16:24])
     told = kernel.outputs[0].metadata["image/png"]
     assert (told["width"], told["height"], told["alt"]) == (width // 2, height // 2, "two lines")
     assert width == pytest.approx(3 * 50 * 2, rel=0.15)
-    assert base64.b64decode(kernel.outputs[0].data["image/png"]) == found
+    assert base64.b64decode(kernel.outputs[0].data["image/png"]) == png
 
 
 def test_a_figure_is_laid_out_once_for_light_and_dark_mode(kernel: Kernel) -> None:

@@ -155,9 +155,9 @@ def test_a_check_that_does_not_hold_is_told_by_the_index(checked: tuple[Path, Pa
 def test_checks_are_in_the_data_files(checked: tuple[Path, Path]) -> None:
     _, bad = checked
     runs = {run["name"]: run for run in json.loads((bad / "index.json").read_text(encoding="utf-8"))["runs"]}
-    found = {"loss": {"__float__": "nan"}, "ratio": 0.8123456}
+    numbers = {"loss": {"__float__": "nan"}, "ratio": 0.8123456}
     assert runs["run_1"]["checks"] == {
-        CLAIM: {"holds": False, "found": found},
+        CLAIM: {"holds": False, "found": numbers},
         GROWS: {"holds": True, "found": {}},
     }
     assert runs["run_2"]["checks"] == {}

@@ -115,8 +115,8 @@ def test_a_report_with_other_parameters_says_which_one_it_replaces(
 
 def test_a_notebook_of_the_user_is_not_replaced_by_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
-    notebook, own = write_notebook(tmp_path / "a.ipynb", "1"), write_notebook(tmp_path / "mine" / "a.ipynb", "2")
-    before = own.read_text()
+    notebook, existing = write_notebook(tmp_path / "a.ipynb", "1"), write_notebook(tmp_path / "mine" / "a.ipynb", "2")
+    before = existing.read_text()
     assert main(["report", str(notebook), "-o", str(tmp_path / "mine")]) == 2
     assert "is a notebook, not a report, and would be replaced: choose another folder (-o)" in capsys.readouterr().err
-    assert own.read_text() == before
+    assert existing.read_text() == before

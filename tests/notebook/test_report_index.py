@@ -164,8 +164,8 @@ def test_the_narrowest_interval_is_best_only_where_it_covers(tmp_path: Path) -> 
          | ({} if covered is None else {"picp90": covered, "vote_picp90": covered}))
         for name, (width, covered) in numbers.items()
     ]  # fmt: skip
-    found = stars(runs_table(grid(tmp_path, runs)))
-    assert found == {"mpiw90": ["r_c"], "vote_mpiw90": ["r_c"], "sharpness": ["r_c"]}
+    starred = stars(runs_table(grid(tmp_path, runs)))
+    assert starred == {"mpiw90": ["r_c"], "vote_mpiw90": ["r_c"], "sharpness": ["r_c"]}
 
 
 def test_no_star_is_given_for_noise_where_splits_were_compared(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_json_holds_all_exactly_and_csv_a_row_for_each_number(folder: Path) -> N
     with (folder / "index.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["notebook", "run", "status", "data", "epochs", "seed", "metric", "value"]
-    found = {(row["run"], row["metric"]): float(row["value"]) for row in rows}
-    assert found["many_b_0", "sculpt_rmse"] == 30.0
-    assert found["many_a_0", "seconds"] == 2.0
+    values = {(row["run"], row["metric"]): float(row["value"]) for row in rows}
+    assert values["many_b_0", "sculpt_rmse"] == 30.0
+    assert values["many_a_0", "seconds"] == 2.0
     assert len(rows) == 4 * 5 + 1
 
 
@@ -285,12 +285,12 @@ def test_other_notebooks_in_the_folder_have_sections_of_their_own(folder: Path) 
 def test_plots_are_of_what_changes() -> None:
     assert grid_plot([({"n": 1}, {"rmse": 1.0})]) is None
     assert grid_plot([({"n": n}, {"rows": 5.0}) for n in (1, 2)]) is None
-    found = grid_plot([({"n": n, "lr": lr}, {"rmse": n * lr, "rows": 5.0}) for n in (1, 2) for lr in (0.1, 0.2)])
-    assert found is not None
-    assert found[1] == "rmse over n, for lr 0.1,lr 0.2"
-    found = grid_plot([({"seed": s}, {"vote_rmse": s, "sculpt_rmse": 2.0 * s}) for s in (1, 2)])
-    assert found is not None
-    assert found[1] == "rmse over vote, sculpt"  # lines over seeds would mean nothing
+    plot = grid_plot([({"n": n, "lr": lr}, {"rmse": n * lr, "rows": 5.0}) for n in (1, 2) for lr in (0.1, 0.2)])
+    assert plot is not None
+    assert plot[1] == "rmse over n, for lr 0.1,lr 0.2"
+    plot = grid_plot([({"seed": s}, {"vote_rmse": s, "sculpt_rmse": 2.0 * s}) for s in (1, 2)])
+    assert plot is not None
+    assert plot[1] == "rmse over vote, sculpt"  # lines over seeds would mean nothing
 
 
 def test_thumbnails_are_small_and_embedded_pictures_lose_nothing() -> None:

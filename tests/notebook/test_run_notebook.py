@@ -351,8 +351,8 @@ def test_parameters_are_read_without_running_them() -> None:
         "a = 1\nb: float = -1e-3\nc = ['x',\n     'y']  # two\nd = open('nowhere')\ne = f = None\nprint(a)\ng.h = 2"
     )
     cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
-    found = declared_parameters(nbformat.v4.new_notebook(cells=[cell]))
-    assert found == {"a": 1, "b": -1e-3, "c": ["x", "y"], "d": COMPUTED, "e": None, "f": None}
+    parameters = declared_parameters(nbformat.v4.new_notebook(cells=[cell]))
+    assert parameters == {"a": 1, "b": -1e-3, "c": ["x", "y"], "d": COMPUTED, "e": None, "f": None}
     cell.source = "a = 1\nb = = 2"
     with pytest.raises(ValueError, match="line 2 of the parameters cell is not plain Python: 'b = = 2'"):
         declared_parameters(nbformat.v4.new_notebook(cells=[cell]))
@@ -366,7 +366,7 @@ def test_parameters_are_read_without_running_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("default", "given", "value"),
+    ("default", "argument", "value"),
     [
         (3, "7", 7),
         (0.1, "1e-3", 1e-3),
@@ -390,18 +390,18 @@ def test_parameters_are_read_without_running_them() -> None:
         ({"a": 1}, "{'a': 2}", {"a": 2}),
     ],
 )
-def test_text_becomes_what_the_default_is(default: Any, given: str, value: Any) -> None:
-    found = parse_parameter({"p": default}, "p", given, "a.ipynb")
-    assert found == value
-    assert type(found) is type(value)
+def test_text_becomes_what_the_default_is(default: Any, argument: str, value: Any) -> None:
+    parsed = parse_parameter({"p": default}, "p", argument, "a.ipynb")
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("default", "given"), [(3, "2.5"), (3, "two"), (0.1, "x"), (True, "maybe"), ({}, "[1]"), ([0.1], "1e-3,o.2")]
+    ("default", "argument"), [(3, "2.5"), (3, "two"), (0.1, "x"), (True, "maybe"), ({}, "[1]"), ([0.1], "1e-3,o.2")]
 )
-def test_text_that_is_no_such_value_is_refused(default: Any, given: str) -> None:
-    with pytest.raises(ValueError, match=f"{given!r} can.t be read as {type(default).__name__}".replace("[", r"\[")):
-        parse_parameter({"p": default}, "p", given, "a.ipynb")
+def test_text_that_is_no_such_value_is_refused(default: Any, argument: str) -> None:
+    with pytest.raises(ValueError, match=f"{argument!r} can.t be read as {type(default).__name__}".replace("[", r"\[")):
+        parse_parameter({"p": default}, "p", argument, "a.ipynb")
 
 
 def test_commas_inside_brackets_and_quotes_stay() -> None:

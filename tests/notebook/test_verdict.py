@@ -96,12 +96,12 @@ def test_p_values_are_those_of_scipy_and_holm(outputs: list[Any]) -> None:
     record_comparison({"plain": {"rmse": plain}, **{k: {"rmse": v} for k, v in models.items()}})
     nb = v4.new_notebook(cells=[v4.new_code_cell("", outputs=outputs)])
     records = read_records(nbformat.reads(nbformat.writes(nb), as_version=4))
-    found = differences(records.comparisons["comparison"])
+    compared = differences(records.comparisons["comparison"])
     alone = {k: stats.ttest_rel(v, plain) for k, v in models.items()}
     order, before = sorted(alone, key=lambda k: alone[k].pvalue), 0.0
     for rank, k in enumerate(order):
         before = max(before, min(1.0, (len(order) - rank) * alone[k].pvalue))
-        got = found[k, "rmse"]
+        got = compared[k, "rmse"]
         assert got.p == pytest.approx(before)
         assert (got.low, got.high) == pytest.approx(tuple(alone[k].confidence_interval(0.95)))
         assert got.better is (False if before < 0.05 else None)

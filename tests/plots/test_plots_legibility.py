@@ -37,12 +37,12 @@ def covered(ax: Any) -> list[str]:
     drawn(ax)
     box = ax.get_legend().get_window_extent()
     lines = [line for line in ax.lines if line.get_label() not in ("ideal", "chance") and line.get_path().vertices.size]
-    found = [
+    labels = [
         line.get_label()
         for line in lines
         if line.get_transform().transform_path(line.get_path()).intersects_bbox(box, False)
     ]
-    return found + ["bar" for bar in ax.patches if bar.get_width() and bar.get_window_extent().overlaps(box)]
+    return labels + ["bar" for bar in ax.patches if bar.get_width() and bar.get_window_extent().overlaps(box)]
 
 
 LEGENDS: dict[str, Callable[[], Any]] = {

@@ -99,7 +99,7 @@ def texts_of(ax: Any) -> list[Any]:
 def covered(ax: Any) -> list[str]:
     """What the legend lies on, apart from lines of reference."""
     box = ax.get_legend().get_window_extent()
-    found = []
+    labels = []
     for line in ax.lines:
         points = line.get_transform().transform(line.get_xydata())
         reference = line.get_label() in ("ideal", "chance") or line.get_label().startswith("_")
@@ -107,16 +107,16 @@ def covered(ax: Any) -> list[str]:
             box.count_contains(points)
             or line.get_transform().transform_path(line.get_path()).intersects_bbox(box, False)
         ):
-            found.append(line.get_label())
+            labels.append(line.get_label())
     for part in ax.collections:
         if isinstance(part, PathCollection):
             shown = Bbox.intersection(box, part.get_clip_box())  # points beyond a map are hidden
             points = part.get_offset_transform().transform(part.get_offsets())
-            found += ["point"] * (0 if shown is None else shown.count_contains(points))
+            labels += ["point"] * (0 if shown is None else shown.count_contains(points))
         if isinstance(part, LineCollection):
             paths = [part.get_transform().transform_path(path) for path in part.get_paths()]
-            found += ["error bar" for path in paths if path.intersects_bbox(box, False)]
-    return found + ["bar" for bar in ax.patches if bar.get_window_extent().overlaps(box)]
+            labels += ["error bar" for path in paths if path.intersects_bbox(box, False)]
+    return labels + ["bar" for bar in ax.patches if bar.get_window_extent().overlaps(box)]
 
 
 @pytest.mark.parametrize("name", DRAW)

@@ -170,9 +170,9 @@ BROKEN: dict[type[Method], tuple[str, str]] = {
 def test_what_is_broken_is_caught_by_the_check_that_is_meant_for_it(method: type[Method]) -> None:
     check, words = BROKEN[method]
     report = check_wrapper(Members(method), models=["mlp"], on_fail="report")
-    found = {name: message for _, name, message in report.failures}
-    assert check in found, str(report)
-    assert re.search(words, found[check]), found[check]
+    messages = {name: message for _, name, message in report.failures}
+    assert check in messages, str(report)
+    assert re.search(words, messages[check]), messages[check]
     with pytest.raises(AssertionError, match=f"mlp, {check}: "):
         report.raise_for_failures()
 
@@ -194,9 +194,9 @@ def test_branches_are_held_against_plain_models(bug: str, monkeypatch: pytest.Mo
         right = combine._stack
         monkeypatch.setattr(combine, "_stack", lambda items, *rest: right(items[::-1], *rest))
     report = check_wrapper(vote.Wrapper(2), models=["mlp"], on_fail="report")
-    found = {check for _, check, _ in report.failures}
-    assert ("vmap" in found) == bug.startswith("a rule")  # whose branches come stacked already
-    assert ("branches" in found) == bug.startswith("a reduction")
+    failed = {check for _, check, _ in report.failures}
+    assert ("vmap" in failed) == bug.startswith("a rule")  # whose branches come stacked already
+    assert ("branches" in failed) == bug.startswith("a reduction")
 
 
 @pytest.mark.slow

@@ -165,17 +165,17 @@ def check_side_effects(case: Case) -> None:
     """The forward pass changes what the tags say and nothing else."""
     model = case.build()
     inputs = case.inputs(0, ROWS)
-    given = copy.deepcopy(inputs)
+    copied = copy.deepcopy(inputs)
     weights = [parameter.clone() for parameter in parameters(model)]
     before, held, remembered = attributes(model), buffers(model), zoo.side_effects.LAST_HIDDEN
     for module in modules(model):
         module.train()
     with seeded():
-        model(*given[0], **given[1])
+        model(*copied[0], **copied[1])
 
     assert differ(weights, parameters(model)) is False
     assert differ(held, buffers(model)) == ("buffers" in case.tags)
-    assert differ(inputs, given) == ("mutates_input" in case.tags)
+    assert differ(inputs, copied) == ("mutates_input" in case.tags)
     assert (zoo.side_effects.LAST_HIDDEN is not remembered) == ("writes_global" in case.tags)
     after = attributes(model)
     assert set(before) <= set(after)
@@ -190,10 +190,10 @@ def check_side_effects(case: Case) -> None:
 def check_output_structure(case: Case) -> None:
     """The output has the structure that the tags say."""
     output = call(case, case.build())
-    found = [leaf for _, leaf in leaves(output)]
+    values = [leaf for _, leaf in leaves(output)]
     integer = [leaf for leaf in tensors(output) if not (leaf.is_floating_point() or leaf.is_complex())]
     assert isinstance(output, Tensor) != ("structured_output" in case.tags)
-    assert any(not isinstance(leaf, Tensor) for leaf in found) == ("non_tensor_output" in case.tags)
+    assert any(not isinstance(leaf, Tensor) for leaf in values) == ("non_tensor_output" in case.tags)
     assert bool(integer) == ("integer_output" in case.tags)
     dtype = torch.float64 if "float64" in case.tags else torch.float32
     assert {leaf.dtype for _, leaf in float_leaves(output)} == {dtype}
@@ -296,9 +296,9 @@ def test_float_leaves_names_the_leaves_of_every_container() -> None:
         "name": "net",
         "aux": None,
     }
-    found = float_leaves(tree)
-    assert [path for path, _ in found] == ["heads.0", "heads.1.0", "moments.mean", "output.logits"]
-    assert all(leaf is expected for (_, leaf), expected in zip(found, (a, b, c, d), strict=True))
+    named_leaves = float_leaves(tree)
+    assert [path for path, _ in named_leaves] == ["heads.0", "heads.1.0", "moments.mean", "output.logits"]
+    assert all(leaf is expected for (_, leaf), expected in zip(named_leaves, (a, b, c, d), strict=True))
     assert float_leaves(zoo.Prediction(a, b)) == [("logits", a), ("hidden", b)]
     assert float_leaves(a) == [("", a)]
     assert float_leaves(None) == []

@@ -84,15 +84,15 @@ def test_classes_are_said_with_probabilities_and_mistakes_are_marked() -> None:
     d, wrapped = pictures(), voters().eval()
     x, y = d.test.x[:6], d.test.y[:6]
     probs = wrapped(x).softmax(-1)
-    found = cases(d, x, predict_cases(wrapped, d, x), [str(i) for i in range(6)], y, "logits")
+    described = cases(d, x, predict_cases(wrapped, d, x), [str(i) for i in range(6)], y, "logits")
     assert d.classes is not None
-    for i, case in enumerate(found):
+    for i, case in enumerate(described):
         best = int(probs[i].argmax())
         assert case.prediction == f"{d.classes[best]}, {100 * probs[i, best]:.0f} %"
         assert case.wrong == (best != int(y[i]))
         assert ("wb-wrong" in card(case)) == case.wrong
-    assert any(case.wrong for case in found)
-    assert not all(case.wrong for case in found)
+    assert any(case.wrong for case in described)
+    assert not all(case.wrong for case in described)
 
 
 def test_a_classifier_wrapped_for_values_is_still_one() -> None:
@@ -161,9 +161,9 @@ def test_a_grid_of_pictures_has_one_picture_for_each_row_with_words_for_it() -> 
 
     d = pictures()
     outline = Outline(grid(voters(), d, [4, 7, 1]))
-    found = [attrs for tag, attrs in outline.tags if tag == "img"]
-    assert [attrs["alt"] for attrs in found] == ["row 4", "row 7", "row 1"]
-    source = found[1]["src"]
+    images = [attrs for tag, attrs in outline.tags if tag == "img"]
+    assert [attrs["alt"] for attrs in images] == ["row 4", "row 7", "row 1"]
+    source = images[1]["src"]
     assert source is not None
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))), dtype=float)
     low, high = d.train.x.min(), d.train.x.max()
@@ -186,12 +186,12 @@ def test_neighbours_in_inputs_are_those_of_brute_force() -> None:
     search = NeighbourSearch(vote.Wrapper(2)(nn.Linear(10, 1)), d.train.x, d.train.y)
     scale = d.train.x.double().std(0, correction=0)
     for row in (0, 5):
-        found = search.of(d.test.x[row], 4)
+        neighbours = search.of(d.test.x[row], 4)
         distance = ((d.train.x - d.test.x[row]) / scale).norm(dim=1)
         wanted = distance.sort()
-        assert found.indices.tolist() == wanted.indices[:4].tolist()
-        torch.testing.assert_close(found.distances, wanted.values[:4])
-        assert torch.equal(found.targets, d.train.y[found.indices])
+        assert neighbours.indices.tolist() == wanted.indices[:4].tolist()
+        torch.testing.assert_close(neighbours.distances, wanted.values[:4])
+        assert torch.equal(neighbours.targets, d.train.y[neighbours.indices])
 
 
 def test_neighbours_in_features_are_near_before_the_last_layer() -> None:
@@ -205,9 +205,9 @@ def test_neighbours_in_features_are_near_before_the_last_layer() -> None:
     case = model[1](model[0]((d.test.x[:1] - 1) / 3)).detach().double()
     wanted = ((hidden - mean) / scale - (case - mean) / scale).norm(dim=1).sort()
     hooks = [len(module._forward_pre_hooks) for module in wrapped.modules()]
-    found = NeighbourSearch(wrapped, d.train.x, d.train.y, "features").of(d.test.x[0], 3)
-    assert found.indices.tolist() == wanted.indices[:3].tolist()
-    torch.testing.assert_close(found.distances, wanted.values[:3], rtol=1e-4, atol=1e-6)
+    neighbours = NeighbourSearch(wrapped, d.train.x, d.train.y, "features").of(d.test.x[0], 3)
+    assert neighbours.indices.tolist() == wanted.indices[:3].tolist()
+    torch.testing.assert_close(neighbours.distances, wanted.values[:3], rtol=1e-4, atol=1e-6)
     assert [len(module._forward_pre_hooks) for module in wrapped.modules()] == hooks
 
 
@@ -231,26 +231,26 @@ def test_no_change_changes_nothing() -> None:
 
 
 def test_blur_is_that_of_scipy() -> None:
-    found = altered(picture(), (0.0, 1.0), {"blur": 1.3})
+    blurred = altered(picture(), (0.0, 1.0), {"blur": 1.3})
     wanted = ndimage.gaussian_filter(picture().double().numpy(), (0, 1.3, 1.3), mode="nearest", radius=(0, 4, 4))
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(blurred, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("angle", [90, 30, -120])
 def test_turning_is_that_of_scipy_where_nothing_comes_from_outside(angle: float) -> None:
     y, x = np.mgrid[:41, :41] - 20.0
     smooth = np.exp(-((x - 4) ** 2 + (y + 6) ** 2) / 30)
-    found = altered(torch.tensor(smooth)[None], (0.0, 1.0), {"rotation": angle})[0]
+    turned = altered(torch.tensor(smooth)[None], (0.0, 1.0), {"rotation": angle})[0]
     wanted = ndimage.rotate(smooth, angle, reshape=False, order=3)
-    np.testing.assert_allclose(found, wanted, atol=0.02)
+    np.testing.assert_allclose(turned, wanted, atol=0.02)
 
 
 def test_turning_keeps_the_angle_in_pictures_that_are_not_square() -> None:
     wide = torch.zeros(1, 21, 41)
     wide[0, 10, 15:26] = 1.0
-    found = altered(wide, (0.0, 1.0), {"rotation": 90})
-    assert found[0, 6:15, 20].min() > 0.9
-    assert found.sum() == pytest.approx(11, abs=0.5)
+    turned = altered(wide, (0.0, 1.0), {"rotation": 90})
+    assert turned[0, 6:15, 20].min() > 0.9
+    assert turned.sum() == pytest.approx(11, abs=0.5)
 
 
 def test_light_contrast_noise_and_erasing() -> None:

@@ -174,11 +174,11 @@ def test_model_data_and_random_state_stay_as_they_are(explorer: Explorer) -> Non
     modes = [module.training for module in wrapped.modules()]
     state, checksum = copy.deepcopy(wrapped.state_dict()), d.checksum
     random = torch.get_rng_state()
-    found = Explorer(wrapped, d)
-    found.select(3).edit(load=1.0)
-    found.by, found.coverage = "total", 0.3
-    assert found.abstained.numel()
-    assert found.neighbours.indices.numel()
+    fresh = Explorer(wrapped, d)
+    fresh.select(3).edit(load=1.0)
+    fresh.by, fresh.coverage = "total", 0.3
+    assert fresh.abstained.numel()
+    assert fresh.neighbours.indices.numel()
     assert torch.equal(torch.get_rng_state(), random)
     assert [module.training for module in wrapped.modules()] == modes
     assert replace(d, split=1).checksum == checksum

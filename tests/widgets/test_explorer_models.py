@@ -81,13 +81,13 @@ def test_row_edits_selection_and_ranking_stay_with_another_model(explorer: Explo
 
 def test_all_models_answer_the_chosen_row_with_its_edits(explorer: Explorer) -> None:
     explorer.edit(load=2.0)
-    found = explorer.each_model()
-    assert list(found) == ["both", "noise"]
-    for name, answers in found.items():
+    by_model = explorer.each_model()
+    assert list(by_model) == ["both", "noise"]
+    for name, answers in by_model.items():
         wanted = predict_cases(explorer.models[name], explorer.data, explorer.x[None])
         assert torch.equal(answers.y, wanted.y)
         assert all(torch.equal(answers.risk[risk], value) for risk, value in wanted.risk.items())
-    assert found["noise"].y.item() == pytest.approx(2.0)
+    assert by_model["noise"].y.item() == pytest.approx(2.0)
 
 
 def test_a_filter_is_of_the_model_that_is_looked_at() -> None:
@@ -183,8 +183,13 @@ def test_all_models_stand_side_by_side_on_one_scale(explorer: Explorer) -> None:
         for _, a in page.tags
         if "width:" in (style := a.get("style") or "")
     ]
-    found = explorer.each_model()
-    sizes = [found[m].risk[r].item() for m in found for r in ("aleatoric", "epistemic", "total") if r in found[m].risk]
+    by_model = explorer.each_model()
+    sizes = [
+        by_model[m].risk[r].item()
+        for m in by_model
+        for r in ("aleatoric", "epistemic", "total")
+        if r in by_model[m].risk
+    ]
     assert len(sizes) == 5
     assert widths == pytest.approx([100 * size / max(sizes) for size in sizes], abs=0.06)
     current = [a for tag, a in page.tags if tag == "tr" and "aria-current" in a]

@@ -83,8 +83,8 @@ def test_columns_without_names_of_their_own_are_numbered(x: Tensor, names: list[
     for made in (Explorer(wrapped(network()), (frame, x[:, 0])).data, data.Data.from_arrays(frame, x[:, 0])):
         assert [column.name for column in made.features] == ["x1", "x2", "x3"]
         assert made.target.name == "y"
-    given = data.Data.from_arrays(frame, pd.Series(x[:, 0], name="z"), features=COLUMNS, target="w")
-    assert ([column.name for column in given.features], given.target.name) == (COLUMNS, "w")
+    named = data.Data.from_arrays(frame, pd.Series(x[:, 0], name="z"), features=COLUMNS, target="w")
+    assert ([column.name for column in named.features], named.target.name) == (COLUMNS, "w")
 
 
 # ------------------------------------------------------------------------------------------------------------- targets
@@ -93,19 +93,19 @@ def test_columns_without_names_of_their_own_are_numbered(x: Tensor, names: list[
 def test_whole_numbers_are_values_to_a_model_of_one_value(x: Tensor, model: Any, form: str) -> None:
     counts = torch.poisson(4 * x[:, 0].abs()).long() - (3 if form == "negative" else 0)
     targets = {"column": counts[:, None], "numpy": counts.numpy(), "list": counts.tolist(), "uint8": counts.byte()}
-    given = wrapped(model())
-    explorer = Explorer(given, (x, targets.get(form, counts)), by="error")
+    wrapped_model = wrapped(model())
+    explorer = Explorer(wrapped_model, (x, targets.get(form, counts)), by="error")
     test = explorer.data.test
     places = [next(i for i in range(N) if torch.equal(x[i], row)) for row in test.x]
     assert explorer.data.classes is None
     assert test.y.tolist() == counts[places].float()[:, None].tolist()
-    expected = errors(given, test.x, counts[places].float())
+    expected = errors(wrapped_model, test.x, counts[places].float())
     assert explorer.ranked.tolist() == expected.argsort(descending=True, stable=True).tolist()
 
 
 def test_counts_of_a_poisson_model_are_values(x: Tensor) -> None:
-    given = sculpt.Wrapper(torch.distributions.Poisson)(network()).eval()
-    explorer = Explorer(given, (x, torch.poisson(4 * x[:, 0].abs()).long()))
+    wrapped_model = sculpt.Wrapper(torch.distributions.Poisson)(network()).eval()
+    explorer = Explorer(wrapped_model, (x, torch.poisson(4 * x[:, 0].abs()).long()))
     assert explorer.data.task == "regression"
     assert "aleatoric" in explorer.risk.names()
 
@@ -115,10 +115,10 @@ def test_counts_of_a_poisson_model_are_values(x: Tensor) -> None:
 def test_a_yes_or_no_takes_zero_and_one_in_any_dtype(x: Tensor, model: Any, form: str) -> None:
     yes = x[:, 0] > 0
     targets = {"column": yes.float()[:, None], "numpy": yes.double().numpy(), "whole": yes.long()}
-    given = wrapped(model(), "binary")
-    explorer = Explorer(given, (x, targets.get(form, yes.float())), by="error")
+    wrapped_model = wrapped(model(), "binary")
+    explorer = Explorer(wrapped_model, (x, targets.get(form, yes.float())), by="error")
     with torch.no_grad():
-        logits = given(explorer.data.test.x).reshape(-1)
+        logits = wrapped_model(explorer.data.test.x).reshape(-1)
     lost = nn.functional.binary_cross_entropy_with_logits(logits, explorer.data.test.y.float(), reduction="none")
     assert explorer.values.tolist() == pytest.approx(lost.sort(descending=True).values.tolist(), rel=1e-4)
     assert explorer.data.classes == ("0", "1")
@@ -149,7 +149,7 @@ def test_other_misfits_say_what_to_do(x: Tensor) -> None:
     labels, values = torch.arange(N) % 3, x[:, 0]
     named = data.Data.from_arrays(x, labels, classes=3)
     halves = data.Data.from_arrays(x, labels % 2, classes=["no", "yes"])
-    for model, given, remedy in (
+    for model, dataset, remedy in (
         (wrapped(network(3), "logits"), (x, values), "for class numbers give y.long()"),
         (wrapped(network(2), "logits"), (x, labels), "targets of the same classes"),
         (wrapped(network(3)), (x, values), "returns only that output"),
@@ -158,7 +158,7 @@ def test_other_misfits_say_what_to_do(x: Tensor) -> None:
         (wrapped(network(), "binary"), (x, values), "the targets are values"),
     ):
         with pytest.raises(ValueError, match=f"(?i){re.escape(remedy)}"):
-            Explorer(model, given)
+            Explorer(model, dataset)
 
 
 @pytest.mark.parametrize(("form", "name"), [(dict, "dose"), (tuple, "0")])

@@ -29,17 +29,17 @@ pytest.importorskip("anywidget")
 def test_at_a_place_of_a_map_stands_what_the_voters_say_of_that_pixel() -> None:
     explorer = made_of_models("maps")
     explorer.select(5).place = (2, 4)
-    found = explorer.at_place()
-    assert list(found) == ["voters", "heads"]
+    by_model = explorer.at_place()
+    assert list(by_model) == ["voters", "heads"]
     members = [copy.deepcopy(member).eval() for member in explorer.models["voters"].voters()]
     with torch.no_grad():
         p = torch.stack([member(explorer.data.test.x[5:6])[0, :, 2, 4].softmax(0) for member in members]).double()
     total, aleatoric = torch.special.entr(p.mean(0)).sum(), torch.special.entr(p).sum(1).mean()
-    torch.testing.assert_close(found["voters"]["prediction"].double(), p.mean(0), rtol=1e-4, atol=1e-5)
-    assert found["voters"]["total"].item() == pytest.approx(total.item(), rel=1e-4)
-    assert found["voters"]["epistemic"].item() == pytest.approx((total - aleatoric).item(), rel=1e-3, abs=1e-6)
+    torch.testing.assert_close(by_model["voters"]["prediction"].double(), p.mean(0), rtol=1e-4, atol=1e-5)
+    assert by_model["voters"]["total"].item() == pytest.approx(total.item(), rel=1e-4)
+    assert by_model["voters"]["epistemic"].item() == pytest.approx((total - aleatoric).item(), rel=1e-3, abs=1e-6)
     explorer.model = "heads"
-    assert torch.equal(found["heads"]["prediction"], explorer.prediction[2, 4])
+    assert torch.equal(by_model["heads"]["prediction"], explorer.prediction[2, 4])
     assert explorer.place == (2, 4)  # it stays with another model, and with another row
     explorer.step()
     assert torch.equal(explorer.at_place()["heads"]["prediction"], explorer.prediction[2, 4])
@@ -103,8 +103,8 @@ def colour_at(picture: Picture, panel: int, row: int, column: int) -> tuple[int,
     left, top, width, height = picture.panels[panel]
     x = left + width * (column + 0.5) / picture.size[1]
     y = top + height * (row + 0.5) / picture.size[0]
-    found = pixels[int(y * pixels.shape[0]), int(x * pixels.shape[1])]
-    return tuple(int(v) for v in found)
+    colour = pixels[int(y * pixels.shape[0]), int(x * pixels.shape[1])]
+    return tuple(int(v) for v in colour)
 
 
 def shade_of(number: int) -> tuple[int, ...]:
@@ -179,14 +179,14 @@ def test_clicks_and_keys_choose_places_and_all_models_say_what_is_there() -> Non
     said = "".join(page.words)
     truth = explorer.target[3, 6].item()
     assert f"Place (3, 6): truth {['road', 'sky', 'tree'][truth] if truth >= 0 else 'no class'}" in said
-    found = explorer.at_place()
+    by_model = explorer.at_place()
     for name in ("voters", "heads"):
-        best = found[name]["prediction"].argmax()
-        words = f"{['road', 'sky', 'tree'][best]}, {100 * found[name]['prediction'][best]:.0f} %"
+        best = by_model[name]["prediction"].argmax()
+        words = f"{['road', 'sky', 'tree'][best]}, {100 * by_model[name]['prediction'][best]:.0f} %"
         assert words in said
         assert f"{name}: {words}; " in plot.said
-    risks = [found[m][r].item() for m in found for r in ("aleatoric", "epistemic", "total") if r in found[m]]
-    shares = [p.item() for i in order_of(found) for p in (found[m]["prediction"][i] for m in found)]
+    risks = [by_model[m][r].item() for m in by_model for r in ("aleatoric", "epistemic", "total") if r in by_model[m]]
+    shares = [p.item() for i in order_of(by_model) for p in (by_model[m]["prediction"][i] for m in by_model)]
     wanted = [100 * risk / max(risks) for risk in risks] + [100 * share for share in shares]
     assert widths(v.places.said.value) == pytest.approx(wanted, abs=0.06)
     v.next.click()
@@ -201,9 +201,11 @@ def test_clicks_and_keys_choose_places_and_all_models_say_what_is_there() -> Non
     assert "expected the kind place, riskiest or none" in explorer.message
 
 
-def order_of(found: Any) -> list[int]:
+def order_of(by_model: Any) -> list[int]:
     """Classes, likeliest by any model first."""
-    order: list[int] = torch.stack([f["prediction"] for f in found.values()]).amax(0).argsort(descending=True).tolist()
+    order: list[int] = (
+        torch.stack([f["prediction"] for f in by_model.values()]).amax(0).argsort(descending=True).tolist()
+    )
     return order
 
 
@@ -235,13 +237,13 @@ def test_the_places_of_a_picture_say_what_covering_changes() -> None:
     page = v.places.said.value
     assert "Place (4, 2): pixel " in page
     assert "truth of the picture" in page
-    found = explorer.at_place()
+    by_model = explorer.at_place()
     names = ("aleatoric", "epistemic", "total", "prediction")
-    top = max(abs(found[m][r].item()) for m in found for r in names[:3])
-    most = max(abs(found[m]["prediction"].item()) for m in found)
-    wanted = [100 * abs(found[m][r].item()) / (most if r == "prediction" else top) for m in found for r in names]
+    top = max(abs(by_model[m][r].item()) for m in by_model for r in names[:3])
+    most = max(abs(by_model[m]["prediction"].item()) for m in by_model)
+    wanted = [100 * abs(by_model[m][r].item()) / (most if r == "prediction" else top) for m in by_model for r in names]
     assert widths(page) == pytest.approx(wanted, abs=0.06)
-    assert len(re.findall("#F0E442", page)) == sum(found[m][r].item() < 0 for m in found for r in names)
+    assert len(re.findall("#F0E442", page)) == sum(by_model[m][r].item() < 0 for m in by_model for r in names)
     explorer.model = "b"
     assert (explorer.message, plot.place) == ("", [4, 2])
     assert page_of_place(explorer)[0] == plot.said

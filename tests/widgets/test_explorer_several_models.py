@@ -27,8 +27,8 @@ def models(name: str) -> dict[str, Any]:
         heads = compose(vote.Wrapper(2), sculpt.Wrapper(), output=output)
         return {"voters": vote.Wrapper(4, output=output)(model()), "heads": heads(model())}
 
-    found: dict[str, Any] = seeded(both)
-    return found
+    built: dict[str, Any] = seeded(both)
+    return built
 
 
 def made(name: str, **options: Any) -> Explorer:
@@ -69,17 +69,17 @@ def test_each_model_is_explored_as_it_would_be_alone(name: str) -> None:
 def test_all_models_answer_the_chosen_row_whichever_is_looked_at() -> None:
     for name in CASES:
         explorer = made(name).select(2)
-        found = explorer.each_model()
+        by_model = explorer.each_model()
         explorer.model = "heads"
         again = explorer.each_model()
         for model, wrapped in explorer.models.items():
             alone = Explorer(wrapped, explorer.data).select(2)
-            said = found[model].y if found[model].probs is None else found[model].probs
+            said = by_model[model].y if by_model[model].probs is None else by_model[model].probs
             assert said is not None
             assert torch.equal(said[0], alone.prediction)
-            assert torch.equal(found[model].y, again[model].y)
+            assert torch.equal(by_model[model].y, again[model].y)
             for risk in alone.risk.names():
-                assert torch.equal(found[model].risk[risk][0], alone.risk[risk])
+                assert torch.equal(by_model[model].risk[risk][0], alone.risk[risk])
                 assert torch.equal(again[model].risk[risk][0], alone.risk[risk])
 
 

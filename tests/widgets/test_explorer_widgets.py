@@ -29,9 +29,9 @@ widgets = pytest.importorskip("ipywidgets")
 
 @pytest.fixture
 def explorer() -> Explorer:
-    found = Explorer(ensemble(), beams())
-    assert found.widget is found.widget
-    return found
+    built = Explorer(ensemble(), beams())
+    assert built.widget is built.widget
+    return built
 
 
 def view(explorer: Explorer) -> Any:
@@ -225,10 +225,10 @@ def test_one_and_two_inputs_and_classes_have_pictures_of_their_risk() -> None:
     line = Explorer(ensemble(1), (x, x**2))
     plane = Explorer(ensemble(), beams())
     classes = Explorer(voters(), pictures()).edit(rotation=10)
-    pages = [view(found).frames["edit"][1].value for found in (line, plane, classes)]
+    pages = [view(explorer).frames["edit"][1].value for explorer in (line, plane, classes)]
     for page, words in zip(pages, ("along x", "plane of the two inputs", "along rotation"), strict=True):
         assert words in page.split("<svg")[1].split(">")[0]
-    assert all(found.message == "" for found in (line, plane, classes))
+    assert all(explorer.message == "" for explorer in (line, plane, classes))
 
 
 def test_an_error_is_said_in_the_widget_and_the_rest_goes_on() -> None:
@@ -306,14 +306,14 @@ def test_a_part_of_many_rows_is_said_to_be_one() -> None:
 
 def test_moving_along_one_feature_does_not_draw_again() -> None:
     x = torch.linspace(-2, 2, 90)[:, None] * torch.tensor([1.0, -1.0, 0.5])
-    found = Explorer(ensemble(3), (x, x[:, 0]))
-    v = view(found)
-    found.edit(x2=0.1)
+    explorer = Explorer(ensemble(3), (x, x[:, 0]))
+    v = view(explorer)
+    explorer.edit(x2=0.1)
     picture, mark = v.frames["edit"][1].value, v.frames["edit"][2].value
-    found.edit(x2=0.2)
+    explorer.edit(x2=0.2)
     assert v.frames["edit"][1].value == picture
     assert v.frames["edit"][2].value != mark
-    found.edit(x1=0.2)
+    explorer.edit(x1=0.2)
     assert v.frames["edit"][1].value != picture
 
 

@@ -326,11 +326,11 @@ def test_a_second_interrupt_while_the_first_is_reported_ends_the_job() -> None:
 
 # ---- threads of torch
 def in_thread(function: Any) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 def test_the_number_of_torch_threads_is_that_of_the_job_only(monkeypatch: pytest.MonkeyPatch) -> None:

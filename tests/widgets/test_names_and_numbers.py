@@ -59,12 +59,12 @@ def pages(comparison: Comparison, explorer: Explorer) -> list[str]:
     for page in range(len(view.tabs.children)):
         view.tabs.selected_index = page
         assert explorer.message == ""
-    found, todo = [saved_page(comparison._findings)], [comparison.controls.root, explorer.widget]
+    markup, todo = [saved_page(comparison._findings)], [comparison.controls.root, explorer.widget]
     while todo:
         widget = todo.pop()
         todo += getattr(widget, "children", ())
-        found += [widget.value] if isinstance(widget, w.HTML) else []
-    return found
+        markup += [widget.value] if isinstance(widget, w.HTML) else []
+    return markup
 
 
 @pytest.mark.slow
@@ -76,9 +76,9 @@ def test_no_name_is_read_as_markup_or_a_formula(classes: tuple[str, ...] | None)
         name = f"vote $a$ $b$ {MARKUP}"
         comparison = Comparison(model(len(classes or ".")), data, {name: vote.Wrapper(2)}, epochs=1)
         comparison.start(block=True)
-        found = pages(comparison, Explorer(comparison.models[name], data))
+        markup = pages(comparison, Explorer(comparison.models[name], data))
     assert comparison.errors == {}
-    for page in found:
+    for page in markup:
         assert "<img src=x" not in page
         assert "no picture" not in page
     for widget in (
@@ -116,7 +116,7 @@ def test_what_was_closed_is_shown_again() -> None:
 def within(widget: Any) -> list[Any]:
     """A widget and all its children, with their layouts and styles."""
     parts = [getattr(widget, name, None) for name in ("layout", "style")]
-    children = [found for child in getattr(widget, "children", ()) for found in within(child)]
+    children = [descendant for child in getattr(widget, "children", ()) for descendant in within(child)]
     return [widget, *(part for part in parts if isinstance(part, w.Widget)), *children]
 
 

@@ -43,10 +43,10 @@ def test_wrong_settings_are_refused_at_once(options):
 
 
 def test_pairs_become_data():
-    found = data_of((np.arange(50.0), np.arange(50) % 3))
-    assert (found.task, found.input_shape, found.n_outputs) == ("classification", (1,), 3)
-    assert len(found.train) == 40
-    x = torch.cat([found.train.x, found.test.x]).flatten()
+    data = data_of((np.arange(50.0), np.arange(50) % 3))
+    assert (data.task, data.input_shape, data.n_outputs) == ("classification", (1,), 3)
+    assert len(data.train) == 40
+    x = torch.cat([data.train.x, data.test.x]).flatten()
     assert sorted(x.tolist()) == list(range(50))
     assert (data_of((draw(40, 2), draw(40))).train.y.shape) == (32, 1)
 

@@ -94,11 +94,17 @@ def test_variables_are_told_by_what_they_are_and_nothing_of_them_is_called():
         **{"wrapped": vote.Wrapper()(Line()), "Linear": nn.Linear, "ReLU": nn.ReLU, "print": print, "nn": nn},
         **{"broken": nn.Module.__new__(Line), "mock": SimpleNamespace()},
     }
-    own = [offer.code for offer in data_offers(variables) if offer.kind != "name"]
-    assert own == ["data", "frame", "loader", "dataset", "pair"]
+    codes = [offer.code for offer in data_offers(variables) if offer.kind != "name"]
+    assert codes == ["data", "frame", "loader", "dataset", "pair"]
     models = [offer.code for offer in model_offers(variables) if offer.kind != "ready"]
     assert models == ["net", "Line", "Loud", "make"]
-    assert [data_kind(variables[name]) for name in own] == ["Data", "DataFrame", "DataLoader", "Dataset", "pair (x, y)"]
+    assert [data_kind(variables[name]) for name in codes] == [
+        "Data",
+        "DataFrame",
+        "DataLoader",
+        "Dataset",
+        "pair (x, y)",
+    ]
     assert [model_kind(variables[name]) for name in models] == ["model", "class", "class", "function"]
 
 

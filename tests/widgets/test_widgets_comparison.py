@@ -18,8 +18,8 @@ from workbench.widgets.comparison.panels import kind_of
 from workbench.widgets.comparison.scores import passes
 
 
-def made(wrappers=("sculpt", "vote"), model=small, given=None, **options):
-    return Comparison(model, given if given is not None else rows(), list(wrappers), **{"epochs": 2, **options})
+def made(wrappers=("sculpt", "vote"), model=small, dataset=None, **options):
+    return Comparison(model, dataset if dataset is not None else rows(), list(wrappers), **{"epochs": 2, **options})
 
 
 def ended(comparison, seconds=60):
@@ -64,10 +64,10 @@ def test_a_model_without_noise_is_lent_that_of_the_validation_rows(trained):
 
 def test_costs_are_counted(trained):
     frame = trained.results
-    own = sum(p.numel() for p in small().parameters())
+    n_parameters = sum(p.numel() for p in small().parameters())
     assert frame.parameters_added.to_dict()["plain"] == 0
-    assert frame.parameters_added["vote"] == 2 * own
-    assert frame.parameters_added["sculpt"] == own
+    assert frame.parameters_added["vote"] == 2 * n_parameters
+    assert frame.parameters_added["sculpt"] == n_parameters
     assert (frame.seconds > 0).all()
     assert frame.passes["plain"] == 1
     assert frame.passes["vote+sculpt+neo"] > 1
@@ -133,9 +133,9 @@ def test_the_seed_counts_and_repeats():
 
 @pytest.mark.slow
 def test_class_outputs():
-    given = data.load("moons", n_train=200, n_test=80)
-    comparison = made(("sample", "vote+neo", "sculpt"), lambda: small(2, 2), given).start(block=True)
-    frame, test = comparison.results, given.test
+    moons = data.load("moons", n_train=200, n_test=80)
+    comparison = made(("sample", "vote+neo", "sculpt"), lambda: small(2, 2), moons).start(block=True)
+    frame, test = comparison.results, moons.test
     assert not comparison.errors
     with torch.no_grad():
         scores = comparison.models["plain"](test.x)
@@ -152,25 +152,25 @@ def test_class_outputs():
 
 
 def test_a_softmax_at_the_end_is_seen():
-    given = data.load("moons", n_train=100, n_test=40)
-    comparison = Comparison(nn.Sequential(small(2, 2), nn.Softmax(-1)), given, ["vote"], epochs=1).start(block=True)
+    moons = data.load("moons", n_train=100, n_test=40)
+    comparison = Comparison(nn.Sequential(small(2, 2), nn.Softmax(-1)), moons, ["vote"], epochs=1).start(block=True)
     assert comparison.models["vote"]._workbench.output == "probs"
     assert 0 <= comparison.results.accuracy["vote"] <= 1
 
 
 def test_outside_the_data_counts_where_regions_are_known():
-    given = data.load("sine-gap", n_train=200, n_test=90)
-    comparison = made(("neo",), lambda: small(1), given).start(block=True)
-    inside = given.test.regions["data"].numpy()
+    sine_gap = data.load("sine-gap", n_train=200, n_test=90)
+    comparison = made(("neo",), lambda: small(1), sine_gap).start(block=True)
+    inside = sine_gap.test.regions["data"].numpy()
     with torch.no_grad():
-        risk = comparison.models["neo"](given.test.x, return_risk=True)[1].numpy()
+        risk = comparison.models["neo"](sine_gap.test.x, return_risk=True)[1].numpy()
     assert comparison.results.outside_auroc["neo"] == pytest.approx(roc_auc_score(~inside, risk))
     assert np.isnan(comparison.results.outside_auroc["plain"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("given", "model", "kind"),
+    ("dataset", "model", "kind"),
     [
         (data.load("cubic", n_train=80, n_test=40), lambda: small(1), "curve"),
         (data.load("moons", n_train=80, n_test=40), lambda: small(2, 2), "plane"),
@@ -182,12 +182,12 @@ def test_outside_the_data_counts_where_regions_are_known():
     ],
     ids=["curve", "plane", "table", "classes", "images", "plane of values", "sequences"],
 )
-def test_every_kind_of_data_has_its_picture(given, model, kind, monkeypatch):
+def test_every_kind_of_data_has_its_picture(dataset, model, kind, monkeypatch):
     import IPython.display
 
     shown = []
     monkeypatch.setattr(IPython.display, "display", lambda data, **options: shown.append(data))
-    comparison = Comparison(model, given, ["vote+neo"], epochs=1).start(block=True)
+    comparison = Comparison(model, dataset, ["vote+neo"], epochs=1).start(block=True)
     comparison._repr_mimebundle_()
     assert kind_of(comparison.data) == kind
     assert not comparison.errors
@@ -204,7 +204,7 @@ def test_every_kind_of_data_has_its_picture(given, model, kind, monkeypatch):
 
 def test_large_data_are_sampled_for_the_picture_and_it_says_so():
     x, y = rows(9000, 3)
-    comparison = made((), given=(x, y), epochs=1).start(block=True)
+    comparison = made((), dataset=(x, y), epochs=1).start(block=True)
     assert "1,500 of 1,800 test rows, drawn at random" in comparison.controls.metrics.value
     assert len(comparison._findings.view.x) == 1500
 
@@ -369,7 +369,7 @@ def test_nan_among_the_rows_is_said():
     x, y = rows()
     x[5, 1] = float("nan")
     with pytest.raises(ValueError, match="NaN or infinite numbers in 1 of 80 rows, first in row 5"):
-        made(("vote",), given=(x, y))
+        made(("vote",), dataset=(x, y))
 
 
 def test_it_shows_itself_and_every_control_has_a_tooltip():

@@ -139,8 +139,8 @@ def test_a_function_over_variables_of_another_is_not_written(tmp_path):
 
 
 def test_importable_models_are_imported(tmp_path):
-    given = data.load("moons", n_train=60, n_test=30)
-    made = Comparison(Importable, given, ["vote+neo"], epochs=1)
+    moons = data.load("moons", n_train=60, n_test=30)
+    made = Comparison(Importable, moons, ["vote+neo"], epochs=1)
     text = sources(made.export(tmp_path / "c.ipynb"))
     assert text["model"] == "model = Importable"
     assert f"from {__name__} import Importable" in text["imports"]
@@ -148,7 +148,7 @@ def test_importable_models_are_imported(tmp_path):
     assert "output='logits'" in text["train"]
     space: dict[str, object] = {"data": "moons", "split": 0}
     exec(text["imports"] + "\n" + text["data"], space)
-    assert space["dataset"].checksum == given.checksum
+    assert space["dataset"].checksum == moons.checksum
 
 
 class Importable(nn.Linear):

@@ -23,9 +23,9 @@ def small():
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def trained(model=small, given=None, wrappers=("vote", "sample"), **options):
-    given = rows() if given is None else given
-    return Comparison(model, given, list(wrappers), **{"epochs": 2, **options}).start(block=True)
+def trained(model=small, dataset=None, wrappers=("vote", "sample"), **options):
+    dataset = rows() if dataset is None else dataset
+    return Comparison(model, dataset, list(wrappers), **{"epochs": 2, **options}).start(block=True)
 
 
 def row_of(comparison, name):

@@ -117,10 +117,10 @@ def test_runs_of_other_settings_are_in_no_mean(trained):
 
 def test_what_can_not_be_split_is_refused():
     x, y = rows()
-    given = Data.from_arrays(x, y)
+    dataset = Data.from_arrays(x, y)
     with pytest.raises(ValueError, match=r"splits=2: the data were given as one split .* or seeds=2"):
-        Comparison(small, given, ["vote"], splits=2)
-    assert Comparison(small, given, ["vote"]).controls.splits.disabled
+        Comparison(small, dataset, ["vote"], splits=2)
+    assert Comparison(small, dataset, ["vote"]).controls.splits.disabled
     for name in ("seeds", "splits"):
         with pytest.raises(ValueError, match=f"{name} must be a whole number from 1"):
             made(**{name: 0})

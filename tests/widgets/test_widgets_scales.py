@@ -23,8 +23,8 @@ from workbench.widgets.comparison import panels
 from workbench.widgets.comparison.scales import shared
 
 
-def compared(model, given, *wrappers):
-    return Comparison(model, given, [*wrappers], epochs=2).start(block=True)
+def compared(model, dataset, *wrappers):
+    return Comparison(model, dataset, [*wrappers], epochs=2).start(block=True)
 
 
 def moons():
@@ -49,17 +49,17 @@ def ends(findings, kept, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "given"), [(lambda: nn.Conv2d(3, 3, 1), class_maps), (Depth, value_maps), (small, moons)]
+    ("model", "make_data"), [(lambda: nn.Conv2d(3, 3, 1), class_maps), (Depth, value_maps), (small, moons)]
 )
-def test_panels_of_all_models_have_one_scale_a_kind(model, given):
-    comparison = compared(model, given(), "vote(n_voters=4)", "sample", "vote(n_voters=2)")
+def test_panels_of_all_models_have_one_scale_a_kind(model, make_data):
+    comparison = compared(model, make_data(), "vote(n_voters=4)", "sample", "vote(n_voters=2)")
     findings = comparison._findings
-    found = [ends(findings, kept, "epistemic") for kept in findings.present]
-    found = [limits for limits in found if limits is not None]
-    assert len(found) == 3
-    assert len(set(found)) == 1
+    scales = [ends(findings, kept, "epistemic") for kept in findings.present]
+    scales = [limits for limits in scales if limits is not None]
+    assert len(scales) == 3
+    assert len(set(scales)) == 1
     tops = [np.quantile(k.answers.risk["epistemic"], 0.98) for k in findings.present if "epistemic" in k.answers.risk]
-    assert found[0] == (0.0, pytest.approx(max(tops)))
+    assert scales[0] == (0.0, pytest.approx(max(tops)))
     assert "Colours of one kind are the same for all models." in findings.panel(findings.present[0])
 
 

@@ -49,27 +49,27 @@ def test_a_registered_wrapper_appears_by_itself():
             return []
 
     try:
-        found = by_name(wrapper_classes()["brandnew"])
+        settings = by_name(wrapper_classes()["brandnew"])
         (candidate,) = candidates(["brandnew(size=3, mode='fast') + vote"])
         with pytest.raises(ValueError, match=r"size must be a whole number of at least 2, not 1"):
             candidates(["brandnew(size=1)"])
     finally:
         unregister("brandnew")
-    assert (found["size"].number, found["size"].least, found["size"].default) == (int, 2, 4)
-    assert found["mode"].menu == ("slow", "fast")
-    assert found["size"].help == "how much"
+    assert (settings["size"].number, settings["size"].least, settings["size"].default) == (int, 2, 4)
+    assert settings["mode"].menu == ("slow", "fast")
+    assert settings["size"].help == "how much"
     assert candidate.parts == [Part(Brandnew, {"size": 3, "mode": "fast"}), Part(vote.Wrapper)]
     assert Form(candidate.parts[0]).controls["size"].value == 3
 
 
 def test_settings_come_from_fields():
-    found = by_name(vote.Wrapper)
-    assert (found["n_voters"].number, found["n_voters"].least, found["n_voters"].default) == (int, 1, 3)
-    assert found["alpha"].number is float
-    assert found["use_bias"].menu == (True, False)
-    assert (found["share"].menu, found["share"].number) == ((None, "rank1"), int)
-    assert "strategy" not in found
-    assert "output" not in found
+    settings = by_name(vote.Wrapper)
+    assert (settings["n_voters"].number, settings["n_voters"].least, settings["n_voters"].default) == (int, 1, 3)
+    assert settings["alpha"].number is float
+    assert settings["use_bias"].menu == (True, False)
+    assert (settings["share"].menu, settings["share"].number) == ((None, "rank1"), int)
+    assert "strategy" not in settings
+    assert "output" not in settings
     assert by_name(sample.Wrapper)["distribution"].menu == (sample.Bernoulli, sample.Normal)
     assert set(by_name(neo.Wrapper)["density"].menu) >= {"signature", "knn", "flow"}
     for cls in wrapper_classes().values():
@@ -135,11 +135,11 @@ def test_the_class_output_is_told_to_wrappers_that_say_nothing():
 
 
 def test_names_and_wrappers_become_candidates():
-    found = candidates(["vote", "vote+neo", vote.Wrapper(7), sculpt.Wrapper, "plain", "vote(n_voters=5)"])
-    assert [c.name for c in found] == ["vote", "vote+neo", "vote 2", "sculpt", "plain", "vote(n_voters=5)"]
-    assert [len(c.parts) for c in found] == [1, 2, 1, 1, 0, 1]
-    assert found[2].parts[0].values == {"n_voters": 7}
-    assert found[5].parts[0].values == {"n_voters": 5}
+    parsed = candidates(["vote", "vote+neo", vote.Wrapper(7), sculpt.Wrapper, "plain", "vote(n_voters=5)"])
+    assert [c.name for c in parsed] == ["vote", "vote+neo", "vote 2", "sculpt", "plain", "vote(n_voters=5)"]
+    assert [len(c.parts) for c in parsed] == [1, 2, 1, 1, 0, 1]
+    assert parsed[2].parts[0].values == {"n_voters": 7}
+    assert parsed[5].parts[0].values == {"n_voters": 5}
     with pytest.raises(ValueError, match="there is no wrapper 'votes': did you mean vote"):
         candidates(["votes"])
     with pytest.raises(TypeError, match="found 3"):

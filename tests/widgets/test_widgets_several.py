@@ -23,17 +23,17 @@ def labels():
     return Data.from_arrays(x, x + torch.randn(80, 3, generator=rng(7)) > 0.3, classes=["cat", "dog", "owl"])
 
 
-def trained(model, given, **options):
-    comparison = Comparison(model, given, ["vote(n_voters=4)"], epochs=2, **options).start(block=True)
+def trained(model, dataset, **options):
+    comparison = Comparison(model, dataset, ["vote(n_voters=4)"], epochs=2, **options).start(block=True)
     assert comparison.errors == {}
     return comparison
 
 
 @pytest.mark.parametrize(
-    ("given", "model", "dim"), [(class_maps, lambda: nn.Conv2d(3, 3, 1), 1), (tokens, lambda: nn.Linear(2, 3), -1)]
+    ("make_data", "model", "dim"), [(class_maps, lambda: nn.Conv2d(3, 3, 1), 1), (tokens, lambda: nn.Linear(2, 3), -1)]
 )
-def test_pixels_and_tokens_count_alike_where_they_have_a_class(given, model, dim):
-    comparison = trained(model, given())
+def test_pixels_and_tokens_count_alike_where_they_have_a_class(make_data, model, dim):
+    comparison = trained(model, make_data())
     y = comparison.data.test.y
     known = y != -100
     members = comparison.models["vote(n_voters=4)"].voters()
@@ -99,7 +99,7 @@ def test_probabilities_of_labels_are_not_squashed_twice(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("given", "model", "words"),
+    ("make_data", "model", "words"),
     [
         (labels, lambda: nn.Linear(3, 3), "no picture of targets [n, 3]"),
         (class_maps, lambda: nn.Conv2d(3, 3, 1), "as maps"),
@@ -107,11 +107,11 @@ def test_probabilities_of_labels_are_not_squashed_twice(tmp_path):
         (two_targets, lambda: nn.Linear(3, 2), "no picture of targets [n, 2]"),
     ],
 )
-def test_what_can_be_drawn_is_drawn_and_the_rest_says_so(given, model, words, monkeypatch):
+def test_what_can_be_drawn_is_drawn_and_the_rest_says_so(make_data, model, words, monkeypatch):
     import IPython.display
 
     monkeypatch.setattr(IPython.display, "display", lambda data, **options: None)
-    comparison = trained(model, given())
+    comparison = trained(model, make_data())
     comparison._repr_mimebundle_()
     for row in comparison.controls.rows.values():
         if row.name in comparison.models:

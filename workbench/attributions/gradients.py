@@ -103,8 +103,8 @@ def integrated_gradients(
 
     Example:
         >>> from workbench import vote
-        >>> found = integrated_gradients(vote.Wrapper(3)(nn.Linear(4, 1)), torch.rand(2, 4), baseline=0.5)
-        >>> found.names, found.values["epistemic"].shape, bool(found.gap["prediction"].abs().max() < 1e-5)
+        >>> attribution = integrated_gradients(vote.Wrapper(3)(nn.Linear(4, 1)), torch.rand(2, 4), baseline=0.5)
+        >>> attribution.names, attribution.values["epistemic"].shape, bool(attribution.gap["prediction"].abs().max() < 1e-5)
         (('prediction', 'epistemic', 'total'), torch.Size([2, 4]), True)
     """
     check_model(wrapped)

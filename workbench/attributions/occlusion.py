@@ -88,8 +88,8 @@ def occlusion(
     Example:
         >>> from workbench import vote
         >>> wrapped = vote.Wrapper(3, output="logits")(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-        >>> found = occlusion(wrapped, torch.rand(2, 1, 8, 8), window=2)
-        >>> found.names, found.change["epistemic"].shape
+        >>> attribution = occlusion(wrapped, torch.rand(2, 1, 8, 8), window=2)
+        >>> attribution.names, attribution.change["epistemic"].shape
         (('prediction', 'aleatoric', 'epistemic', 'total'), torch.Size([2, 8, 8]))
     """
     check_model(wrapped)

@@ -111,8 +111,8 @@ class Wrapped(WrappedParameters, Persistent):
             >>> import torch
             >>> from workbench import compose, sculpt, vote
             >>> model = compose(vote.Wrapper(5), sculpt.Wrapper())(torch.nn.Linear(2, 1)).eval()
-            >>> found = model.predictive(torch.zeros(4, 2))
-            >>> found.log_prob(torch.zeros(4, 1)).shape, bool((found.icdf(0.05) < found.icdf(0.95)).all())
+            >>> predictive = model.predictive(torch.zeros(4, 2))
+            >>> predictive.log_prob(torch.zeros(4, 1)).shape, bool((predictive.icdf(0.05) < predictive.icdf(0.95)).all())
             (torch.Size([4, 1]), True)
         """
         return call_guarded(predictive, self, *apply_pre_hooks(self, args, kwargs))

@@ -321,12 +321,12 @@ def _rows(x: Any, y: Any, task: Any, classes: Any, void: Any, lengths: Any = Non
     return Split(inputs, target), task, classes
 
 
-def _given_names(y: Any, classes: Any, given: Any) -> Any:
+def _given_names(y: Any, classes: Any, declared: Any) -> Any:
     """Return the classes of targets that are names, those given for other targets; for a dict of targets a dict."""
     if not isinstance(y, Mapping):
-        return classes if holds_texts(y) else given
+        return classes if holds_texts(y) else declared
     names = {str(name): classes[str(name)] for name, target in y.items() if holds_texts(target)}
-    return {**(given or {}), **names} or None
+    return {**(declared or {}), **names} or None
 
 
 def _longer_classes(classes: Any, other_classes: Any) -> Any:

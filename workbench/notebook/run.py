@@ -300,21 +300,21 @@ def _last_cell(output: Path) -> str:
 def _key(nb: NotebookNode, notebook: Path, values: Mapping[str, Any]) -> str:
     cells = [(cell.cell_type, cell.source) for cell in nb.cells]
     parts = [cells, sorted(_recorded(values).items()), _source_digest(), versions()]
-    if own := _own_code(nb, notebook):
-        parts.append(sorted(own.items()))
+    if sources := _own_code(nb, notebook):
+        parts.append(sorted(sources.items()))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 def _own_code(nb: NotebookNode, notebook: Path) -> dict[str, str]:
     """Return the texts of the user's files that the cells import, by name; cells with magics that are no Python are left out."""
-    own: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for cell in nb.cells:
         if cell.cell_type == "code":
             lines = [line for line in cell.source.splitlines() if not line.lstrip().startswith(("%", "!"))]
             with contextlib.suppress(SyntaxError, UnicodeDecodeError):
-                own |= imported("\n".join(lines), notebook)
-    own.pop(notebook.resolve().name, None)
-    return own
+                sources |= imported("\n".join(lines), notebook)
+    sources.pop(notebook.resolve().name, None)
+    return sources
 
 
 def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
