@@ -60,8 +60,8 @@ def tabular(
     the next.
 
     In TabM, all members share their weights except for factors on both sides of each: `vote.Wrapper(16, share="rank1")`. There the factors of
-    the first layer start at random signs, the others at one, and each member has its own last layer; here all factors start at 1 + alpha times
-    a normal draw. `fit(..., folds=)` needs voters with separate weights, `vote.Wrapper(10)`.
+    the first layer start at random signs, the others at one, and each member has its own last layer; here all factors start as normal
+    draws around a common mean. `fit(..., folds=)` needs voters with separate weights, `vote.Wrapper(10)`.
 
     Args:
         data: data set that the network is for, with inputs [n, features]; regression of one or more columns, classes, or several labels.

@@ -74,4 +74,4 @@ def tabular() -> nn.Sequential:
     """Numeric columns embedded by bins; one column has fewer bins than the others."""
     x = TABLE(seed=1, rows=60)[0][0]
     x[:, 4] = x[:, 4].sign() * (x[:, 4].abs() > 0.7)
-    return models.tabular(Data.from_arrays(x, x[:, :2], test=[0]), bins=4, width=8)
+    return models.tabular(Data.from_arrays(x, x[:, :2], test=[0]), embedding="piecewise", bins=4, width=8)
