@@ -148,9 +148,9 @@ def test_a_stock_trainer_trains_each_voter_by_its_own_loss(
                 if parameter.grad is not None:
                     gradients[name.removesuffix("@vote")] = parameter.grad.clone()
 
-    def share(found: Any) -> dict[str, float]:
-        assert [scores.shape for scores in found.predictions] == [(12, 7), (12, 7)]
-        starts, ends = (torch.as_tensor(labels) for labels in found.label_ids)
+    def share(prediction: Any) -> dict[str, float]:
+        assert [scores.shape for scores in prediction.predictions] == [(12, 7), (12, 7)]
+        starts, ends = (torch.as_tensor(labels) for labels in prediction.label_ids)
         return {"labels": float(torch.equal(starts, START) and torch.equal(ends, END))}
 
     arguments = transformers.TrainingArguments(

@@ -45,10 +45,10 @@ def linear(outputs: int = 1) -> Any:
     ],
 )
 def test_numbers_are_those_that_were_given(value: Any, expected: Any) -> None:
-    found, wanted = numbers_of(value), np.asarray(expected)
-    assert found.dtype.isnative
-    assert found.dtype.kind == wanted.dtype.kind
-    np.testing.assert_array_equal(found, wanted)
+    numbers, wanted = numbers_of(value), np.asarray(expected)
+    assert numbers.dtype.isnative
+    assert numbers.dtype.kind == wanted.dtype.kind
+    np.testing.assert_array_equal(numbers, wanted)
 
 
 @pytest.mark.parametrize(

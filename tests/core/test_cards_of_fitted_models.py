@@ -74,9 +74,9 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("given", GIVEN)
-def test_the_card_says_what_a_fit_alone_has_seen(given: str, tmp_path: Path) -> None:
-    make, expected = GIVEN[given]
+@pytest.mark.parametrize("form", GIVEN)
+def test_the_card_says_what_a_fit_alone_has_seen(form: str, tmp_path: Path) -> None:
+    make, expected = GIVEN[form]
     wrapped: Any = neo.Wrapper(output=CLASSES)(bert())
     wrapped.fit(IDS[:3])
     wrapped.fit(make())  # in place of the first

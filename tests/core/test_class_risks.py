@@ -137,8 +137,8 @@ def test_binary_logits_are_infinite_where_those_of_all_voters_are() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             logits = self.fc(x)
-            own = torch.where(self.fc.weight[0, 0] > self.fc.weight[0, 1], torch.inf, -torch.inf).expand(len(x))
-            return torch.stack([logits[:, 0], own, logits[:, 2] + torch.inf, logits[:, 3] - torch.inf], 1)
+            infinite = torch.where(self.fc.weight[0, 0] > self.fc.weight[0, 1], torch.inf, -torch.inf).expand(len(x))
+            return torch.stack([logits[:, 0], infinite, logits[:, 2] + torch.inf, logits[:, 3] - torch.inf], 1)
 
     wrapped: Any = vote.Wrapper(3, output="binary")(Certain()).eval()
     x = torch.randn(6, 3)

@@ -320,7 +320,7 @@ def test_heads_of_voters_that_draw_in_evaluation_mode_draw_as_their_axes_say() -
         branched, _ = run(wrapped, plan_of(wrapped, Call(training=False, return_risk=True)), (torch.randn(5, 4),), {})
     (drawn,) = branched.leaves  # [voters, heads, rows, 1]
     assert torch.equal(drawn[:, 0], drawn[:, 1])
-    assert len({float(own.sum()) for own in drawn[:, 0]}) == 3
+    assert len({float(outputs.sum()) for outputs in drawn[:, 0]}) == 3
 
 
 class Recomputing(nn.Module):

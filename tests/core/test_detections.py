@@ -181,9 +181,9 @@ def test_objects_are_as_a_plain_loop_over_all_clusters_finds_them(seed):
         if best[0] < 0.5:
             break
         clusters = [c for c in clusters if c not in best[1:]] + [best[1] + best[2]]
-    found = match(boxes, scores, labels, 0.5)
-    assert sorted(i for cluster in found for i in cluster) == list(range(len(flat)))
-    sizes = sorted(len(cluster) for cluster in found)
+    matched = match(boxes, scores, labels, 0.5)
+    assert sorted(i for cluster in matched for i in cluster) == list(range(len(flat)))
+    sizes = sorted(len(cluster) for cluster in matched)
     assert sizes == sorted(len(cluster) for cluster in clusters) or _ties(iou)
 
 
@@ -325,8 +325,8 @@ def test_other_names_containers_and_outputs_beside(pictures):
             self.detector, self.head = Detector(), nn.Linear(3, 2)
 
         def forward(self, images, x):
-            found = self.detector(images)
-            return {"found": [(d["boxes"], d["labels"], d["scores"]) for d in found], "features": self.head(x)}
+            detections = self.detector(images)
+            return {"found": [(d["boxes"], d["labels"], d["scores"]) for d in detections], "features": self.head(x)}
 
     option = {"found": Detections(boxes=0, labels=1, scores=2), "features": Values()}
     wrapped = vote.Wrapper(3, output=option)(Beside()).eval()

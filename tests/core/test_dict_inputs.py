@@ -62,8 +62,8 @@ def test_a_dict_trains_as_a_tensor_does(kind: type[OneDict]) -> None:
 @pytest.mark.parametrize("kind", [OneDict, Keywords])
 def test_a_dict_calibrates_as_a_tensor_does(kind: type[OneDict]) -> None:
     held = [DataLoader(Rows(plain), batch_size=16) for plain in (False, True)]
-    found = calibrate(trained(kind, plain=False), held[0]).scale
-    torch.testing.assert_close(found, calibrate(trained(Keywords, plain=True), held[1]).scale)
+    scale = calibrate(trained(kind, plain=False), held[0]).scale
+    torch.testing.assert_close(scale, calibrate(trained(Keywords, plain=True), held[1]).scale)
 
 
 def test_loss_of_a_dict_is_that_of_its_tensor() -> None:

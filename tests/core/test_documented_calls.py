@@ -267,7 +267,7 @@ def test_changes_in_place_end_as_if_called_once(name: str, training: bool) -> No
     mod = InPlaceMod()
     wrapped: Any = WRAPPERS[name]()(mod).train(training)
     x = torch.randn(6, 3)
-    given = x.clone()
+    original = x.clone()
     for call in range(1, 4):
         if name == "neo" or (name == "vote" and training):
             wrapped(x)  # neo takes its features in a pass of its own; dealt rows are copies
@@ -276,7 +276,7 @@ def test_changes_in_place_end_as_if_called_once(name: str, training: bool) -> No
         assert wrapped.forward_count == call
         assert int(wrapped.voters()[0].calls if name == "vote" else wrapped.calls) == call
         if not (name == "vote" and training):
-            assert torch.equal(x, given * 2**call)
+            assert torch.equal(x, original * 2**call)
     assert mod.forward_count == 0
 
 

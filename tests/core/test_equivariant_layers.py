@@ -41,9 +41,9 @@ CASES = {
 def test_prediction_and_risk_are_those_of_plain_voters(case: str) -> None:
     make, inputs = CASES[case]
     wrapped: Any = vote.Wrapper(3)(make()).eval()
-    given = (torch.randn(5, 10), torch.randn(5, 3))[:inputs]
-    y, risk = wrapped(*given, return_risk=True)
-    plain = torch.stack([voter(*given) for voter in wrapped.voters()])
+    args = (torch.randn(5, 10), torch.randn(5, 3))[:inputs]
+    y, risk = wrapped(*args, return_risk=True)
+    plain = torch.stack([voter(*args) for voter in wrapped.voters()])
     torch.testing.assert_close(y, plain.mean(0))
     torch.testing.assert_close(risk, plain.std(0, correction=0))
     assert float(risk.min(0).values.max()) > 1e-4

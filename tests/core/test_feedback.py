@@ -225,11 +225,11 @@ class Cached(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickled"])
-@pytest.mark.parametrize("given", [False, True])
-def test_copies_of_a_cache_are_refused(way, given):
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_copies_of_a_cache_are_refused(way, with_cache):
     wrapped = vote.Wrapper(3)(Cached()).eval()
     with torch.no_grad():
-        cache = Cache() if given else None
+        cache = Cache() if with_cache else None
         for _ in range(2):
             cache = wrapped(X, cache)["cache"]
         with pytest.raises(RuntimeError, match="state="):

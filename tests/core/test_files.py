@@ -135,13 +135,13 @@ def test_what_was_frozen_when_it_was_wrapped_need_not_be_frozen_again(
     wrapped: Any = vote.Wrapper(3)(model).eval()
     assert "first.weight" in dict(wrapped.named_base_parameters())
     save(wrapped, tmp_path / "model")
-    given = net(3)
+    fresh = net(3)
     for part in frozen_now:
-        given.get_submodule(part).requires_grad_(False)
-    flags = {key: p.requires_grad for key, p in given.named_parameters()}
-    other = load(tmp_path / "model", given).eval()
+        fresh.get_submodule(part).requires_grad_(False)
+    flags = {key: p.requires_grad for key, p in fresh.named_parameters()}
+    other = load(tmp_path / "model", fresh).eval()
     assert_same(other, wrapped)
-    assert {key: p.requires_grad for key, p in given.named_parameters()} == flags
+    assert {key: p.requires_grad for key, p in fresh.named_parameters()} == flags
     assert {key.split("@")[0]: p.requires_grad for key, p in other.named_parameters()} == flags
 
 
@@ -208,8 +208,8 @@ def test_a_wrapped_part_and_another_method_are_found_again(tmp_path: Path) -> No
 
     parts: Any = vote.Wrapper(3)(whole(1), at="0").eval()
     save(parts, tmp_path / "part")
-    for given in (whole(3), vote.Wrapper(3)(whole(3), at="0")):
-        other = load(tmp_path / "part", given).eval()
+    for model in (whole(3), vote.Wrapper(3)(whole(3), at="0")):
+        other = load(tmp_path / "part", model).eval()
         assert facts(other) == facts(parts)
         assert torch.equal(other(X), parts(X))
         assert_same(other[0], parts[0])

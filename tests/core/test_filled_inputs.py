@@ -310,19 +310,19 @@ def test_data_made_in_inference_mode_may_be_written_into_once():
 def test_a_tensor_that_is_returned_as_state():
     wrapped = vote.Wrapper(3, state=1)(WritesAndReturns()).eval()
     with torch.no_grad():
-        kept = given = torch.zeros(6, 8)
+        kept = initial = torch.zeros(6, 8)
         ys = []
         for x in STEPS:
             y, kept = wrapped(x, kept)
             ys.append(y)
         expected = []
         for voter in wrapped.voters():
-            own = torch.zeros(6, 8)
-            expected.append(torch.stack([voter.eval()(x, own)[0] for x in STEPS]))
+            state = torch.zeros(6, 8)
+            expected.append(torch.stack([voter.eval()(x, state)[0] for x in STEPS]))
         assert close(torch.stack(ys), torch.stack(expected).mean(0))
         with pytest.raises(ValueError, match="written in place by an earlier call"):
-            wrapped(STEPS[0], given)
-        wrapped(STEPS[0], given.zero_())
+            wrapped(STEPS[0], initial)
+        wrapped(STEPS[0], initial.zero_())
 
 
 def test_data_that_is_written_into_is_refused_where_it_comes_back():

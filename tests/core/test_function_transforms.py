@@ -43,16 +43,16 @@ def test_a_functional_call_may_be_the_first_call(name: str) -> None:
     twin = copy.deepcopy(wrapped)
     x = torch.randn(4, 3)
     values = {key: 1.5 * p.detach() for key, p in wrapped.named_parameters()}
-    own = answer(copy.deepcopy(wrapped), x) if name not in ("sample", "learned") else ()
+    before = answer(copy.deepcopy(wrapped), x) if name not in ("sample", "learned") else ()
     torch.manual_seed(2)
-    found = functional_call(wrapped, values, (x,), {"return_risk": True})
+    outputs = functional_call(wrapped, values, (x,), {"return_risk": True})
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.mul_(1.5)
     torch.manual_seed(2)
-    same(found, twin(x, return_risk=True))
-    if own:
-        same(answer(wrapped, x), own)  # its own values are back
+    same(outputs, twin(x, return_risk=True))
+    if before:
+        same(answer(wrapped, x), before)  # its own values are back
 
 
 @every_certain
@@ -60,16 +60,16 @@ def test_values_of_a_first_functional_call_may_be_computed(kind: str) -> None:
     wrapped: Any = CERTAIN[kind]()(mlp()).eval()
     twin, x = copy.deepcopy(wrapped), torch.randn(4, 3)
     values = {key: 1.5 * p for key, p in wrapped.named_parameters()}
-    found = functional_call(wrapped, values, (x,), {"return_risk": True})
+    outputs = functional_call(wrapped, values, (x,), {"return_risk": True})
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.mul_(1.5)
     expected = twin(x, return_risk=True)
-    same(found, expected)
-    for answers in (found, expected):
+    same(outputs, expected)
+    for answers in (outputs, expected):
         torch.stack([leaf.sum() for leaf in tree_leaves(answers)]).sum().backward()
-    for computed_from, own in zip(wrapped.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(computed_from.grad, 1.5 * own.grad)
+    for computed_from, parameter in zip(wrapped.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(computed_from.grad, 1.5 * parameter.grad)
 
 
 def test_computed_values_that_the_model_does_not_use_are_refused() -> None:
@@ -99,9 +99,9 @@ def test_gradients_and_maps_of_functional_calls(kind: str) -> None:
     models = [CERTAIN[kind]()(mlp()).eval() for _ in range(2)]
     x = torch.randn(4, 3)
     values, buffers = stack_module_state(models)
-    found = vmap(lambda p, b: functional_call(models[0], (p, b), (x,), {"return_risk": True}))(values, buffers)
+    outputs = vmap(lambda p, b: functional_call(models[0], (p, b), (x,), {"return_risk": True}))(values, buffers)
     for i, model in enumerate(models):
-        same(tree_map(lambda leaf, i=i: leaf[i], found), model(x, return_risk=True))
+        same(tree_map(lambda leaf, i=i: leaf[i], outputs), model(x, return_risk=True))
     wrapped = models[0]
     values = {key: p.detach() for key, p in wrapped.named_parameters()}
     each = vmap(grad(lambda p, row: functional_call(wrapped, p, (row[None],)).sum()), in_dims=(None, 0))(values, x)
@@ -143,11 +143,11 @@ class OfDict(nn.Module):
 @pytest.mark.slow
 def test_risk_is_exported(kind: str, inputs: str, strict: bool) -> None:
     x = torch.randn(4, 3)
-    given: Any = x if inputs == "tensor" else {"u": x, "v": 2 * x}
+    batch: Any = x if inputs == "tensor" else {"u": x, "v": 2 * x}
     wrapped: Any = CERTAIN[kind]()(mlp() if inputs == "tensor" else OfDict()).eval()
-    expected = wrapped(given, return_risk=True)
-    exported = torch.export.export(wrapped, (given,), {"return_risk": True}, strict=strict).module()
-    same(exported(given, return_risk=True), expected)
+    expected = wrapped(batch, return_risk=True)
+    exported = torch.export.export(wrapped, (batch,), {"return_risk": True}, strict=strict).module()
+    same(exported(batch, return_risk=True), expected)
 
 
 def test_an_export_of_dealt_rows_is_refused_and_the_remedies_work() -> None:

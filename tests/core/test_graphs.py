@@ -174,9 +174,9 @@ def test_what_forward_writes_into_a_batch_is_seen_by_no_other_voter() -> None:
     batch = Batch.from_data_list(graphs())
     plain = torch.stack([voter.eval()(copy.copy(batch)) for voter in wrapped.voters()])
     for _ in range(2):
-        given = copy.copy(batch)
-        torch.testing.assert_close(wrapped(given, return_risk=True)[0], plain.mean(0))
-        torch.testing.assert_close(given.x, 2 * batch.x)  # as if called once
+        copied = copy.copy(batch)
+        torch.testing.assert_close(wrapped(copied, return_risk=True)[0], plain.mean(0))
+        torch.testing.assert_close(copied.x, 2 * batch.x)  # as if called once
 
 
 @pytest.mark.parametrize("by_node", [False, True])
@@ -215,8 +215,8 @@ def test_a_dealt_step_gives_each_voter_the_gradient_of_its_graphs() -> None:
     assert int(mine.sum()) == 4
     nn.functional.mse_loss(y, batch.y).backward()
     for k, voter in enumerate(voters):
-        own = mine if k == 0 else ~mine
-        ((voter(batch) - batch.y)[own].square().sum() / len(batch.y)).backward()
+        dealt = mine if k == 0 else ~mine
+        ((voter(batch) - batch.y)[dealt].square().sum() / len(batch.y)).backward()
         torch.testing.assert_close(wrapped.get_parameter("head.weight@vote").grad[k], voter.head.weight.grad)
 
 

@@ -48,18 +48,18 @@ class HoldsLoss(Plain):
 
 
 @pytest.mark.parametrize(
-    ("cls", "own"),
+    ("cls", "signature"),
     [
         (Detector, "loss(self, batch: 'dict[str, Tensor]', preds: 'Tensor | None' = None) -> 'Tensor'"),
         (Masked, "loss(self, y: 'Tensor', y_hat: 'Tensor', mask: 'Tensor') -> 'Tensor'"),
     ],
 )
-def test_a_failed_call_of_the_models_method_says_how_to_reach_that_of_workbench(cls: Any, own: str) -> None:
+def test_a_failed_call_of_the_models_method_says_how_to_reach_that_of_workbench(cls: Any, signature: str) -> None:
     wrapped = vote.Wrapper(2)(cls())
     with pytest.raises(TypeError) as caught:
         wrapped.loss(nn.MSELoss(), X, Y)
     assert caught.value.__notes__ == [
-        f"loss of this wrapped {cls.__name__} is its own method {own}; that of workbench is called by "
+        f"loss of this wrapped {cls.__name__} is its own method {signature}; that of workbench is called by "
         "workbench.Wrapped.loss(wrapped, criterion, x, y)"
     ]
     assert Wrapped.loss(wrapped, nn.MSELoss(), X, Y).isfinite()
@@ -73,13 +73,13 @@ def test_errors_of_the_models_own_calls_stay_as_they_are() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize(("cls", "own"), [(Detector, "method fit(self, "), (HoldsLoss, "attribute fit")])
-def test_an_error_that_asks_for_a_hidden_method_says_how_to_call_it(cls: Any, own: str) -> None:
+@pytest.mark.parametrize(("cls", "member"), [(Detector, "method fit(self, "), (HoldsLoss, "attribute fit")])
+def test_an_error_that_asks_for_a_hidden_method_says_how_to_call_it(cls: Any, member: str) -> None:
     wrapped = neo.Wrapper()(cls()).eval()
     with pytest.raises(NotFittedError, match=r"wrapped\.fit\(loader\)") as caught:
         wrapped(X, return_risk=True)
     (note,) = caught.value.__notes__
-    assert note.startswith(f"fit of this wrapped {cls.__name__} is its own {own}")
+    assert note.startswith(f"fit of this wrapped {cls.__name__} is its own {member}")
     assert note.endswith("that of workbench is called by workbench.Wrapped.fit(wrapped, inputs)")
     Wrapped.fit(wrapped, X)
     assert wrapped(X, return_risk=True)[1].isfinite().all()

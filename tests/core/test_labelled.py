@@ -139,7 +139,7 @@ def test_every_form_gives_the_pairs_that_one_writes(name: str, form: str) -> Non
     case, model, wrapped = make(name)
     batch = case.batch(21)
     pair, data = by_hand(case, model, batch), FORMS[form](batch)
-    ours, wanted = (calibrate(wrapped, given, "temperature").state_dict() for given in (data, pair))
+    ours, wanted = (calibrate(wrapped, labelled, "temperature").state_dict() for labelled in (data, pair))
     assert all(torch.equal(ours[key], wanted[key]) for key in wanted)
     assert torch.equal(selective(wrapped, data).error, selective(wrapped, pair).error)
     assert torch.equal(top_uncertain(wrapped, data, 5).indices, top_uncertain(wrapped, pair, 5).indices)
@@ -223,7 +223,7 @@ def test_the_prior_of_laplace_is_tuned_by_the_labels(name: str) -> None:
     options = {"output": case.output, "layer": "lm_head" if name == "gpt2" else None}
     wrapped = laplace.Wrapper(**options)(model)
     fit(wrapped, batch, validation=held, epochs=1, progress=False)
-    found = table_of(wrapped).get(next(key for key in wrapped.state_dict() if key.endswith("@laplace_prior")))
+    prior = table_of(wrapped).get(next(key for key in wrapped.state_dict() if key.endswith("@laplace_prior")))
     losses = {}
     trained = copy.deepcopy(wrapped.unwrap())
     start = laplace.Wrapper(**options)(trained).eval()
@@ -234,7 +234,7 @@ def test_the_prior_of_laplace_is_tuned_by_the_labels(name: str) -> None:
         fixed.eval().fit(by_hand(case, model, batch))
         losses[float(factor)] = loss_of(case, fixed(**x).logits, target).item()
     best = min(losses, key=lambda factor: losses[factor])
-    assert float(found) == pytest.approx(best * float(table_of(start).get(key)), rel=1e-4)
+    assert float(prior) == pytest.approx(best * float(table_of(start).get(key)), rel=1e-4)
     if name == "bert classes":
         with pytest.raises(ValueError, match="there is no class number"):
             laplace.tune(start, [x])
@@ -267,8 +267,8 @@ def test_validation_rows_and_whole_trainings(name: str) -> None:
     assert losses(history) == losses(pairs)
     if name == "bert value":  # in units of its own now, which the model's loss does not know
         assert wrapped.scaling is not None
-        found = (selective(wrapped, given) for given in (held, by_hand(case, model, held)))
-        assert torch.equal(next(found).error, next(found).error)
+        curves = (selective(wrapped, labelled) for labelled in (held, by_hand(case, model, held)))
+        assert torch.equal(next(curves).error, next(curves).error)
 
 
 def test_model_and_random_state_stay_as_they_were() -> None:
@@ -320,17 +320,19 @@ def test_a_list_that_may_be_rows_or_batches_is_refused() -> None:
 def test_inputs_of_a_decoder_that_are_given_stay() -> None:
     case, model, wrapped = make("t5")
     batch = case.batch(12)
-    given = {**batch, "decoder_input_ids": torch.randint(3, 30, batch["labels"].shape)}
-    pairing = pairing_of(wrapped, given)
+    inputs = {**batch, "decoder_input_ids": torch.randint(3, 30, batch["labels"].shape)}
+    pairing = pairing_of(wrapped, inputs)
     assert pairing.decoder is None
-    assert torch.equal(pairing.pair(given)[0]["decoder_input_ids"], given["decoder_input_ids"])
+    assert torch.equal(pairing.pair(inputs)[0]["decoder_input_ids"], inputs["decoder_input_ids"])
     plain: Any = model
-    x, y = pairing.pair(given)
-    torch.testing.assert_close(F.cross_entropy(plain(**x).logits.flatten(0, 1), y.flatten()), plain(**given).loss)
+    x, y = pairing.pair(inputs)
+    torch.testing.assert_close(F.cross_entropy(plain(**x).logits.flatten(0, 1), y.flatten()), plain(**inputs).loss)
 
 
 def test_arrays_are_those_of_numpy() -> None:
     case, model, wrapped = make("vit")
     batch = collections.UserDict({name: np.asarray(value) for name, value in case.batch(12).items()})
-    ours, wanted = (calibrate(wrapped, given, "temperature") for given in (batch, by_hand(case, model, case.batch(12))))
+    ours, wanted = (
+        calibrate(wrapped, labelled, "temperature") for labelled in (batch, by_hand(case, model, case.batch(12)))
+    )
     assert torch.equal(ours.temperature, wanted.temperature)

@@ -125,11 +125,11 @@ class Balanced(Scored):
     """As experts are kept in balance: a term of the training alone."""
 
     def forward(self, input_ids: Tensor, attention_mask: Any = None, labels: Tensor | None = None) -> dict[str, Tensor]:
-        found = super().forward(input_ids, attention_mask, labels)
+        outputs = super().forward(input_ids, attention_mask, labels)
         return (
-            {**found, "loss": found["loss"] + 0.1 * found["logits"].square().mean()}
-            if "loss" in found and self.training
-            else found
+            {**outputs, "loss": outputs["loss"] + 0.1 * outputs["logits"].square().mean()}
+            if "loss" in outputs and self.training
+            else outputs
         )
 
 
@@ -277,6 +277,6 @@ def test_a_mask_is_seen_where_all_scores_are_near_zero(seed: int, seeded: None) 
 def test_labels_are_not_looked_at_where_no_targets_are_needed() -> None:
     wrapped = vote.Wrapper(2, output={"logits": Logits(dim=-1)})(Scored(OWN["smoothed"]))
     batch = tokens()
-    found = top_uncertain(wrapped, batch, 3)
+    uncertain = top_uncertain(wrapped, batch, 3)
     x = (batch["input_ids"], batch["attention_mask"])
-    assert torch.equal(found.indices, top_uncertain(wrapped, (x, batch["labels"]), 3).indices)
+    assert torch.equal(uncertain.indices, top_uncertain(wrapped, (x, batch["labels"]), 3).indices)

@@ -73,8 +73,8 @@ def test_heads_see_the_same_numbers_also_of_generators_that_torch_does_not_know(
                 branched, _ = engine_of(wrapped).run(
                     plan_of(wrapped, Call(training=False, return_risk=True)), (torch.zeros(ROWS, 3),), {}
                 )
-                own, beside = branched.leaves[0]
-                assert torch.equal(own, beside)
-                assert bool(own.any())
+                head, risk_head = branched.leaves[0]
+                assert torch.equal(head, risk_head)
+                assert bool(head.any())
     finally:
         np.random.set_state(state)  # noqa: NPY002

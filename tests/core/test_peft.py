@@ -86,8 +86,8 @@ def test_every_kind_of_adapter_votes(kind: str) -> None:
     voters = wrapped.voters()
     with torch.no_grad():
         probs = torch.stack([voter(**INPUTS).logits.softmax(-1) for voter in voters])
-        found, risk = wrapped(**INPUTS, return_risk=True)
-        torch.testing.assert_close(found.logits.softmax(-1), probs.mean(0))
+        y, risk = wrapped(**INPUTS, return_risk=True)
+        torch.testing.assert_close(y.logits.softmax(-1), probs.mean(0))
         torch.testing.assert_close(risk.total.logits, torch.special.entr(probs.mean(0)).sum(-1))
         assert float((probs[0] - probs[1]).abs().max()) > 1e-6
         for other in (neo.Wrapper(output=output), sculpt.Wrapper(output=output)):

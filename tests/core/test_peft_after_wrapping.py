@@ -91,9 +91,9 @@ def test_every_voter_gets_such_adapters_and_keeps_them(kind: str, tmp_path: Path
 )
 def test_whatever_voters_share_they_get_such_adapters(options: dict[str, Any], kind: str) -> None:
     def config() -> Any:
-        found = TYPES[kind]()
-        found.task_type = None
-        return found
+        peft_config = TYPES[kind]()
+        peft_config.task_type = None
+        return peft_config
 
     wrapped = vote.Wrapper(N, output={"logits": Logits()}, **options)(bert()).eval()
     wrapped(IDS)
@@ -390,8 +390,8 @@ def test_adapters_of_half_precision_models_are_cast_as_peft_does() -> None:
     learned(adapted)
     with torch.no_grad():
         expected = logits(references(plain, adapted)).float().softmax(-1).mean(0)
-        found = adapted(input_ids=IDS).logits.float().softmax(-1)
-    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+        probs = adapted(input_ids=IDS).logits.float().softmax(-1)
+    torch.testing.assert_close(probs, expected, atol=0.02, rtol=0.02)
 
 
 def test_what_takes_a_wrapped_model_names_the_part_of_a_model_of_peft() -> None:

@@ -64,15 +64,15 @@ def test_terms_of_a_loss_that_a_model_keeps_train_every_voter(share: int | None,
     wrapped: Any = vote.Wrapper(VOTERS, share=share)(Experts()).train()
     plain: list[Any] = [own_tensors(wrapped, i, Experts()) for i in range(VOTERS)]
     if way == "loss":
-        found = wrapped.loss(lambda y, target: whole_loss(wrapped, y), x, torch.zeros(9, 2))
+        loss = wrapped.loss(lambda y, target: whole_loss(wrapped, y), x, torch.zeros(9, 2))
         expected = torch.stack([whole_loss(model, model(x)) for model in plain]).mean()
     else:  # the author's own loop
-        found = whole_loss(wrapped, wrapped(x, tile_and_reduce=True))
+        loss = whole_loss(wrapped, wrapped(x, tile_and_reduce=True))
         mean = torch.stack([model(x) for model in plain]).mean(0)
         kept = torch.stack([model.aux_loss + 0.1 * sum(model.terms) for model in plain]).mean()
         expected = mean.square().mean() + kept
-    torch.testing.assert_close(found, expected)
-    found.backward()
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
     expected.backward()
     for name, parameter in wrapped.named_parameters():
         slot = name.removesuffix("@vote")
@@ -263,9 +263,9 @@ class GivesItsInput(nn.Module):
 def test_an_input_that_is_handed_out_with_gradients_is_asked_first_without() -> None:
     x, wrapped = torch.randn(6, 2), vote.Wrapper(VOTERS)(GivesItsInput()).eval()
     with torch.no_grad():
-        y, given = wrapped(x)
+        y, handed_out = wrapped(x)
     torch.testing.assert_close(y, torch.stack([voter(x)[0] for voter in wrapped.voters()]).mean(0))
-    torch.testing.assert_close(given, x)
+    torch.testing.assert_close(handed_out, x)
 
 
 # ---- layers in plain lists -------------------------------------------------------------------------------------------

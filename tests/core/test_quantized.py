@@ -175,7 +175,7 @@ def test_adapters_on_a_base_of_bitsandbytes_learn_as_those_of_plain_models(bits:
         learned = [(name, p) for name, p in wrapped.named_parameters() if p.requires_grad]
         assert len(learned) == 8
         for name, parameter in learned:
-            expected = torch.stack([own[name.partition("@")[0]].grad for own in named])
+            expected = torch.stack([parameters[name.partition("@")[0]].grad for parameters in named])
             torch.testing.assert_close(parameter.grad, expected, atol=1e-6, rtol=1e-3)
     wrapped.zero_grad()
     with pytest.warns(workbench.errors.WorkbenchWarning, match="a number for all rows"):

@@ -252,9 +252,9 @@ def test_threads_serve_and_the_last_ends_the_block() -> None:
         with wrapped.frozen():
             for _ in range(5):
                 for x, (y, risk) in zip(inputs, expected, strict=True):
-                    found = wrapped(x, return_risk=True)
-                    assert torch.equal(found[0], y)
-                    assert torch.equal(found[1], risk)
+                    answer = wrapped(x, return_risk=True)
+                    assert torch.equal(answer[0], y)
+                    assert torch.equal(answer[1], risk)
 
     in_threads(serve, 3)
     wrapped.train()

@@ -112,8 +112,8 @@ def test_the_signature_and_the_help_are_made_from_the_fields() -> None:
     text = inspect.getdoc(Plain) or ""
     assert text.index("Args:\n    size: how large\n    share: how much") < text.index("Example:")
     for name in wrapper_names():
-        own = [s for s in settings_of(wrapper_class(name)) if s.name not in get_type_hints(Wrapper)]
-        assert all(s.help and f"\n    {s.name}: " in (wrapper_class(name).__doc__ or "") for s in own)
+        settings = [s for s in settings_of(wrapper_class(name)) if s.name not in get_type_hints(Wrapper)]
+        assert all(s.help and f"\n    {s.name}: " in (wrapper_class(name).__doc__ or "") for s in settings)
 
 
 def test_wrappers_are_copied_and_pickled() -> None:

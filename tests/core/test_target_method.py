@@ -138,16 +138,16 @@ def test_what_a_method_uses() -> None:
         def indirect(self, x: Tensor) -> Tensor:
             return sum((layer(x) for layer in (self.first, self.norm)[:1]), self.gain)
 
-    own = ("first", "norm", "code")
-    assert of(Coder(), "encode") == below(Coder(), *own)
+    parts = ("first", "norm", "code")
+    assert of(Coder(), "encode") == below(Coder(), *parts)
     assert of(Coder(), "decode") == below(Coder(), "decoder", "gain")
     assert of(Coder(), "hidden") == below(Coder(), "first", "norm")
     child = Child()
-    assert of(child, "encode") == of(child, "quietly") == below(child, *own, "decoder")
+    assert of(child, "encode") == of(child, "quietly") == below(child, *parts, "decoder")
     assert of(child, "indirect") == below(child, "first", "norm", "gain")
     assert of(child, "everything") == of(child, "handed") == set(child.state_dict())
     outer = Outer()
-    assert of(outer, "features") == below(outer, *(f"backbone.{part}" for part in own))
+    assert of(outer, "features") == below(outer, *(f"backbone.{part}" for part in parts))
 
 
 def test_a_method_that_is_set_on_the_object_may_use_everything() -> None:

@@ -141,9 +141,9 @@ LOOPS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["by hand", "by wrapped.loss"])
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by wrapped.loss"])
 @pytest.mark.parametrize("name", LOOPS)
-def test_the_users_own_loop_lowers_the_loss(name: str, own: bool) -> None:
+def test_the_users_own_loop_lowers_the_loss(name: str, by_hand: bool) -> None:
     wrapped = LOOPS[name]()(mlp())
     criterion = nn.MSELoss()
     x = torch.randn(48, 3)
@@ -152,11 +152,11 @@ def test_the_users_own_loop_lowers_the_loss(name: str, own: bool) -> None:
     torch.manual_seed(1)
     start = criterion(wrapped.eval()(x), y).item()
     wrapped.train()
-    heads_missed = own and "sculpt" in wrapped.methods
+    heads_missed = by_hand and "sculpt" in wrapped.methods
     with pytest.warns(WorkbenchWarning, match="not reach the risk") if heads_missed else contextlib.nullcontext():
         for _ in range(60):
             opt.zero_grad()
-            loss = criterion(wrapped(x), y) if own else wrapped.loss(criterion, x, y)
+            loss = criterion(wrapped(x), y) if by_hand else wrapped.loss(criterion, x, y)
             loss.backward()
             opt.step()
     end = criterion(wrapped.eval()(x), y).item()

@@ -100,8 +100,8 @@ def test_methods_that_call_the_object_get_the_wrapped_prediction(name: str) -> N
 def test_it_has_the_modules_of_the_model_under_their_names(name: str) -> None:
     model = Net()
     wrapped = wrap(name, model)
-    own = {path: type(module) for path, module in wrapped.named_modules() if path and "@" not in path}
-    assert own == {path: type(module) for path, module in model.named_modules() if path}
+    types = {path: type(module) for path, module in wrapped.named_modules() if path and "@" not in path}
+    assert types == {path: type(module) for path, module in model.named_modules() if path}
     assert wrapped.layers[0] is wrapped.fc1
     assert wrapped.layers[0] is not model.fc1
 

@@ -129,7 +129,7 @@ def test_noise_reaches_a_reformer_whose_hashes_are_seeded() -> None:
 
 def generated(model: Any, ids: Tensor, **kwargs: Any) -> tuple[Tensor, list[Tensor]]:
     """Five tokens by greedy search: (all ids [rows, length + 5], the scores [rows, vocabulary] of each step)."""
-    found = model.generate(
+    output = model.generate(
         input_ids=ids,
         max_new_tokens=5,
         eos_token_id=999,
@@ -139,18 +139,18 @@ def generated(model: Any, ids: Tensor, **kwargs: Any) -> tuple[Tensor, list[Tens
         return_dict_in_generate=True,
         **kwargs,
     )
-    return found.sequences, [step.double() for step in found.logits]
+    return output.sequences, [step.double() for step in output.logits]
 
 
 def plainly(models: list[Any], ids: Tensor, *, decoder: bool) -> tuple[Tensor, list[Tensor]]:
     """The same by hand: the mean of all models' scores at each step, computed anew from all tokens."""
     start = ids if decoder else torch.zeros(len(ids), 1, dtype=torch.int64)
-    found, steps = start, []
+    tokens, steps = start, []
     for _ in range(5):
-        given = {"input_ids": found} if decoder else {"input_ids": ids, "decoder_input_ids": found}
-        steps.append(sum(model(**given).logits[:, -1] for model in models) / len(models))
-        found = torch.cat([found, steps[-1].argmax(-1, keepdim=True)], 1)
-    return found, steps
+        batch = {"input_ids": tokens} if decoder else {"input_ids": ids, "decoder_input_ids": tokens}
+        steps.append(sum(model(**batch).logits[:, -1] for model in models) / len(models))
+        tokens = torch.cat([tokens, steps[-1].argmax(-1, keepdim=True)], 1)
+    return tokens, steps
 
 
 def copies_of(name: str, wrapper: str) -> tuple[Any, list[Any], Tensor]:
@@ -168,14 +168,14 @@ def test_generate_is_greedy_search_by_the_mean_of_all_branches(name: str, wrappe
     wrapped, models, ids = copies_of(name, wrapper)
     with torch.no_grad():
         tokens, steps = plainly(models, ids, decoder=True)
-        found, scores = generated(wrapped, ids, use_cache=use_cache)
-    assert_steps(found, scores, tokens, steps)
+        sequences, scores = generated(wrapped, ids, use_cache=use_cache)
+    assert_steps(sequences, scores, tokens, steps)
 
 
-def assert_steps(found: Tensor, scores: list[Tensor], tokens: Tensor, steps: list[Tensor]) -> None:
+def assert_steps(sequences: Tensor, scores: list[Tensor], tokens: Tensor, steps: list[Tensor]) -> None:
     for score, step in zip(scores, steps, strict=True):
         torch.testing.assert_close(score, step, rtol=1e-5, atol=1e-5)  # generate keeps scores in float32
-    assert torch.equal(found, tokens)
+    assert torch.equal(sequences, tokens)
 
 
 @pytest.mark.parametrize("wrapper", GENERATING)
@@ -186,15 +186,15 @@ def test_cache_of_keys_and_values_that_is_passed_by_hand_is_that_of_every_branch
         expected = sum(model(ids).logits for model in models) / len(models)
         _, risk = wrapped(ids, return_risk=True)
         for return_risk in (False, True):
-            found: list[Any] = []
+            answers: list[Any] = []
             cache: Any = None
             for part in ids.split([3, 3, 1], 1):
                 y = wrapped(part, **{CACHE: cache}, use_cache=True, return_risk=return_risk)
-                found.append(y if return_risk else (y, None))
-                cache = found[-1][0][CACHE]
-            torch.testing.assert_close(torch.cat([y.logits for y, _ in found], 1), expected, rtol=1e-6, atol=1e-6)
+                answers.append(y if return_risk else (y, None))
+                cache = answers[-1][0][CACHE]
+            torch.testing.assert_close(torch.cat([y.logits for y, _ in answers], 1), expected, rtol=1e-6, atol=1e-6)
             for kind in WRAPPERS[wrapper].variances if return_risk else ():
-                parts = [r if WRAPPERS[wrapper].single else r[kind] for _, r in found]
+                parts = [r if WRAPPERS[wrapper].single else r[kind] for _, r in answers]
                 whole = risk if WRAPPERS[wrapper].single else risk[kind]
                 torch.testing.assert_close(torch.cat([r.logits for r in parts], 1), whole.logits, rtol=1e-6, atol=1e-6)
 
@@ -203,8 +203,8 @@ def test_beam_search_sorts_the_cache_of_the_first_branch_only_so_it_is_refused_w
     wrapped, _, ids = copies_of("gpt2", "vote")
     with pytest.raises(RuntimeError, match="use_cache=False"):
         generated(wrapped, ids, num_beams=3, use_cache=True)
-    found, _ = generated(wrapped, ids, num_beams=3, use_cache=False)
-    assert found.shape == (len(ids), ids.shape[1] + 5)
+    sequences, _ = generated(wrapped, ids, num_beams=3, use_cache=False)
+    assert sequences.shape == (len(ids), ids.shape[1] + 5)
 
 
 @pytest.mark.parametrize("wrapper", GENERATING)
@@ -213,8 +213,8 @@ def test_generate_of_an_encoder_and_a_decoder_encodes_in_each_branch(name: str, 
     """`generate` calls the encoder by itself, before its first step."""
     wrapped, models, ids = copies_of(name, wrapper)
     with torch.no_grad():
-        found, scores = generated(wrapped, ids, use_cache=False, decoder_start_token_id=0)
-        assert_steps(found, scores, *plainly(models, ids, decoder=False))
+        sequences, scores = generated(wrapped, ids, use_cache=False, decoder_start_token_id=0)
+        assert_steps(sequences, scores, *plainly(models, ids, decoder=False))
 
 
 @pytest.mark.parametrize("name", ["t5", "m2m_100"])

@@ -53,25 +53,25 @@ def of_branch(
 @pytest.mark.parametrize("name", CASES)
 def test_attention_under_vmap_is_that_of_each_branch(name: str) -> None:
     tensors, dims, options = CASES[name]
-    found = torch.vmap(lambda *parts: attention(*parts, **options), dims)(*tensors)
+    attended = torch.vmap(lambda *parts: attention(*parts, **options), dims)(*tensors)
     expected = torch.stack([of_branch(*tensors, dims, i, **options) for i in range(N)])
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(attended, expected)
     learned = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
     weight = torch.randn_like(expected)
-    for a, b in zip(*(torch.autograd.grad((out * weight).sum(), learned) for out in (found, expected)), strict=True):
+    for a, b in zip(*(torch.autograd.grad((out * weight).sum(), learned) for out in (attended, expected)), strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_attention_under_two_vmaps_is_that_of_each_branch() -> None:
     q, k, v, mask = numbers(3, 5, *Q), numbers(5, *K), numbers(3, *V), numbers(5, 5, 6)
-    found = torch.vmap(torch.vmap(attention, (0, 0, None, 0)), (0, None, 0, None))(q, k, v, mask)
+    attended = torch.vmap(torch.vmap(attention, (0, 0, None, 0)), (0, None, 0, None))(q, k, v, mask)
     expected = torch.stack(
         [
             torch.stack([F.scaled_dot_product_attention(q[i, j], k[j], v[i], mask[j]) for j in range(5)])
             for i in range(3)
         ]
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(attended, expected)
 
 
 def test_dropout_differs_between_branches_and_keeps_the_mean() -> None:
@@ -79,9 +79,9 @@ def test_dropout_differs_between_branches_and_keeps_the_mean() -> None:
     q = q[:1].expand(400, -1, -1, -1, -1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        found = torch.vmap(lambda q: attention(q, k, v, dropout_p=0.1), randomness="different")(q)
-    assert not torch.equal(found[0], found[1])
-    torch.testing.assert_close(found.mean(0), F.scaled_dot_product_attention(q[0], k, v), atol=0.1, rtol=0)
+        attended = torch.vmap(lambda q: attention(q, k, v, dropout_p=0.1), randomness="different")(q)
+    assert not torch.equal(attended[0], attended[1])
+    torch.testing.assert_close(attended.mean(0), F.scaled_dot_product_attention(q[0], k, v), atol=0.1, rtol=0)
 
 
 class Attending(nn.Module):
@@ -108,12 +108,12 @@ def test_voters_learn_under_autocast_as_copies_do(strategy: str, dropout: float)
         expected = torch.stack([F.mse_loss(voter(x), y) for voter in copies]).sum()
     loss.backward()
     expected.backward()
-    found = dict(wrapped.named_parameters())["embed.weight@vote"].grad
-    assert found is not None
-    assert found.isfinite().all()
+    gradient = dict(wrapped.named_parameters())["embed.weight@vote"].grad
+    assert gradient is not None
+    assert gradient.isfinite().all()
     if not dropout:
         gradients = [voter.embed.weight.grad for voter in copies]
-        torch.testing.assert_close(found / loss, torch.stack(gradients) / expected, rtol=0.1, atol=0.01)
+        torch.testing.assert_close(gradient / loss, torch.stack(gradients) / expected, rtol=0.1, atol=0.01)
 
 
 @pytest.mark.parametrize("strategy", ["rescue", "loop"])

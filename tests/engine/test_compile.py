@@ -341,9 +341,9 @@ def test_models_that_are_no_single_graph(name: str, cls: type[Net]) -> None:
     answer = seeded(expected, name, state, x, make=cls)
     compiled = torch.compile(wrapped, backend="eager")
     for number in range(3):
-        given = x.clone()
-        assert_answer(seeded(compiled, given, return_risk=True), answer)
-        assert torch.equal(given, 2 * x if cls is Writing else x)
+        batch = x.clone()
+        assert_answer(seeded(compiled, batch, return_risk=True), answer)
+        assert torch.equal(batch, 2 * x if cls is Writing else x)
         assert getattr(wrapped, "calls", number + 1) == number + 1, "as if called once"
 
 

@@ -47,11 +47,11 @@ def halves(steps: Tensor) -> Tensor:
 def inputs_of_layers(model: Any, x: Tensor) -> dict[str, Tensor]:
     """Compute the inputs of the layers of `INSIDE`, in double precision, by the formulas of the paper."""
     model = copy.deepcopy(model).double()
-    found: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     x = x.double()
     for i, layer in enumerate(model.encoder.layers):
         attention = layer.self_attn
-        found[f"encoder.layers.{i}.self_attn"] = x
+        inputs[f"encoder.layers.{i}.self_attn"] = x
         heads = []
         for head in range(2):
             q, k, v = (
@@ -59,11 +59,11 @@ def inputs_of_layers(model: Any, x: Tensor) -> dict[str, Tensor]:
                 for p in range(3)
             )
             heads.append((q @ k.transpose(1, 2) / 2).softmax(-1) @ v)
-        found[f"encoder.layers.{i}.self_attn.out_proj"] = mixed = torch.cat(heads, -1)
-        found[f"encoder.layers.{i}.linear1"] = x = layer.norm1(x + attention.out_proj(mixed))
-        found[f"encoder.layers.{i}.linear2"] = hidden = layer.activation(layer.linear1(x))
+        inputs[f"encoder.layers.{i}.self_attn.out_proj"] = mixed = torch.cat(heads, -1)
+        inputs[f"encoder.layers.{i}.linear1"] = x = layer.norm1(x + attention.out_proj(mixed))
+        inputs[f"encoder.layers.{i}.linear2"] = hidden = layer.activation(layer.linear1(x))
         x = layer.norm2(x + layer.linear2(hidden))
-    return found
+    return inputs
 
 
 @pytest.mark.parametrize("rows", [5, 6])  # 6: as many as steps

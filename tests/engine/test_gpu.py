@@ -141,10 +141,10 @@ def test_autocast_to_bfloat16(name: str, model: str) -> None:
     with torch.no_grad(), quiet():
         exact = wrapped.eval()(x)
         with torch.autocast(DEVICE, torch.bfloat16):
-            found = leaves(wrapped(x, return_risk=True))
-    assert all(leaf.isfinite().all() for leaf in found)
+            outputs = leaves(wrapped(x, return_risk=True))
+    assert all(leaf.isfinite().all() for leaf in outputs)
     if name not in NOISY:
-        torch.testing.assert_close(found[0].float(), exact, rtol=0.1, atol=0.1)
+        torch.testing.assert_close(outputs[0].float(), exact, rtol=0.1, atol=0.1)
     if wrapped.methods == ("neo",):
         return
     with torch.autocast(DEVICE, torch.bfloat16):

@@ -136,25 +136,25 @@ def test_a_captured_call_answers_as_an_eager_one(name: str) -> None:
     with quiet():
         wrapped, x, _ = trained(WRAPPERS[name], "cnn")
     wrapped.to(DEVICE).eval()
-    given, other = x.to(DEVICE), torch.randn(x.shape, device=DEVICE)
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.no_grad(), torch.cuda.stream(beside):
+    static_input, other = x.to(DEVICE), torch.randn(x.shape, device=DEVICE)
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side_stream):
         for _ in range(3):
-            wrapped(given, return_risk=True)
-    torch.cuda.current_stream().wait_stream(beside)
+            wrapped(static_input, return_risk=True)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        captured = leaves(wrapped(given, return_risk=True))
-    given.copy_(other)
+        captured = leaves(wrapped(static_input, return_risk=True))
+    static_input.copy_(other)
     graph.replay()
-    found = [leaf.clone() for leaf in captured]
+    replayed = [leaf.clone() for leaf in captured]
     if name == "sample":
         graph.replay()
-        assert not torch.equal(found[0], captured[0])  # each time with other noise
+        assert not torch.equal(replayed[0], captured[0])  # each time with other noise
         return
     with torch.no_grad():
-        for a, b in zip(found, leaves(wrapped(other, return_risk=True)), strict=True):
+        for a, b in zip(replayed, leaves(wrapped(other, return_risk=True)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -170,9 +170,9 @@ def test_compiled_predictions_and_steps_in_cuda_graphs(name: str) -> None:
     with torch.no_grad(), quiet():
         for _ in range(4):
             torch.compiler.cudagraph_mark_step_begin()
-            found = [leaf.clone() for leaf in leaves(compiled(x, return_risk=True))]
+            outputs = [leaf.clone() for leaf in leaves(compiled(x, return_risk=True))]
         if name != "sample":
-            for a, b in zip(found, leaves(wrapped(x, return_risk=True)), strict=True):
+            for a, b in zip(outputs, leaves(wrapped(x, return_risk=True)), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
     wrapped.train()
@@ -273,21 +273,21 @@ def test_what_no_recorded_call_answers() -> None:
         assert not torch.equal(y.float(), eager[0])
     wrapped(x.to(DEVICE), return_risk=True)[0].sum().backward()
     assert all(p.grad is not None for p in wrapped.parameters())
-    given, graph = x.to(DEVICE), torch.cuda.CUDAGraph()
+    static_input, graph = x.to(DEVICE), torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        answer = leaves(wrapped(given, return_risk=True))
-    given += 1
+        answer = leaves(wrapped(static_input, return_risk=True))
+    static_input += 1
     graph.replay()
-    torch.testing.assert_close(answer, asked_often(copy.deepcopy(wrapped), given, 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(answer, asked_often(copy.deepcopy(wrapped), static_input, 1), rtol=1e-4, atol=1e-5)
     assert calls.replays == n
     asked_often(wrapped, x.to(DEVICE), 1)
     assert calls.replays == n + 1
     wrapped.cpu()
     with torch.no_grad():
         torch.testing.assert_close(wrapped(x), eager[0].cpu(), rtol=1e-4, atol=1e-5)
-    found = asked_often(wrapped.to(DEVICE), x.to(DEVICE))
+    outputs = asked_often(wrapped.to(DEVICE), x.to(DEVICE))
     assert calls_of(wrapped).replays
-    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs, eager, rtol=1e-4, atol=1e-5)
     for p in wrapped.parameters():  # the same objects elsewhere
         p.data = p.data.cpu()
     with torch.no_grad(), pytest.raises(RuntimeError, match="same device"):
@@ -319,9 +319,9 @@ def test_recorded_calls_in_another_stream_and_in_threads() -> None:
     def serve() -> None:
         with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(20):
-                found = [leaves(wrapped(x, return_risk=True)) for x in inputs]
+                outputs = [leaves(wrapped(x, return_risk=True)) for x in inputs]
             torch.cuda.current_stream().synchronize()
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
 
     in_threads(serve, 3)
     assert calls_of(wrapped).replays > 100

@@ -87,8 +87,8 @@ def test_gradients_of_gradients(name: str) -> None:
     state, (x, _) = state_of(wrapped), data()
     penalties = []
     for run in (lambda x: wrapped(x, return_risk=True), lambda x: expected(name, state, x)):
-        given = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(objective(run(given)), given, create_graph=True)
+        inputs = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(run(inputs)), inputs, create_graph=True)
         penalties.append(slope.square().sum())
         penalties[-1].backward()
     close(penalties[0], penalties[1], "gradient penalty")
@@ -229,9 +229,9 @@ def test_grad_of_a_function_of_the_parameters(name: str) -> None:
     def value(parameters: dict[str, Tensor]) -> Tensor:
         return objective(functional_call(wrapped, parameters, (x,), {"return_risk": True}))
 
-    found = grad(value)({key: tensor.detach() for key, tensor in wrapped.named_parameters()})
+    gradients = grad(value)({key: tensor.detach() for key, tensor in wrapped.named_parameters()})
     objective(expected(name, state, x)).backward()
-    for key, slope in found.items():
+    for key, slope in gradients.items():
         like = state[key].grad
         close(slope, torch.zeros_like(slope) if like is None else like, key)
 
@@ -257,10 +257,10 @@ def test_vmap_over_batches(name: str) -> None:
     state = state_of(wrapped)
     batches = [data(seed=seed)[0] for seed in range(3)]
     outputs = [parts(wrapped(x, return_risk=True)) for x in batches]
-    found = parts(vmap(lambda x: wrapped(x, return_risk=True))(torch.stack(batches)))
-    for key, tensor in found.items():
+    mapped = parts(vmap(lambda x: wrapped(x, return_risk=True))(torch.stack(batches)))
+    for key, tensor in mapped.items():
         close(tensor, torch.stack([output[key] for output in outputs]), key)
-    close(found["y"][1], expected(name, state, batches[1]).y, "y")
+    close(mapped["y"][1], expected(name, state, batches[1]).y, "y")
 
 
 @pytest.mark.parametrize("name", ["vote", "vote_last2", "sculpt"])
@@ -272,12 +272,12 @@ def test_a_gradient_for_each_row(name: str) -> None:
         return (functional_call(wrapped, parameters, (row[None],)) - to).square().sum()
 
     parameters = {key: tensor.detach() for key, tensor in wrapped.named_parameters()}
-    found = vmap(grad(value), (None, 0, 0))(parameters, x, target)
+    gradients = vmap(grad(value), (None, 0, 0))(parameters, x, target)
     for i, (row, to) in enumerate(zip(x, target, strict=True)):
         for tensor in state.values():
             tensor.grad = None
         (expected(name, state, row[None], risk=False).y - to).square().sum().backward()
-        for key, slopes in found.items():
+        for key, slopes in gradients.items():
             like = state[key].grad
             close(slopes[i], torch.zeros_like(slopes[i]) if like is None else like, key)
 

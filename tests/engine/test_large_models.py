@@ -50,8 +50,8 @@ def test_bytes_are_counted_once() -> None:
 
 def added(wrapped: nn.Module, model: nn.Module) -> int:
     """Bytes that wrapping registered beside the tensors of the given model."""
-    given = {id(t) for t in (*model.parameters(), *model.buffers())}
-    return size(t for t in (*wrapped.parameters(), *wrapped.buffers()) if id(t) not in given)
+    ids = {id(t) for t in (*model.parameters(), *model.buffers())}
+    return size(t for t in (*wrapped.parameters(), *wrapped.buffers()) if id(t) not in ids)
 
 
 WRAPPERS: dict[str, Wrapper] = {
@@ -84,27 +84,27 @@ def test_a_billion_parameters_are_wrapped_for_less_than_a_hundredth_of_them(name
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrapping_a_model_of_values_takes_the_bytes_that_it_registers(name: str) -> None:
     model = net(192, 40)
-    own = size(model.parameters())
+    model_bytes = size(model.parameters())
     before = alive()
     wrapped = WRAPPERS[name](model)
     taken = alive() - before
     # rank-1 voters have 5 x 5 x 192 numbers for each layer of 192 x 192: two factors, a bias, and those of the norm
     limit = 0.14 if name == "vote rank-1" else 0.03
-    assert taken <= limit * own
-    assert added(wrapped, model) <= limit * own
+    assert taken <= limit * model_bytes
+    assert added(wrapped, model) <= limit * model_bytes
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "own"),
+    ("wrapper", "copies"),
     [(sculpt.Wrapper(n_layers=1), 1), (vote.Wrapper(5), 5), (vote.Wrapper(5, finetune=True), 5)],
     ids=["sculpt", "vote", "vote finetune"],
 )
-def test_layers_of_their_own_are_not_held_twice_while_they_are_drawn(wrapper: Wrapper, own: int) -> None:
-    model = net(192, 12) if own > 1 else nn.Sequential(nn.Linear(8, 192), nn.Linear(192, 4096))
-    layers = size((model if own > 1 else model[1]).parameters())
+def test_layers_of_their_own_are_not_held_twice_while_they_are_drawn(wrapper: Wrapper, copies: int) -> None:
+    model = net(192, 12) if copies > 1 else nn.Sequential(nn.Linear(8, 192), nn.Linear(192, 4096))
+    layers = size((model if copies > 1 else model[1]).parameters())
     wrapper(model)
     taken = clock.peak(lambda: wrapper(model), "cpu") * 2**20
-    assert own * layers <= taken < (own + 0.6) * layers
+    assert copies * layers <= taken < (copies + 0.6) * layers
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -125,7 +125,7 @@ def test_layers_that_are_drawn_share_no_memory(n: int, distribution: Any) -> Non
 )
 def test_calls_leave_no_copies_of_weights_behind(name: str, strategy: str) -> None:
     model = net(192, 12)
-    own = size(model.parameters())
+    model_bytes = size(model.parameters())
     x = torch.randn(16, 192, generator=torch.Generator().manual_seed(0))
     wrapped = WRAPPERS[name](model)
     wrapped._workbench.strategy = strategy
@@ -136,7 +136,7 @@ def test_calls_leave_no_copies_of_weights_behind(name: str, strategy: str) -> No
     with torch.no_grad():
         for _ in range(2):
             wrapped(x, return_risk=True)
-    assert alive() - before < 0.05 * own
+    assert alive() - before < 0.05 * model_bytes
 
 
 def test_a_deep_copy_of_a_part_or_of_all_is_made_only_where_it_is_asked_for() -> None:

@@ -341,8 +341,8 @@ def test_every_model_is_right(name: str, kind: str, strategy: str) -> None:
     with seeded(1):
         wrapped: Any = WRAPPERS[kind](strategy, NOISE)(copy.deepcopy(plain))
     for seed in (1, 2):  # the second call knows what the first one found
-        found, left = asked(wrapped, (inputs(seed),)), left_behind(name)
-        close(found, expected(kind, plain, wrapped, (inputs(seed),), NOISE))
+        answer, left = asked(wrapped, (inputs(seed),)), left_behind(name)
+        close(answer, expected(kind, plain, wrapped, (inputs(seed),), NOISE))
         assert left.isfinite().all()
         if name == "pop_and_print":
             plain.lst.pop()  # type: ignore[operator, union-attr]
@@ -357,12 +357,12 @@ def test_under_vmap_it_is_right_or_refused_with_model_line_and_remedy(name: str,
     with seeded(1):
         wrapped: Any = WRAPPERS[kind]("vmap", noise)(copy.deepcopy(plain))
     try:
-        found, left = asked(wrapped, (inputs(),)), left_behind(name)
+        answer, left = asked(wrapped, (inputs(),)), left_behind(name)
     except (RuntimeError, ValueError) as error:
         assert name not in WORKS_UNDER_VMAP
         helps(error, name)
         return
-    close(found, expected(kind, plain, wrapped, (inputs(),), noise))
+    close(answer, expected(kind, plain, wrapped, (inputs(),), noise))
     assert left.isfinite().all()
 
 

@@ -83,8 +83,8 @@ def test_tensors_that_a_model_holds_are_right_registered_or_not(cls: type, kind:
     plain = cls().eval()
     wrapped = wrapped_as(kind, strategy, copy.deepcopy(plain))
     for _ in range(3):
-        found = asked(wrapped, (inputs(),))
-        close(found, expected(kind, plain, wrapped_before(wrapped, plain), (inputs(),)))
+        answer = asked(wrapped, (inputs(),))
+        close(answer, expected(kind, plain, wrapped_before(wrapped, plain), (inputs(),)))
         plain(inputs())  # as if called once
     assert torch.equal(held(wrapped), held(plain))
 
@@ -235,9 +235,9 @@ class PopsArgument(Net):
 def test_what_is_printed_is_printed_once_a_pass(strategy: str, printed: int, capsys: Any) -> None:
     wrapped: Any = vote.Wrapper(VOTERS, strategy=strategy)(PopsArgument()).eval()
     plain = PopsArgument()
-    found = asked(wrapped, (inputs(), [0, 1, 2, 3]))
+    answer = asked(wrapped, (inputs(), [0, 1, 2, 3]))
     assert capsys.readouterr().out == "hello!\n" * printed
-    close(found, expected("vote", plain, wrapped, (inputs(), [0, 1, 2, 3])))
+    close(answer, expected("vote", plain, wrapped, (inputs(), [0, 1, 2, 3])))
 
 
 @pytest.mark.parametrize("strategy", ["loop", "vmap"])
@@ -251,10 +251,10 @@ def test_a_list_that_is_given_is_changed_once(kind: str, strategy: str) -> None:
 
 
 class FillsDict(Net):
-    def forward(self, x: Tensor, found: dict[str, Any]) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, counts: dict[str, Any]) -> Tensor:  # type: ignore[override]
         h = self.h(x)
-        found["n"] = found.get("n", 0) + 1
-        return h * found["n"]
+        counts["n"] = counts.get("n", 0) + 1
+        return h * counts["n"]
 
 
 class SumsAll(Net):
@@ -300,11 +300,11 @@ def test_an_object_of_a_call_with_other_branches_is_refused() -> None:
 def test_a_dict_that_is_given_is_changed_once(kind: str, strategy: str) -> None:
     plain = FillsDict()
     wrapped = wrapped_as(kind, strategy, copy.deepcopy(plain))
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for calls in (1, 2):
-        args = (inputs(), dict(found))
-        close(asked(wrapped, (inputs(), found)), expected(kind, plain, wrapped, args))
-        assert found == {"n": calls}
+        args = (inputs(), dict(counts))
+        close(asked(wrapped, (inputs(), counts)), expected(kind, plain, wrapped, args))
+        assert counts == {"n": calls}
 
 
 @pytest.mark.parametrize("make", [iter, lambda xs: (x for x in xs), lambda xs: map(torch.clone, xs)])

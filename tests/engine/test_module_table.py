@@ -52,7 +52,7 @@ def cases_of(name: str) -> list[Case]:
         Case(
             f"{name}-{i}-{samples[i].desc}",
             functools.partial(build, info, samples[i]),
-            lambda seed=0, rows=0, given=samples[i].forward_input: copy.deepcopy((given.args, given.kwargs)),
+            lambda seed=0, rows=0, inputs=samples[i].forward_input: copy.deepcopy((inputs.args, inputs.kwargs)),
             frozenset(),
         )
         for i in chosen

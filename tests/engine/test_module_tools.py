@@ -68,8 +68,8 @@ def test_hooks_on_the_wrapped_object_see_each_call_once_and_may_change_it(name: 
     wrapped.register_forward_pre_hook(before_with_kwargs, with_kwargs=True)
     wrapped.register_forward_hook(after)
     wrapped.register_full_backward_hook(lambda module, grads, outputs: seen.append("backward"))
-    given = x.clone().requires_grad_()
-    output = seeded(wrapped, given, return_risk=True)
+    inputs = x.clone().requires_grad_()
+    output = seeded(wrapped, inputs, return_risk=True)
     answer = seeded(expected, name, state, x / 2)
     close(output[0], 3 * answer.y, "y")
     output[0].sum().backward()
@@ -243,8 +243,8 @@ def test_exported_programs_answer_as_plain_models_for_any_number_of_rows(name: s
     program = torch.export.export(wrapped, (x,), dynamic_shapes=({0: rows},), strict=strict)
     module = program.module()
     for number in (6, 9):
-        given = data(number)[0]
-        assert_answer(seeded(module, given), seeded(expected, name, state, given, risk=False))
+        batch = data(number)[0]
+        assert_answer(seeded(module, batch), seeded(expected, name, state, batch, risk=False))
     output, answer = seeded(wrapped, x, return_risk=True), seeded(expected, name, state, x)  # and the object lives on
     assert_answer(output, answer)
     objective(output).backward()
@@ -284,8 +284,8 @@ def test_traced_models_answer_as_plain_models(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(wrapped, (x,))
-    given = data(seed=4)[0]
-    close(traced(given), expected(name, state, given, risk=False).y, "y")
+    batch = data(seed=4)[0]
+    close(traced(batch), expected(name, state, batch, risk=False).y, "y")
 
 
 def test_scripting_a_wrapped_model_is_refused() -> None:

@@ -105,8 +105,8 @@ def test_warm_calls_and_losses_do_not_wait(name: str, model: str) -> None:
             for gradients in (False, True):
                 with torch.set_grad_enabled(gradients):
                     for risk in (False, True):
-                        found = wrapped(x, return_risk=risk)
-                        assert (found[0] if risk else found).shape == (12, 3)
+                        answer = wrapped(x, return_risk=risk)
+                        assert (answer[0] if risk else answer).shape == (12, 3)
             if training:  # the one that neo is trained by is its own risk
                 loss = wrapped(x, return_risk=True)[1].mean() if neo_alone else wrapped.loss(criterion, x, y)
                 loss.backward()

@@ -76,11 +76,11 @@ def test_a_thread_draws_what_a_seed_of_torch_gives(name: str) -> None:
         torch.manual_seed(5)
         expected = DRAWS[name](), DRAWS[name]()
     before = state()
-    found = in_thread(twice)
+    drawn = in_thread(twice)
     assert state() == before
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(drawn, expected, strict=True):
         assert torch.equal(one, other)
-    assert not torch.equal(*found)
+    assert not torch.equal(*drawn)
 
 
 def privately(function: Callable[[], Any], seed: int = 0) -> Any:
@@ -148,28 +148,28 @@ def test_blocks_nest_and_end() -> None:
 
 
 def test_threads_at_the_same_time_do_not_disturb_each_other() -> None:
-    start, found = threading.Barrier(4), {}
+    start, drawn = threading.Barrier(4), {}
 
     def draw(seed: int) -> None:
         start.wait()
         with own_random(seed):
-            found[seed] = torch.stack([torch.randn(3) for _ in range(200)])
+            drawn[seed] = torch.stack([torch.randn(3) for _ in range(200)])
 
     threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for seed, value in found.items():
+    for seed, value in drawn.items():
         generator = torch.Generator().manual_seed(seed)
         assert torch.equal(value, torch.stack([torch.randn(3, generator=generator) for _ in range(200)]))
-    assert len(found) == 4
+    assert len(drawn) == 4
 
 
 def test_a_generator_of_the_model_is_used() -> None:
-    own = torch.Generator().manual_seed(11)
-    found = privately(lambda: torch.rand(3, generator=own))
-    assert torch.equal(found, torch.rand(3, generator=torch.Generator().manual_seed(11)))
+    generator = torch.Generator().manual_seed(11)
+    drawn = privately(lambda: torch.rand(3, generator=generator))
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(11)))
 
 
 def test_the_state_can_be_kept_and_set_back() -> None:
@@ -199,11 +199,11 @@ def test_under_a_dispatch_mode_draws_are_private_as_well() -> None:
             return F.dropout(torch.ones(50))
 
     before = state()
-    found = privately(draw, seed=3)
+    drawn = privately(draw, seed=3)
     assert state() == before
     assert counting.n > 0
     with own_random(3):
-        assert torch.equal(found, F.dropout(torch.ones(50)))
+        assert torch.equal(drawn, F.dropout(torch.ones(50)))
 
 
 @pytest.mark.parametrize("mode", [DependenceTracker, _Recorder])
@@ -214,11 +214,11 @@ def test_under_our_own_dispatch_modes_draws_are_private(mode: Callable[..., Torc
         return *first, torch.rand(3)
 
     before = state()
-    found = privately(draw, seed=3)
+    drawn = privately(draw, seed=3)
     assert state() == before
     with own_random(3):
         expected = F.dropout(torch.ones(50)), torch.rand(3), torch.rand(3)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(drawn, expected, strict=True):
         assert torch.equal(one, other)
 
 
@@ -257,9 +257,9 @@ def test_what_takes_no_generator_is_lent_our_state_and_says_so() -> None:
             out = [torch.rand(2), kernel(keys, x, True)]
         return [*out, torch.rand(2), kernel(keys, x, True)]  # told once
 
-    found = privately(draw, seed=9)
+    drawn = privately(draw, seed=9)
     assert state() == before
-    assert torch.equal(torch.cat(found), torch.rand(8, generator=torch.Generator().manual_seed(9)))
+    assert torch.equal(torch.cat(drawn), torch.rand(8, generator=torch.Generator().manual_seed(9)))
 
 
 def test_draws_in_threads_of_torch_are_refused() -> None:

@@ -59,24 +59,28 @@ def branches(wrapped: Any, *args: Any) -> Any:
     """The output of every voter, stacked."""
     with torch.random.fork_rng([]):
         torch.manual_seed(2)
-        found, _ = engine_of(wrapped).run(
+        branched, _ = engine_of(wrapped).run(
             plan_of(wrapped, Call(wrapped.training, True)), args, {}, wrapped._workbench.strategy
         )
-    return found.rebuild(found.leaves)
+    return branched.rebuild(branched.leaves)
 
 
 def voter(model: nn.Module, wrapped: Any, i: int) -> nn.Module:
     """A copy of the plain model with the products in place, whose gradients reach the wrapped model's own tensors."""
-    own, twin = dict(wrapped.named_parameters()), copy.deepcopy(model).double().train(wrapped.training)
+    parameters, twin = dict(wrapped.named_parameters()), copy.deepcopy(model).double().train(wrapped.training)
     dense: dict[int, Tensor] = {}
     for name, parameter in twin.named_parameters():
-        if f"{name}@vote" in own:
-            value = own[f"{name}@vote"][i]
-        elif f"{name}@vote_in" in own:
-            left, right, ones = own[f"{name}@vote_out"][i], own[f"{name}@vote_in"][i], (1,) * (parameter.dim() - 2)
-            value = own[name] * left.reshape(-1, 1, *ones) * right.reshape(1, -1, *ones)
+        if f"{name}@vote" in parameters:
+            value = parameters[f"{name}@vote"][i]
+        elif f"{name}@vote_in" in parameters:
+            left, right, ones = (
+                parameters[f"{name}@vote_out"][i],
+                parameters[f"{name}@vote_in"][i],
+                (1,) * (parameter.dim() - 2),
+            )
+            value = parameters[name] * left.reshape(-1, 1, *ones) * right.reshape(1, -1, *ones)
         else:
-            value = own[name] * own[f"{name}@vote_out"][i]
+            value = parameters[name] * parameters[f"{name}@vote_out"][i]
         dense[id(parameter)] = value
     for module in twin.modules():
         held: dict[str, Any] = module._parameters
@@ -90,9 +94,9 @@ def assert_as_plain(model: nn.Module, wrapped: Any, *args: Any) -> None:
         with torch.random.fork_rng([]):
             torch.manual_seed(2)
             want = torch.stack([voter(model, wrapped, i)(*args) for i in range(VOTERS)])
-        found = branches(wrapped, *args)
-        torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(gradients(found, wrapped), gradients(want, wrapped), rtol=1e-9, atol=1e-9)
+        outputs = branches(wrapped, *args)
+        torch.testing.assert_close(outputs, want, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(gradients(outputs, wrapped), gradients(want, wrapped), rtol=1e-9, atol=1e-9)
 
 
 def gradients(output: Tensor, wrapped: Any) -> list[Any]:
@@ -216,9 +220,9 @@ def test_what_uses_its_weight_later_is_right_then(always: None) -> None:
 def test_what_writes_into_its_inputs_does_so_once(always: None) -> None:
     model = Writes().double().eval()
     wrapped, x = wrap(copy.deepcopy(model)).eval(), rand(6, 5)
-    found = branches(wrapped, x)
+    outputs = branches(wrapped, x)
     torch.testing.assert_close(x, 2 * rand(6, 5))
-    torch.testing.assert_close(found, torch.stack([voter(model, wrapped, i)(rand(6, 5)) for i in range(VOTERS)]))
+    torch.testing.assert_close(outputs, torch.stack([voter(model, wrapped, i)(rand(6, 5)) for i in range(VOTERS)]))
 
 
 def test_one_voter_that_cannot_be_started_again_says_so(always: None) -> None:
@@ -252,9 +256,9 @@ def test_activations_that_are_computed_again(reentrant: bool, no_products: None)
     model = Checkpointed().double().eval()
     wrapped = wrap(copy.deepcopy(model)).eval()
     want = [torch.stack([voter(model, wrapped, i)(rand(6, 5)) for i in range(VOTERS)])]
-    found = branches(wrapped, rand(6, 5))
-    torch.testing.assert_close(found, want[0])
-    for output in (found, want[0]):
+    outputs = branches(wrapped, rand(6, 5))
+    torch.testing.assert_close(outputs, want[0])
+    for output in (outputs, want[0]):
         wrapped.zero_grad()
         output.square().sum().backward()  # reentrant checkpoints know no torch.autograd.grad
         want.append([parameter.grad for parameter in wrapped.parameters()])
@@ -269,9 +273,9 @@ def test_factors_are_applied_in_single_and_double_precision(
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3))
     wrapped = wrap(copy.deepcopy(model), strategy).to(dtype)
     want = torch.stack([voter(model, wrapped, i).to(dtype)(rand(6, 2, 7, dtype=dtype)) for i in range(VOTERS)])
-    found = branches(wrapped, rand(6, 2, 7, dtype=dtype))
-    assert found.dtype is dtype
-    torch.testing.assert_close(found, want)
+    outputs = branches(wrapped, rand(6, 2, 7, dtype=dtype))
+    assert outputs.dtype is dtype
+    torch.testing.assert_close(outputs, want)
 
 
 @pytest.mark.parametrize("low", ["autocast", "bfloat16"])
@@ -334,7 +338,7 @@ def test_with_other_wrappers_factors_are_as_good_as_their_products(name: str, st
             wrapped = COMPOSED[name](strategy)(model.double())
             if wrapped.needs_fit:
                 wrapped.fit(rand(30, 2, 7))
-            found: list[Any] = []
+            results: list[Any] = []
             for training in (False, True):
                 wrapped.train(training)
                 if whole:
@@ -343,7 +347,7 @@ def test_with_other_wrappers_factors_are_as_good_as_their_products(name: str, st
                 torch.manual_seed(4)
                 y, risk = wrapped(rand(6, 2, 7), return_risk=True)
                 risks = [risk] if isinstance(risk, Tensor) else [risk[kind] for kind in risk]
-                found += [
+                results += [
                     y,
                     *risks,
                     gradients(torch.stack([y, *(r.reshape(-1, 1).expand_as(y) for r in risks)]), wrapped),
@@ -355,18 +359,18 @@ def test_with_other_wrappers_factors_are_as_good_as_their_products(name: str, st
                 for t in m._parameters.values()
             ]
             assert (factored.FactoredWeight in held) is (not whole and name != "noise on weights")
-            return found
+            return results
 
     torch.testing.assert_close(answers(whole=False), answers(whole=True), rtol=1e-8, atol=1e-8)
 
 
 def test_copies_and_pickles_take_no_factors_along(always: None) -> None:
     wrapped = wrap(Net()).eval()
-    found = branches(wrapped, rand(6, 5))
+    outputs = branches(wrapped, rand(6, 5))
     for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped.voters()[0])), wrapped.unwrap()):
         assert not any("forward" in vars(module) for module in other.modules())
         assert not any(isinstance(parameter, factored.FactoredWeight) for parameter in other.parameters())
-    torch.testing.assert_close(branches(copy.deepcopy(wrapped), rand(6, 5)), found)
+    torch.testing.assert_close(branches(copy.deepcopy(wrapped), rand(6, 5)), outputs)
 
 
 def test_layers_are_of_the_users_classes_and_their_hooks_fire(no_products: None) -> None:
@@ -394,9 +398,9 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)}
+        storages = {t.untyped_storage()._cdata for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)}
         for leaf in tree_iter(out):
-            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage())._cdata not in {*given, *self.live}:
+            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage())._cdata not in {*storages, *self.live}:
                 key = storage._cdata
                 self.live[key] = storage.nbytes()
                 weakref.finalize(storage, self.live.pop, key, None)
@@ -436,8 +440,8 @@ def test_rungs_for_voters_that_read_the_same_weights() -> None:
 def test_a_single_layer_is_one_graph(always: None) -> None:
     model = nn.Linear(5, 4).double().eval()
     wrapped = wrap(copy.deepcopy(model)).eval()
-    found = wrapped(rand(6, 5))
-    torch.testing.assert_close(torch.compile(wrapped, backend="eager", fullgraph=True)(rand(6, 5)), found)
+    y = wrapped(rand(6, 5))
+    torch.testing.assert_close(torch.compile(wrapped, backend="eager", fullgraph=True)(rand(6, 5)), y)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])

@@ -104,10 +104,10 @@ class Defaults(Net):
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("build", [KeyedWeakly, KnowsParent, PatchedLayer, Defaults])
 def test_references_of_a_model_to_its_modules_lead_to_those_of_the_branch(build: Any, wrapper: str, keep: bool) -> None:
-    given = build()
-    wrapped, x = WRAPPERS[wrapper]()(given).eval(), torch.randn(6, 5)
+    original = build()
+    wrapped, x = WRAPPERS[wrapper]()(original).eval(), torch.randn(6, 5)
     if not keep:
-        del given  # weak references to it die
+        del original  # weak references to it die
     answers = []
     for voter in Wrapped.voters(wrapped):
         model = build().eval()

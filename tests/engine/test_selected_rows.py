@@ -303,9 +303,11 @@ class Remembering(Scored):
 def test_an_object_that_the_first_call_fills_is_that_of_each_voter(x, choose):
     torch.manual_seed(1)
     wrapped = vote.Wrapper(3)(Remembering(choose)).eval()
-    own, memory = [Memory() for _ in range(3)], Memory()
+    memories, memory = [Memory() for _ in range(3)], Memory()
     for inputs in (x, x.flip(0), x):
-        expected = torch.stack([voter.eval()(inputs, one) for voter, one in zip(wrapped.voters(), own, strict=True)])
+        expected = torch.stack(
+            [voter.eval()(inputs, one) for voter, one in zip(wrapped.voters(), memories, strict=True)]
+        )
         y, risk = wrapped(inputs, memory, return_risk=True)
         assert torch.allclose(y, expected.mean(0), atol=1e-5)
         assert torch.allclose(risk, expected.std(0, correction=0), atol=1e-5)

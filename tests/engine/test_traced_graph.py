@@ -132,11 +132,11 @@ def test_numbers_that_differ_from_run_to_run_may_not(function: Callable[[Tensor]
 @torch.no_grad()
 def test_constants_are_not_computed_again() -> None:
     """On a GPU each operation takes time, and a copy of numbers from the CPU would wait for it."""
-    found: list[str] = []
+    operations: list[str] = []
 
     class Noted(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found.append(function.name())
+            operations.append(function.name())
             return function(*args, **(kwargs or {}))
 
     def function(x: Tensor) -> list[Tensor]:
@@ -148,7 +148,7 @@ def test_constants_are_not_computed_again() -> None:
     with Noted():
         results = graph.run(2 * X)
     assert all(map(torch.equal, results, function(2 * X)))
-    assert not any(word in name for name in found for word in ("arange", "full", "nan"))
+    assert not any(word in name for name in operations for word in ("arange", "full", "nan"))
     results[1].zero_()
     assert all(map(torch.equal, graph.run(X), function(X)))
 

@@ -72,11 +72,11 @@ def test_samples_are_the_same_with_and_without_a_risk() -> None:
     wrapped = compose(sample.Wrapper(4), sculpt.Wrapper(n_layers=1))(mlp()).to(DEVICE).eval()
     x = torch.randn(5, 4).to(DEVICE)
     wrapped(x, return_risk=True)
-    found = []
+    outputs = []
     for options in ({}, {"return_risk": True}):
         torch.manual_seed(1)
-        found.append(wrapped(x, **options))
-    torch.testing.assert_close(found[0], found[1][0])
+        outputs.append(wrapped(x, **options))
+    torch.testing.assert_close(outputs[0], outputs[1][0])
 
 
 @pytest.mark.parametrize(("name", "model"), CELLS)

@@ -57,8 +57,8 @@ def executed(
         "display_data", {"image/png": base64.b64encode(PNG).decode()}, metadata={"workbench": {"figure": "curve"}}
     )
     outputs = [v4.new_output("display_data", {"text/plain": ""}, metadata={"workbench": {"records": values}}), figure]
-    for claim, (holds, found) in (checks or {}).items():
-        check = {"claim": claim, "holds": holds, "found": found}
+    for claim, (holds, measured) in (checks or {}).items():
+        check = {"claim": claim, "holds": holds, "found": measured}
         outputs.append(v4.new_output("display_data", {"text/plain": ""}, metadata={"workbench": {"check": check}}))
     cells = [v4.new_markdown_cell("# Many runs"), v4.new_code_cell("", outputs=outputs)]
     nbformat.write(v4.new_notebook(cells=cells, metadata={"workbench": asdict(run)}), run.output)

@@ -92,7 +92,7 @@ def assert_those_of_plain_voters(written: Any, wrapped: Any, prompts: Any) -> No
         assert written.perplexity[row].item() == pytest.approx(2.718281828459045 ** (-sum(logs.tolist()) / n), rel=1e-5)
         assert written.max_entropy[row].item() == pytest.approx(max(expected["total"].tolist()), rel=1e-5)
         assert written.mean_entropy[row].item() == pytest.approx(sum(expected["total"].tolist()) / n, rel=1e-5)
-        own = [(-voter.sum() / n).exp().item() for voter in members]
-        middle = sum(own) / 3
-        by_hand = (sum((value - middle) ** 2 for value in own) / 3) ** 0.5
+        perplexities = [(-voter.sum() / n).exp().item() for voter in members]
+        middle = sum(perplexities) / 3
+        by_hand = (sum((value - middle) ** 2 for value in perplexities) / 3) ** 0.5
         assert written.perplexity_spread[row].item() == pytest.approx(by_hand, rel=1e-4)

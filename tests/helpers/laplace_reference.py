@@ -62,7 +62,7 @@ def laplace_answers(model: Meant, state: dict[str, Tensor], dtype: torch.dtype) 
         plain, (args, kwargs) = _plain(model, state, dtype, exact), inputs(model.case, dtype)
         shift = (deviations * point) @ mixing.T
         plain.get_submodule(name).register_forward_hook(
-            lambda layer, given, out, shift=shift: out.to(exact) + shift.reshape(out.shape).to(exact)
+            lambda layer, layer_inputs, out, shift=shift: out.to(exact) + shift.reshape(out.shape).to(exact)
         )
         with torch.no_grad(), seeded():
             branches.append(Branch({"sculpt": 0}, plain, (args, kwargs), {}, plain(*args, **kwargs)))
@@ -81,7 +81,9 @@ def _layer(
     """Return features [rows, inputs + 1] and outputs [rows, outputs] of the last layer, in float64."""
     recorded: list[Any] = []
     plain, (args, kwargs) = _plain(model, state, dtype, exact), inputs(model.case, dtype, **which)
-    plain.get_submodule(name).register_forward_hook(lambda layer, given, out: recorded.extend([given[0], out]))
+    plain.get_submodule(name).register_forward_hook(
+        lambda layer, layer_inputs, out: recorded.extend([layer_inputs[0], out])
+    )
     with torch.no_grad():
         plain(*args, **kwargs)
     features, outputs = (t.detach().double().reshape(-1, t.shape[-1]) for t in recorded)

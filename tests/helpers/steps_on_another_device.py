@@ -143,35 +143,37 @@ def test_twice_the_steps_do_not_wait_more_often(name: str) -> None:
 def test_losses_are_read_in_groups(labels: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     losses, sizes = torch.rand(40, generator=generator), [4] * 30 + [3] * 10
-    found = RunningLoss(lambda value, place, batch: f"{value} at {place} in {len(batch)}")
+    running_loss = RunningLoss(lambda value, place, batch: f"{value} at {place} in {len(batch)}")
     pretend_device.WAITS.clear()
     total = weight = 0.0
     for i, size in enumerate(sizes):
         y = torch.randint(2, (size,), generator=generator) * 101 - 100 if labels else torch.zeros(size, 2)
         share = size if not labels else int((y != -100).sum())
         total, weight = total + losses[i].item() * share, weight + share
-        found.add(losses[i].to(DEVICE, non_blocking=True), str(i), Batch(None, None, y.to(DEVICE, non_blocking=True)))
-    assert found.mean() == pytest.approx(total / weight)
+        running_loss.add(
+            losses[i].to(DEVICE, non_blocking=True), str(i), Batch(None, None, y.to(DEVICE, non_blocking=True))
+        )
+    assert running_loss.mean() == pytest.approx(total / weight)
     assert len(pretend_device.WAITS) == 3
     for i in range(3):
         loss = torch.tensor(float("inf") if i == 1 else 1.0, device=DEVICE)
-        found.add(loss, f"step {i}", Batch(None, None, torch.zeros(i + 1, 2, device=DEVICE)))
+        running_loss.add(loss, f"step {i}", Batch(None, None, torch.zeros(i + 1, 2, device=DEVICE)))
     with pytest.raises(FloatingPointError, match="inf at step 1 in 2"):
-        found.mean()
+        running_loss.mean()
 
 
 def test_rows_are_moved_once_if_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = rows(64)
-    found = []
+    epochs = []
     for free in (8 * 64 * 7 * 8, 8 * 64 * 7 * 8 - 1):
         monkeypatch.setattr(pretend_device.MODULE, "mem_get_info", lambda device, free=free: (free, free))
         order = torch.Generator().manual_seed(0)
         batches = Batches(TensorRows(x, y), 8, torch.device(DEVICE, 0), torch.float64, order)
         list(batches)
         pretend_device.WAITS.clear()
-        found.append([*batches])
-        assert len(pretend_device.WAITS) == (1 if len(found) == 1 else 16)  # the order; or each batch
-    for one, other in zip(*found, strict=True):
+        epochs.append([*batches])
+        assert len(pretend_device.WAITS) == (1 if len(epochs) == 1 else 16)  # the order; or each batch
+    for one, other in zip(*epochs, strict=True):
         for a, b in ((one.x, other.x), (one.y, other.y)):
             assert a.device.type == b.device.type == DEVICE
             assert a.dtype is torch.float64

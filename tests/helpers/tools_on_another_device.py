@@ -112,13 +112,13 @@ def test_metrics(name: str) -> None:
 
 def test_curves() -> None:
     values = [argument.to(DEVICE) for argument in CASES["NLL"][2]]
-    for found in (
+    for curves in (
         metrics.coverage_curve(*values),
         metrics.reliability_curve(*(a.to(DEVICE) for a in CASES["ECE"][2])),
         metrics.risk_coverage_curve(values[1], values[2].abs()),
         metrics.sparsification_curve(values[1], values[2].abs()),
     ):
-        assert {curve.device.type for curve in found if isinstance(curve, Tensor)} <= {DEVICE}
+        assert {curve.device.type for curve in curves if isinstance(curve, Tensor)} <= {DEVICE}
 
 
 def test_pictures() -> None:
@@ -201,9 +201,9 @@ def test_the_explorer(data: Any) -> None:
 
 def test_the_comparison() -> None:
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    found = []
+    frames = []
     for where in ("cpu", DEVICE):
         network = lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))  # noqa: E731
         made = Comparison(network, (x, x.sum(1, keepdim=True)), ["vote", "sculpt", "neo"], epochs=2, device=where)
-        found.append(made.start(block=True).results)
-    torch.testing.assert_close(*(torch.tensor(frame[["rmse"]].to_numpy()) for frame in found), rtol=1e-3, atol=1e-4)
+        frames.append(made.start(block=True).results)
+    torch.testing.assert_close(*(torch.tensor(frame[["rmse"]].to_numpy()) for frame in frames), rtol=1e-3, atol=1e-4)

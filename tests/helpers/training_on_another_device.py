@@ -36,7 +36,7 @@ def both(make: Any, data: Any, **options: Any) -> tuple[Any, Any, Any, Any]:
     with quiet():
         history = fit(in_order(here), data, **settings)
         other = fit(in_order(there), data, device=DEVICE, **settings)
-    a, b = (torch.tensor(found.frame.drop(columns="seconds").to_numpy()) for found in (history, other))
+    a, b = (torch.tensor(run.frame.drop(columns="seconds").to_numpy()) for run in (history, other))
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8, equal_nan=True)
     states_close(here, there)
     return here, there, history, other

@@ -60,7 +60,7 @@ def test_a_forced_strategy_and_diagnose_name_the_same_place(
     said = re.search(r"; at (\S+)\)\. Use strategy", str(refusal.value))
     assert said is not None, str(refusal.value)
     assert said[1] == place
-    assert place in {found.line for found in diagnose(model, torch.ones(4, 3)).findings}
+    assert place in {finding.line for finding in diagnose(model, torch.ones(4, 3)).findings}
     assert "file an issue" not in str(refusal.value)  # torch's advice is not ours
 
 

@@ -147,12 +147,12 @@ def test_it_is_saved_by_name_and_given_where_it_has_functions(tmp_path: Path) ->
     wrapped = augment.Wrapper("flips", maps=True)(model).eval()
     save(wrapped, tmp_path / "named")
     assert torch.equal(load(tmp_path / "named", segmentation()).eval()(X), wrapped(X))
-    own = augment.Wrapper([None, torch.neg])
-    save(own(model), tmp_path / "own")
+    wrapper = augment.Wrapper([None, torch.neg])
+    save(wrapper(model), tmp_path / "own")
     with pytest.raises(ValueError, match="wrapper="):
         load(tmp_path / "own", segmentation())
-    again = load(tmp_path / "own", segmentation(), wrapper=own).eval()
-    assert torch.equal(again(X), own(model).eval()(X))
+    again = load(tmp_path / "own", segmentation(), wrapper=wrapper).eval()
+    assert torch.equal(again(X), wrapper(model).eval()(X))
 
 
 def test_what_answers_alike_is_loaded_and_what_does_not_is_refused(tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_inputs_that_could_turn_with_the_image_are_asked_for(other: Tensor) -> N
         augment.Wrapper("flips")(model).eval()(X, other)
     for which in ("first", "all") if other.is_floating_point() else ("first",):
         y = augment.Wrapper("flips", inputs=which)(model).eval()(X, other)
-        plain, beside = copy.deepcopy(model), other if other.dim() == 4 else other[:, None]
+        plain, as_image = copy.deepcopy(model), other if other.dim() == 4 else other[:, None]
         answers = [
-            applied(back, plain(applied(turns, X), applied(turns, beside) if which == "all" else beside))
+            applied(back, plain(applied(turns, X), applied(turns, as_image) if which == "all" else as_image))
             for turns, back in BY_HAND["flips"]
         ]
         torch.testing.assert_close(y, torch.stack(answers).mean(0))

@@ -146,8 +146,8 @@ def test_a_risk_head_has_weight_and_bias_of_its_own(name: str) -> None:
     base = {id(parameter) for parameter in wrapped.base_parameters()}
     wrapped.zero_grad()
     risk.sum().backward()
-    own = [key for key, parameter in wrapped.named_parameters() if id(parameter) not in base]
-    assert any(key.startswith("2.bias") for key in own)
+    risk_keys = [key for key, parameter in wrapped.named_parameters() if id(parameter) not in base]
+    assert any(key.startswith("2.bias") for key in risk_keys)
     assert prediction.shape == risk.shape
     assert wrapped[2].bias.grad is None or not wrapped[2].bias.grad.any(), "the prediction's bias is not the risk's"
 

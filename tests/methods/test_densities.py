@@ -38,8 +38,8 @@ def reference(x: Tensor, shrinkage: float | None = None) -> multivariate_normal:
 @pytest.mark.parametrize("shrinkage", [None, 0.0, 0.3])
 def test_gaussian_nll_is_that_of_scipy(shrinkage: float | None) -> None:
     x, fresh = correlated(300), correlated(50, seed=1)
-    found = fitted(Gaussian, x, shrinkage=shrinkage).nll(fresh).detach()
-    np.testing.assert_allclose(found, -reference(x, shrinkage).logpdf(fresh.double()), rtol=1e-4)
+    nll = fitted(Gaussian, x, shrinkage=shrinkage).nll(fresh).detach()
+    np.testing.assert_allclose(nll, -reference(x, shrinkage).logpdf(fresh.double()), rtol=1e-4)
 
 
 def test_double_precision_is_that_of_scipy() -> None:
@@ -258,16 +258,16 @@ def test_bad_settings_are_refused() -> None:
 @BOTH
 def test_random_state_is_left_alone_and_seeds_decide(build: Build) -> None:
     before = torch.get_rng_state()
-    first, again, other, given = build(), build(), build(), build()
+    first, again, other, from_generator = build(), build(), build(), build()
     first.fit(correlated(60))
     again.fit(correlated(60))
     other.fit(correlated(60), seed=1)
-    given.fit(correlated(60), generator=torch.Generator().manual_seed(1))
+    from_generator.fit(correlated(60), generator=torch.Generator().manual_seed(1))
     build()(layers(60))
     assert torch.equal(before, torch.get_rng_state())
     assert first.centre == again.centre
     assert first.centre != other.centre
-    assert other.centre == given.centre
+    assert other.centre == from_generator.centre
 
 
 @BOTH

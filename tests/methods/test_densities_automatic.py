@@ -56,9 +56,9 @@ def test_the_score_is_made_of_what_each_says() -> None:
             + softplus(torch.from_numpy(2 * (signature - 2.5))) / 2
             + softplus(odds - whole.quiet) / 2
         )
-        found = wrapped(X, return_risk=True)[1]
+        risk = wrapped(X, return_risk=True)[1]
         expected = (score - whole.centre.item()) / whole.scale.item()
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(risk, expected, rtol=1e-3, atol=1e-3)
         new = draw(1000, 5, seed=6)
         loud = whole.discriminator((torch.cat([new, net()[:2](new)], 1) - mean) / unit) > whole.quiet
     assert loud.double().mean().item() == pytest.approx(0.1, abs=0.06)
@@ -73,9 +73,9 @@ def test_the_discriminator_ranks_as_the_ratio_of_densities() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     x = draw(500, 2, seed=4) * 1.5
     ratio = x.square().sum(1) / 2 - ((x - torch.tensor([1.0, 0.0])) / 2).square().sum(1) / 2 - 2 * np.log(2)
-    found = discriminator(x)
-    assert np.corrcoef(found.numpy(), ratio.numpy())[0, 1] > 0.9
-    assert (found - ratio)[x.norm(dim=1) < 2].abs().mean() < 0.3
+    log_odds = discriminator(x)
+    assert np.corrcoef(log_odds.numpy(), ratio.numpy())[0, 1] > 0.9
+    assert (log_odds - ratio)[x.norm(dim=1) < 2].abs().mean() < 0.3
     by_hand = 5 * torch.asinh((x - discriminator.mean) / discriminator.unit / 5)
     for i in (0, 1):
         hidden = [
@@ -83,7 +83,7 @@ def test_the_discriminator_ranks_as_the_ratio_of_densities() -> None:
             for weights, bias in zip(discriminator.inner_weight, discriminator.inner_bias, strict=True)
         ]
         odds = sum(float(w) * h for w, h in zip(discriminator.outer_weight[0], hidden, strict=True))
-        assert float(found[i]) == pytest.approx(odds + float(discriminator.outer_bias), abs=1e-4)
+        assert float(log_odds[i]) == pytest.approx(odds + float(discriminator.outer_bias), abs=1e-4)
 
 
 @pytest.mark.slow
@@ -102,12 +102,12 @@ def test_it_hears_what_the_class_scores_do_not() -> None:
 
 @pytest.mark.slow
 def test_a_head_that_is_not_linear_leaves_the_scores_that_need_none() -> None:
-    found: Any = neo.Wrapper(density="auto", output="logits")(net(nn.Tanh())).eval().fit(X)
-    assert list(density(found).parts) == ["energy", "signature"]
+    wrapped: Any = neo.Wrapper(density="auto", output="logits")(net(nn.Tanh())).eval().fit(X)
+    assert list(density(wrapped).parts) == ["energy", "signature"]
     other: Any = neo.Wrapper(density="auto", output="logits")(net(nn.Tanh())).eval()
-    other.load_state_dict(found.state_dict())
-    for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(found)), other):
-        assert torch.equal(copied(X, return_risk=True)[1], found(X, return_risk=True)[1])
+    other.load_state_dict(wrapped.state_dict())
+    for copied in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped)), other):
+        assert torch.equal(copied(X, return_risk=True)[1], wrapped(X, return_risk=True)[1])
 
 
 def test_without_outliers_it_is_the_mean_of_eight_scores() -> None:
@@ -137,11 +137,11 @@ def test_without_outliers_it_is_the_mean_of_eight_scores() -> None:
         torch.testing.assert_close(whole.parts["relative"]([h], y), alone.eval()([h], y), rtol=1e-3, atol=1e-3)
         risks = [part([pooled, h] if part.needs_features else [], y) for part in whole.parts.values()]
         score = sum(10 * torch.asinh(risk / 10) for risk in risks) / 8
-        found = wrapped(ids, return_risk=True)[1]
-        torch.testing.assert_close(found, (score - whole.centre) / whole.scale, rtol=1e-3, atol=1e-3)
+        risk = wrapped(ids, return_risk=True)[1]
+        torch.testing.assert_close(risk, (score - whole.centre) / whole.scale, rtol=1e-3, atol=1e-3)
     other: Any = neo.Wrapper(density="auto", output="logits")(copy.deepcopy(model)).eval()
     other.load_state_dict(wrapped.state_dict())
-    assert torch.equal(other(ids, return_risk=True)[1], found)
+    assert torch.equal(other(ids, return_risk=True)[1], risk)
     few: Any = neo.Wrapper(density="auto", output="logits")(net()).eval().fit(X.split(4))
     assert not density(few).discriminator.fitted
 

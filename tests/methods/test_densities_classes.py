@@ -87,17 +87,17 @@ def test_relative_scores_are_differences_of_two_mahalanobis_distances() -> None:
     relative = Relative().double()
     relative.fit([wide.double(), x.double()], groups)
     fresh = clusters(60, seed=3)[0]
-    for found, rows, new in zip(relative([v.double() for v in fresh]), [wide, x], fresh, strict=True):
-        data, own = rows.double().numpy(), groups.numpy()
+    for scores, rows, new in zip(relative([v.double() for v in fresh]), [wide, x], fresh, strict=True):
+        data, labels = rows.double().numpy(), groups.numpy()
         z = (data - data.mean(0)) / data.std(0)
         v = (new.double().numpy() - data.mean(0)) / data.std(0)
-        means = np.stack([z[own == c].mean(0) for c in range(4)])
-        within = (z - means[own]).T @ (z - means[own]) / len(z)
+        means = np.stack([z[labels == c].mean(0) for c in range(4)])
+        within = (z - means[labels]).T @ (z - means[labels]) / len(z)
         within += 1e-4 * (np.diag(np.diag(within)) - within) + 1e-6 * np.eye(len(within))
         between = means.T @ means / 4
         near = min_distance(v, means, np.linalg.inv(within))
         overall = np.einsum("ij,jk,ik->i", v, np.linalg.inv(within + between), v)
-        np.testing.assert_allclose(found, near - overall, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(scores, near - overall, rtol=1e-6, atol=1e-6)
 
 
 def min_distance(v: np.ndarray, means: np.ndarray, precision: np.ndarray) -> np.ndarray:
@@ -123,10 +123,10 @@ def test_classwise_is_a_mixture_of_gaussians() -> None:
     new = ((fresh - x.mean(0)) / x.std(0, correction=0)).double().numpy()
     logs = []
     for c in range(4):
-        own = data[groups.numpy() == c]
-        sd = own.std(0)
-        covariance = sklearn_ledoit_wolf((own - own.mean(0)) / sd)[0] * np.outer(sd, sd)
-        logs.append(np.log(len(own) / len(data)) + multivariate_normal(own.mean(0), covariance).logpdf(new))
+        rows = data[groups.numpy() == c]
+        sd = rows.std(0)
+        covariance = sklearn_ledoit_wolf((rows - rows.mean(0)) / sd)[0] * np.outer(sd, sd)
+        logs.append(np.log(len(rows) / len(data)) + multivariate_normal(rows.mean(0), covariance).logpdf(new))
     np.testing.assert_allclose(density.score([fresh]), -logsumexp(logs, axis=0), rtol=1e-3)
 
 
@@ -212,9 +212,9 @@ def test_between_classes_and_off_the_data_are_both_found() -> None:
 @every
 @pytest.mark.parametrize("n", [400, 3000])
 def test_new_rows_have_mean_0_and_standard_deviation_1(name: str, n: int) -> None:
-    found = risk(learned(name, n), clusters(4000, seed=9))
-    assert found.mean().item() == pytest.approx(0, abs=0.35)
-    assert found.std().item() == pytest.approx(1, abs=0.35)
+    risks = risk(learned(name, n), clusters(4000, seed=9))
+    assert risks.mean().item() == pytest.approx(0, abs=0.35)
+    assert risks.std().item() == pytest.approx(1, abs=0.35)
 
 
 @every
@@ -243,9 +243,9 @@ def test_rows_that_are_not_finite_have_no_risk(name: str) -> None:
     clean = risk(density, clusters(20))
     layers[1][3, 0] = torch.nan
     logits[3, 0] = torch.nan
-    found = risk(density, (layers, logits, logits))
-    assert found.isnan().nonzero()[:, 0].tolist() == [3]
-    torch.testing.assert_close(found[found.isfinite()], clean[found.isfinite()])
+    risks = risk(density, (layers, logits, logits))
+    assert risks.isnan().nonzero()[:, 0].tolist() == [3]
+    torch.testing.assert_close(risks[risks.isfinite()], clean[risks.isfinite()])
 
 
 @every

@@ -80,24 +80,24 @@ def test_several_outputs_alone_are_no_classes() -> None:
 def test_labels_do_not_change_the_default_and_do_change_classwise() -> None:
     net = classifier()
     shuffled = GROUPS[torch.randperm(300, generator=torch.Generator().manual_seed(1))]
-    found = [neo.Wrapper(output="logits")(net).eval().fit(pairs(y))(X, return_risk=True)[1] for y in (GROUPS, shuffled)]
-    assert torch.equal(found[0], found[1])
-    found = [
+    risks = [neo.Wrapper(output="logits")(net).eval().fit(pairs(y))(X, return_risk=True)[1] for y in (GROUPS, shuffled)]
+    assert torch.equal(risks[0], risks[1])
+    risks = [
         neo.Wrapper(density="classwise")(net).eval().fit(pairs(y))(X, return_risk=True)[1] for y in (GROUPS, shuffled)
     ]
-    assert not torch.allclose(found[0], found[1], atol=0.1)
+    assert not torch.allclose(risks[0], risks[1], atol=0.1)
 
 
 def test_a_row_without_a_class_counts_for_the_predicted_one() -> None:
     net = classifier()
     labels = GROUPS.roll(7).where(torch.arange(300) % 4 > 0, -100)
     filled = torch.where(labels == -100, net(X).argmax(1), labels)
-    found = [
+    risks = [
         neo.Wrapper(density="mahalanobis", output="logits")(net).eval().fit(pairs(y))(X, return_risk=True)[1]
         for y in (labels, filled, net(X).argmax(1))
     ]
-    assert torch.equal(found[0], found[1])
-    assert not torch.allclose(found[0], found[2], atol=0.1)
+    assert torch.equal(risks[0], risks[1])
+    assert not torch.allclose(risks[0], risks[2], atol=0.1)
 
 
 # ---- every density by its name ---------------------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def test_a_row_has_the_same_risk_in_every_batch_and_with_any_padding(batch_first
     with torch.no_grad():
         expected = wrapped(ids, attention_mask=mask, return_risk=True)[1]
         for rows in (slice(0, 12), slice(12, 24), slice(0, 5), slice(7, 8)):  # also as many rows as steps
-            found = wrapped(ids[rows], mask[rows], return_risk=True)[1]
-            torch.testing.assert_close(found, expected[rows], rtol=1e-3, atol=1e-3)
+            risk = wrapped(ids[rows], mask[rows], return_risk=True)[1]
+            torch.testing.assert_close(risk, expected[rows], rtol=1e-3, atol=1e-3)
         longer = F.pad(ids[:20], (0, 8), value=7), F.pad(mask[:20], (0, 8))
         torch.testing.assert_close(wrapped(*longer, return_risk=True)[1], expected[:20], rtol=1e-3, atol=1e-3)
         strange = ids[:50].clone().masked_fill(mask[:50] == 1, 25)  # a word that was never there
@@ -341,8 +341,8 @@ def test_encoder_layers_without_features_inside_run_as_a_whole(steps: int) -> No
             y, risk = wrapped(x, return_risk=True)
         assert kernels.fused == 12 - len(inside)
         torch.testing.assert_close(y, model(x))
-        found = method.features(wrapped, (x,), {})[2][method.sites.index(first)]
-        torch.testing.assert_close(found, pool(inputs[0], 4))
+        features = method.features(wrapped, (x,), {})[2][method.sites.index(first)]
+        torch.testing.assert_close(features, pool(inputs[0], 4))
     with_gradients = wrapped(x, return_risk=True)[1]  # where torch does not use the kernel
     torch.testing.assert_close(with_gradients, risk, rtol=1e-4, atol=1e-4)
 

@@ -98,27 +98,27 @@ def test_padding_neither_counts_nor_shows_its_amount() -> None:
     steps = draw(4, 9, 3)
     lengths = torch.tensor([9, 5, 1, 0])
     keep = torch.arange(9) < lengths[:, None]
-    found = pool(steps, 4, keep=keep)
+    pooled = pool(steps, 4, keep=keep)
     for row, n in enumerate(lengths.tolist()):
-        own = steps[row, :n]
-        halves = [own[: -(-n // 2)], own[n // 2 :]] if n else [torch.zeros(1, 3)] * 2
+        unpadded = steps[row, :n]
+        halves = [unpadded[: -(-n // 2)], unpadded[n // 2 :]] if n else [torch.zeros(1, 3)] * 2
         expected = torch.stack([half.mean(0) for half in halves], 1).flatten()
-        torch.testing.assert_close(found[row], expected)
+        torch.testing.assert_close(pooled[row], expected)
     wild = torch.where(keep[:, :, None], steps, 1e6)
-    torch.testing.assert_close(pool(wild, 4, keep=keep), found)
+    torch.testing.assert_close(pool(wild, 4, keep=keep), pooled)
     longer = torch.cat([wild, torch.full((4, 7, 3), -1e6)], 1)
-    torch.testing.assert_close(pool(longer, 4, keep=torch.cat([keep, torch.zeros(4, 7, dtype=torch.bool)], 1)), found)
+    torch.testing.assert_close(pool(longer, 4, keep=torch.cat([keep, torch.zeros(4, 7, dtype=torch.bool)], 1)), pooled)
     moved = torch.cat([torch.full((4, 7, 3), 5.0), wild], 1)  # padding may come first
-    torch.testing.assert_close(pool(moved, 4, keep=torch.cat([torch.zeros(4, 7, dtype=torch.bool), keep], 1)), found)
-    torch.testing.assert_close(pool(wild.transpose(0, 1), 4, row_dim=1, keep=keep), found)
+    torch.testing.assert_close(pool(moved, 4, keep=torch.cat([torch.zeros(4, 7, dtype=torch.bool), keep], 1)), pooled)
+    torch.testing.assert_close(pool(wild.transpose(0, 1), 4, row_dim=1, keep=keep), pooled)
     torch.testing.assert_close(pool(steps, 4, keep=torch.ones(4, 9, dtype=torch.bool)), pool(steps, 4))
     with pytest.raises(ValueError, match=r"mask \[4, 9\].*got \[4, 8\]"):
         pool(steps, 4, keep=keep[:, :8])
 
 
 def masked(*args: Tensor, **kwargs: Tensor) -> list[list[bool]] | None:
-    found = kept_steps(nn.Embedding(9, 2, padding_idx=0), forward, args, kwargs)
-    return None if found is None else found.tolist()
+    kept = kept_steps(nn.Embedding(9, 2, padding_idx=0), forward, args, kwargs)
+    return None if kept is None else kept.tolist()
 
 
 def forward(

@@ -422,19 +422,19 @@ def test_what_has_no_row_of_features_is_refused_by_fit(net: nn.Module, output: A
 class _HeadFirst(nn.Module):
     """Registers its last layer first, and has a scale of two dimensions after it, or at its end a product with its own parameter."""
 
-    def __init__(self, own: bool = False) -> None:
+    def __init__(self, own_weight: bool = False) -> None:
         super().__init__()
         self.head, self.trunk = nn.Linear(6, CLASSES), nn.Linear(4, 6)
-        self.own, self.weight = own, nn.Parameter(torch.randn(6 if own else 1, CLASSES))
+        self.own, self.weight = own_weight, nn.Parameter(torch.randn(6 if own_weight else 1, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.trunk(x).tanh()
         return torch.einsum("nd,dc->nc", h, self.weight) if self.own else self.head(h) * self.weight
 
 
-@pytest.mark.parametrize(("own", "last"), [(False, "head"), (True, "the model itself")])
-def test_features_of_a_layer_that_does_not_run_last_are_refused(own: bool, last: str) -> None:
-    wrapped = vote.Wrapper(2, evidence="design", output="logits")(_HeadFirst(own)).eval()
+@pytest.mark.parametrize(("own_weight", "last"), [(False, "head"), (True, "the model itself")])
+def test_features_of_a_layer_that_does_not_run_last_are_refused(own_weight: bool, last: str) -> None:
+    wrapped = vote.Wrapper(2, evidence="design", output="logits")(_HeadFirst(own_weight)).eval()
     rows, before = (_inputs(), torch.arange(ROWS) % CLASSES), copy.deepcopy(wrapped.state_dict())
     for attempt in (lambda: wrapped.fit(rows[0]), lambda: fit(wrapped, rows, epochs=1)):
         with pytest.raises(ValueError, match=f"took 'trunk' for the last layer.* weights of '{last}' run last"):

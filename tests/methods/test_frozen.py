@@ -108,9 +108,9 @@ def test_frozen_layers_are_the_given_ones_in_every_voter(options):
         model[place].requires_grad_(False)
     wrapped = vote.Wrapper(3, **options)(model)
     for voter in wrapped.voters():
-        for (name, own), given in zip(voter.named_parameters(), model.parameters(), strict=True):
-            assert given.requires_grad or torch.equal(own, given), name
-            assert own.requires_grad == given.requires_grad or not given.requires_grad
+        for (name, parameter), original in zip(voter.named_parameters(), model.parameters(), strict=True):
+            assert original.requires_grad or torch.equal(parameter, original), name
+            assert parameter.requires_grad == original.requires_grad or not original.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_the_risk_head_of_a_frozen_head_learns_beside_it():
     model, x = net(), torch.randn(64, 2)
     model.requires_grad_(False)
     wrapped = compose(sculpt.Wrapper(n_layers=1))(model)
-    before, own = wrapped.eval()(x), dict(wrapped.named_risk_parameters())
-    start = {name: p.detach().clone() for name, p in own.items()}
+    before, risk_parameters = wrapped.eval()(x), dict(wrapped.named_risk_parameters())
+    start = {name: p.detach().clone() for name, p in risk_parameters.items()}
     fit(wrapped, (x, torch.randn(64, 1)), epochs=2, progress=False, standardize=False)
     torch.testing.assert_close(wrapped.unwrap().eval()[5].weight, model[5].weight)
     assert before.shape == (64, 1)
-    assert all(not torch.equal(own[name], value) for name, value in start.items())
+    assert all(not torch.equal(risk_parameters[name], value) for name, value in start.items())

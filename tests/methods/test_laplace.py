@@ -224,9 +224,9 @@ def test_mean_field_is_the_probit_formula_on_the_dense_variances() -> None:
     at = [torch.kron(torch.eye(3), phi[None]) for phi in features(model, NEW)]
     variance = torch.stack([torch.diag(a @ covariance @ a.T) for a in at])
     expected = (model(NEW) / (1 + torch.pi / 8 * variance).sqrt()).softmax(-1)
-    found = laplace.mean_field(wrapped, NEW)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(found, wrapped(NEW).exp(), rtol=0, atol=0.05)
+    probs = laplace.mean_field(wrapped, NEW)
+    torch.testing.assert_close(probs, expected)
+    torch.testing.assert_close(probs, wrapped(NEW).exp(), rtol=0, atol=0.05)
     both = compose(vote.Wrapper(2), laplace.Wrapper(output="logits"))(net(3)).eval().fit([(X, None)])
     torch.testing.assert_close(laplace.mean_field(both, NEW).sum(1), torch.ones(7, dtype=torch.float64))
 
@@ -291,8 +291,8 @@ def test_fit_tunes_by_its_validation_rows_and_leaves_a_given_prior_alone() -> No
         fit(wrapped, (X, labels), epochs=5, progress=False)
         by_hand = laplace.Wrapper(prior_precision=prior, output="logits")(copy.deepcopy(wrapped.unwrap())).eval()
         by_hand.fit([(X, None)])
-        found, plain = (float(table_of(w).get("2.weight@laplace_prior")) for w in (wrapped, by_hand))
-        assert (found == plain == 3.0) if prior else found != plain
+        tuned, plain = (float(table_of(w).get("2.weight@laplace_prior")) for w in (wrapped, by_hand))
+        assert (tuned == plain == 3.0) if prior else tuned != plain
 
 
 def test_a_thousand_classes_never_meet_the_features_in_one_matrix() -> None:

@@ -70,9 +70,9 @@ def test_the_standard_deviation_of_values_is_that_of_the_dense_posterior(precisi
     assert risk.dtype is torch.float32
     torch.testing.assert_close(risk.double(), expected[:, None].expand(50, 3), rtol=2e-3, atol=0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-        own = plain(x)
-    assert y.dtype is own.dtype
-    torch.testing.assert_close(y, own, rtol=0.01, atol=0.01)
+        prediction = plain(x)
+    assert y.dtype is prediction.dtype
+    torch.testing.assert_close(y, prediction, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -93,13 +93,13 @@ def test_entropies_of_classes_are_those_of_draws_in_float64(precision: str) -> N
     torch.testing.assert_close(curvature, curvature.diagonal().diag(), rtol=0, atol=1e-6)
     deviations = torch.stack([(axes.T @ (a @ covariance @ a.T) @ axes).diagonal().sqrt() for a in at])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-        own = plain(x)
-    probs = (own.double() + (deviations * points[:, None]) @ axes.T).softmax(-1)
+        logits = plain(x)
+    probs = (logits.double() + (deviations * points[:, None]) @ axes.T).softmax(-1)
     aleatoric, total = (torch.special.entr(q).sum(-1) for q in (probs, probs.mean(0)))
     assert {risk[name].dtype for name in risk} == {torch.float32}
     torch.testing.assert_close(risk.total.double(), total, rtol=1e-4, atol=0)
     torch.testing.assert_close(risk.epistemic.double(), total - aleatoric.mean(0), rtol=5e-3, atol=1e-6)
-    assert y.dtype is own.dtype
+    assert y.dtype is logits.dtype
     torch.testing.assert_close(y.double(), probs.mean(0).log(), rtol=0.01, atol=0.01)
 
 
@@ -118,11 +118,11 @@ def test_predictions_have_the_dtype_of_the_models_own(name: str, tail: Any, stra
     wrapped, plain, _ = fitted(None, "autocast", tail)
     wrapped = laplace.Wrapper(None, PRIOR, NOISE, strategy=strategy)(plain).eval().fit([(rows(100, 0), None)])
     with torch.autocast("cpu", torch.bfloat16):
-        own = plain(rows(5, 1))
+        prediction = plain(rows(5, 1))
         y, risk = wrapped(rows(5, 1), return_risk=True)
-        assert y.dtype is own.dtype is wrapped(rows(5, 1)).dtype
+        assert y.dtype is prediction.dtype is wrapped(rows(5, 1)).dtype
     assert risk.dtype is torch.float32
-    torch.testing.assert_close(y, own, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(y, prediction, rtol=0.01, atol=0.01)
 
 
 def test_statistics_stay_in_float32_whatever_the_model_is_cast_to() -> None:
@@ -161,8 +161,8 @@ def test_a_temperature_counts_in_every_precision(dtype: Any, scale: float, size:
     phi = torch.cat([x.double(), torch.ones(200, 1)], 1)
     fisher = scale**2 * (torch.diag(p.mean(0)) - p.T @ p / 200)
     eigenvalues = torch.linalg.eigvalsh(phi.T @ phi)[:, None] * torch.linalg.eigvalsh(fisher).clamp_min(0)
-    found = wrapped.state_dict()["last.weight@laplace_variance"].double()
-    torch.testing.assert_close(found, 1 / (eigenvalues + PRIOR), rtol=0.03, atol=1e-4)
+    variance = wrapped.state_dict()["last.weight@laplace_variance"].double()
+    torch.testing.assert_close(variance, 1 / (eigenvalues + PRIOR), rtol=0.03, atol=1e-4)
 
 
 def test_a_temperature_in_probabilities_of_half_precision_is_refused() -> None:
@@ -186,8 +186,8 @@ def test_scaled_scores_of_a_map_have_their_slope() -> None:
     wrapped = laplace.Wrapper(prior_precision=PRIOR, output=Logits(dim=1))(model).eval().fit([(x, None)])
     flat.fit([(x.reshape(-1, 4), None)])
     for part in ("variance", "mixing"):
-        found, expected = wrapped.state_dict(), flat.state_dict()
-        torch.testing.assert_close(found[f"last.weight@laplace_{part}"], expected[f"0.weight@laplace_{part}"])
+        state, expected = wrapped.state_dict(), flat.state_dict()
+        torch.testing.assert_close(state[f"last.weight@laplace_{part}"], expected[f"0.weight@laplace_{part}"])
 
 
 class Twice(nn.Module):

@@ -71,7 +71,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Any]] = {
 def test_voters_start_as_newly_built_models_do(name: str) -> None:
     make, output = MODELS[name]
     model = make()
-    given = {key: value.clone() for key, value in model.state_dict().items()}
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     voters = [dict(voter.named_parameters()) for voter in vote.Wrapper(3, output=output)(model).voters()]
     drawn = 0
     for key, built in make().named_parameters():
@@ -83,7 +83,7 @@ def test_voters_start_as_newly_built_models_do(name: str) -> None:
             pair = torch.stack([voter[key].flatten(), voters[i - 1][key].flatten()])
             assert abs(torch.corrcoef(pair)[0, 1]) < 0.45, key
     assert drawn >= 4
-    assert all(torch.equal(given[key], value) for key, value in model.state_dict().items())
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
 @pytest.mark.usefixtures("seeded")

@@ -178,9 +178,9 @@ def test_under_autocast_features_are_half_and_distances_are_not() -> None:
     wrapped = wrapped_by()
     expected = ask(wrapped, NEW)
     with torch.autocast("cpu", torch.bfloat16):
-        found = ask(wrapped, NEW)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+        risk = ask(wrapped, NEW)
+    assert risk.dtype == torch.float32
+    torch.testing.assert_close(risk, expected, rtol=0.1, atol=0.1)
 
 
 def test_nothing_else_moves() -> None:
@@ -237,11 +237,11 @@ def test_padding_of_tokens_counts_nowhere() -> None:
     for per in ("position", "image"):
         short, long = (neo.Wrapper(output=Logits(dim=-1), per=per)(net).eval().fit(part) for part in (ids, longer))
         new, new_longer = ids[:5], longer[:5]
-        found, found_longer = ask(short, new), ask(long, new_longer)
-        assert found.shape == ((5, 9) if per == "position" else (5,))
+        risk, risk_longer = ask(short, new), ask(long, new_longer)
+        assert risk.shape == ((5, 9) if per == "position" else (5,))
         kept = new != 0 if per == "position" else ...
-        torch.testing.assert_close(found_longer[:, :9] if per == "position" else found_longer, found)
-        assert found[kept].isfinite().all()
+        torch.testing.assert_close(risk_longer[:, :9] if per == "position" else risk_longer, risk)
+        assert risk[kept].isfinite().all()
 
 
 def test_of_several_outputs_each_has_its_positions() -> None:

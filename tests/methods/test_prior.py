@@ -50,8 +50,8 @@ def _pairs(wrapped: Any, net: nn.Module) -> list[tuple[Any, Any]]:
     pairs: list[tuple[Any, Any]] = []
     for i in range(VOTERS):
         trained, fixed = copy.deepcopy(net), copy.deepcopy(net).eval()
-        own = {key: f"{key}@vote" if f"{key}@vote" in state else key for key in net.state_dict()}
-        trained.load_state_dict({key: _row(state, own[key], like, i) for key, like in net.state_dict().items()})
+        keys = {key: f"{key}@vote" if f"{key}@vote" in state else key for key in net.state_dict()}
+        trained.load_state_dict({key: _row(state, keys[key], like, i) for key, like in net.state_dict().items()})
         prior = {key: PLACE + key.replace(".", "/") for key in net.state_dict()}
         fixed.load_state_dict({key: _row(state, prior[key], like, i) for key, like in net.state_dict().items()})
         pairs.append((trained, fixed))
@@ -193,12 +193,12 @@ def test_fit_takes_from_a_prior_what_ridge_regression_finds_of_it_at_the_rows(he
         phi = torch.cat([(standard @ weight.mT + bias).tanh(), torch.ones(50, 1).double()], 1)
         both = torch.cat([last, end[:, None]], 1).mT
         ridge = 0.01 * phi.square().mean() * 50
-        found = torch.linalg.lstsq(
+        coefficients = torch.linalg.lstsq(
             torch.cat([phi, ridge.sqrt() * torch.eye(6).double()]), torch.cat([phi @ both, torch.zeros(6, 2).double()])
         ).solution
         state = wrapped.state_dict()
         left = torch.cat([state[f"{PLACE}2/weight"][i], state[f"{PLACE}2/bias"][i][:, None]], 1)
-        torch.testing.assert_close(left.double(), (both - found).mT, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(left.double(), (both - coefficients).mT, rtol=1e-4, atol=1e-6)
         assert (phi @ left.double().mT).std() < 0.3 * (phi @ both).std()
     twin = compose(vote.Wrapper(VOTERS, prior=SCALE), *([sculpt.Wrapper()] if heads else []))(net)
     twin.load_state_dict(wrapped.state_dict())
@@ -335,9 +335,9 @@ def test_a_parameter_may_be_called_as_the_prior_calls_its_own(name: str) -> None
     torch.testing.assert_close(again(_x()), wrapped(_x()))
     state = wrapped.state_dict()
     for i, voter in enumerate(wrapped.voters()):
-        own, prior = (
+        trained, prior = (
             (_x() @ state[head + "weight" + end][i].T + state[head + "bias" + end][i])
             * state[gain][i % len(state[gain])]
             for head, end, gain in (("head.", "@vote", f"{name}@vote"), (f"{PLACE}head/", "", f"{PLACE}{name}/"))
         )
-        torch.testing.assert_close(voter(_x()), own + prior)
+        torch.testing.assert_close(voter(_x()), trained + prior)

@@ -64,8 +64,8 @@ def test_it_says_what_vote_says_of_the_same_voters() -> None:
     with torch.no_grad():
         for name, stacked in voting.named_parameters():
             stacked.copy_(torch.stack([model[name.removesuffix("@vote")] for model in models]))
-    for found, expected in zip(ask(wrapped), ask(voting), strict=True):
-        torch.testing.assert_close(found, expected)
+    for output, expected in zip(ask(wrapped), ask(voting), strict=True):
+        torch.testing.assert_close(output, expected)
 
 
 @pytest.mark.parametrize("heads_first", [False, True])
@@ -152,8 +152,8 @@ def test_copies_files_and_pickles_keep_the_voters(tmp_path: Path) -> None:
         load(tmp_path / "model.safetensors", net(True)).eval(),
     ]
     for copied in copies:
-        for found, expected in zip(copied(X, return_risk=True), wrapped(X, return_risk=True), strict=True):
-            assert torch.equal(found, expected)
+        for output, expected in zip(copied(X, return_risk=True), wrapped(X, return_risk=True), strict=True):
+            assert torch.equal(output, expected)
 
 
 def test_classes_have_entropies_and_noise_composes() -> None:

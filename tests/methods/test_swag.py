@@ -97,8 +97,8 @@ def test_drawn_weights_have_the_covariance_of_the_paper() -> None:
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     np.testing.assert_allclose(drawn.mean(0), flat.mean(0), atol=0.01)
     np.testing.assert_allclose(np.cov(drawn.T) / scale, expected / scale, atol=0.03)
-    own = torch.cat([p.detach().flatten() for p in wrapped.parameters()]).numpy()
-    np.testing.assert_allclose(own, flat.mean(0), atol=1e-5)
+    weights = torch.cat([p.detach().flatten() for p in wrapped.parameters()]).numpy()
+    np.testing.assert_allclose(weights, flat.mean(0), atol=1e-5)
 
 
 def test_answers_are_those_of_the_drawn_models() -> None:
@@ -125,11 +125,11 @@ def test_statistics_of_batch_norm_are_those_of_the_inputs_under_each_set_of_weig
     wrapped.fit(loader)
     assert wrapped.training
     assert torch.equal(wrapped[1].num_batches_tracked, before)
-    for found in (*wrapped.eval().voters(), wrapped.unwrap()):
-        expected = copy.deepcopy(found)
+    for model in (*wrapped.eval().voters(), wrapped.unwrap()):
+        expected = copy.deepcopy(model)
         update_bn(loader, expected)
-        torch.testing.assert_close(found[1].running_mean, expected[1].running_mean)
-        torch.testing.assert_close(found[1].running_var, expected[1].running_var)
+        torch.testing.assert_close(model[1].running_mean, expected[1].running_mean)
+        torch.testing.assert_close(model[1].running_var, expected[1].running_var)
 
 
 class Twice(nn.Module):
@@ -156,13 +156,13 @@ def test_statistics_are_means_whatever_the_momentum_and_number_of_calls(momentum
     loader = torch.utils.data.DataLoader(X.to(dtype), batch_size=20)
     wrapped.fit(loader)
     assert wrapped.norm.momentum == momentum
-    for found in wrapped.eval().voters():
-        torch.testing.assert_close(found.unused.running_mean, unused)
-        expected = copy.deepcopy(found)
+    for voter in wrapped.eval().voters():
+        torch.testing.assert_close(voter.unused.running_mean, unused)
+        expected = copy.deepcopy(voter)
         update_bn(loader, expected)
         tolerances = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.02, "atol": 0.02}
-        torch.testing.assert_close(found.norm.running_mean, expected.norm.running_mean, **tolerances)
-        torch.testing.assert_close(found.norm.running_var, expected.norm.running_var, **tolerances)
+        torch.testing.assert_close(voter.norm.running_mean, expected.norm.running_mean, **tolerances)
+        torch.testing.assert_close(voter.norm.running_var, expected.norm.running_var, **tolerances)
 
 
 def test_statistics_of_instance_norm_are_those_of_the_inputs() -> None:
@@ -172,9 +172,9 @@ def test_statistics_of_instance_norm_are_those_of_the_inputs() -> None:
     walked(wrapped, 3)
     x = X[:, None]
     wrapped.fit(torch.utils.data.DataLoader(x, batch_size=20))
-    for found in wrapped.eval().voters():
-        torch.testing.assert_close(found[1].running_mean, found[0](x).mean((0, 2)).detach())
-        torch.testing.assert_close(found[1].running_var, found[0](x).var(2).mean(0).detach())
+    for voter in wrapped.eval().voters():
+        torch.testing.assert_close(voter[1].running_mean, voter[0](x).mean((0, 2)).detach())
+        torch.testing.assert_close(voter[1].running_var, voter[0](x).var(2).mean(0).detach())
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -212,7 +212,7 @@ def test_only_the_first_prediction_is_followed_through_the_graph(wrapper: Any, m
     wrapped = copy.deepcopy(wrapped.requires_grad_(False))
     followed: list[Any] = []
     follow = Reach._follow
-    monkeypatch.setattr(Reach, "_follow", lambda *given: followed.append(given) or follow(*given))
+    monkeypatch.setattr(Reach, "_follow", lambda *args: followed.append(args) or follow(*args))
     with torch.no_grad():
         for _ in range(3):
             wrapped(normal(5, 3), return_risk=True)

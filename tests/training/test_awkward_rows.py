@@ -35,8 +35,8 @@ def classifier(classes: int = 2) -> Any:
 )
 def test_weights_by_class_are_those_of_a_list(weight: Any) -> None:
     trained = []
-    for given in (weight, [1.0, 5.0]):
-        fit(wrapped := classifier(), (X, LABELS), class_weight=given, **QUIET)
+    for class_weight in (weight, [1.0, 5.0]):
+        fit(wrapped := classifier(), (X, LABELS), class_weight=class_weight, **QUIET)
         trained.append(torch.cat([p.detach().flatten() for p in wrapped.parameters()]))
     assert torch.equal(*trained)
 

@@ -39,8 +39,8 @@ def wrapped(name: str, seed: int = 0) -> Any:
 
 def train(model: Any, data: Any = None, **more: Any) -> Any:
     """In float64, where another order of sums shows in the last digits only; the last batch of 40 rows by 16 has 8, or 9 of 41."""
-    given: dict[str, Any] = {"epochs": 3, "batch_size": 16, "dtype": torch.float64, "progress": False, **more}
-    return fit(model, rows() if data is None else data, **given)
+    settings: dict[str, Any] = {"epochs": 3, "batch_size": 16, "dtype": torch.float64, "progress": False, **more}
+    return fit(model, rows() if data is None else data, **settings)
 
 
 def alike(tensor: Tensor) -> None:

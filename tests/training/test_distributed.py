@@ -149,10 +149,10 @@ def _dealt(rank: int) -> None:
         said = torch.isclose(torch.stack([voter(x) for voter in voters]), y).all(2)
         assert torch.equal(said.sum(1), torch.full((3,), len(x) // 3)), "each voter answers as many rows"
         (y - target).square().mean().backward()
-        own = torch.stack([voter(x) for voter in voters]).gather(
+        dealt = torch.stack([voter(x) for voter in voters]).gather(
             0, said.int().argmax(0)[None, :, None].expand(1, -1, 2)
         )
-        (own[0] - target).square().mean().backward()
+        (dealt[0] - target).square().mean().backward()
         if name == "vote":  # each voter's share of the gradient, averaged over the processes
             for key, parameter in wrapped.named_parameters():
                 plain = torch.stack([voter.get_parameter(key.removesuffix("@vote")).grad for voter in voters])

@@ -20,18 +20,18 @@ def test_decisions_on_numbers_that_can_be_checked() -> None:
     loc = torch.stack([torch.zeros_like(truth), y - 0.3 * torch.randn(n, 1, generator=generator, dtype=torch.float64)])
     loc = loc[:, None, None]
     risk = torch.stack([torch.full((1, 1, n, 1), 0.1), torch.rand(1, 1, n, 1, generator=generator) + 0.01])
-    found = decide(loc, risk, y, Normal(), members=1)
-    assert (found.mean_at, found.scale_at) == ((1,), (0,))  # each from its own time
-    assert found.factor[0] == pytest.approx(3, rel=0.1)
-    assert found.df in (math.inf, 20.0)
+    decision = decide(loc, risk, y, Normal(), members=1)
+    assert (decision.mean_at, decision.scale_at) == ((1,), (0,))  # each from its own time
+    assert decision.factor[0] == pytest.approx(3, rel=0.1)
+    assert decision.df in (math.inf, 20.0)
 
 
 def test_a_noise_far_below_what_is_said_is_found() -> None:
     """That of the first snapshot is about the spread of all targets, of which the noise may be a hundredth."""
     y = torch.randn(4000, 1, generator=torch.Generator().manual_seed(0)).double() * 0.02
     loc = torch.zeros(1, 1, 1, 4000, 1).double()
-    found = decide(loc, torch.ones_like(loc), y, Normal(), members=5)
-    assert found.factor[0] == pytest.approx(float(y.square().mean().sqrt()), rel=0.08)
+    decision = decide(loc, torch.ones_like(loc), y, Normal(), members=5)
+    assert decision.factor[0] == pytest.approx(float(y.square().mean().sqrt()), rel=0.08)
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_a_small_factor_is_taken_if_it_gains_more_than_chance() -> None:
         deviation = 0.03 + 0.03 * torch.rand(30, generator=generator).double()
         y = deviation * torch.randn(30, generator=generator).double()
         zeros = torch.zeros(2, 1, 1, 30, 1).double()
-        found = decide(
+        decision = decide(
             zeros, torch.stack([torch.ones(30), deviation]).reshape(2, 1, 1, 30, 1), y[:, None], Laplace(), members=1
         )
         usual, small = (
@@ -59,7 +59,7 @@ def test_a_small_factor_is_taken_if_it_gains_more_than_chance() -> None:
         )
         gain = (small - usual).numpy()
         sides.append(bool(gain.mean() > gain.std(ddof=1) / math.sqrt(30)))
-        assert (found.factor[0] < 0.3) is sides[-1]
+        assert (decision.factor[0] < 0.3) is sides[-1]
     assert len(set(sides)) == 2
 
 
@@ -67,9 +67,9 @@ def test_heavy_tails_are_found() -> None:
     generator = torch.Generator().manual_seed(0)
     zeros = torch.zeros(4000, 1, dtype=torch.float64)
     y = StudentT(4.0).sample((zeros, zeros + 1), generator)
-    found = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Normal(), members=1)
-    assert found.df in (3.0, 4.0, 6.0)
-    assert found.factor[0] == pytest.approx(1, abs=0.2)
+    decision = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Normal(), members=1)
+    assert decision.df in (3.0, 4.0, 6.0)
+    assert decision.factor[0] == pytest.approx(1, abs=0.2)
     kept = decide(zeros[None, None, None], zeros[None, None, None] + 1, y, Laplace(), members=1)
     assert kept.df == math.inf
     torch.testing.assert_close(kept.log_prob, Laplace.log_prob(y, zeros, zeros + kept.factor[0]), atol=1e-6, rtol=1e-6)
@@ -80,8 +80,8 @@ def test_a_snapshot_of_scattered_voters_counts_as_their_whole_ensemble() -> None
     y = torch.zeros(100, 1)
     noise = torch.randn(2, 100, 1, generator=torch.Generator().manual_seed(0))
     scattered, alike = noise, torch.full((2, 100, 1), 0.6)
-    found = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=10)
-    assert found.mean_at == (0,)
+    decision = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=10)
+    assert decision.mean_at == (0,)
     few = decide(torch.stack([scattered, alike])[:, None], None, y, Normal(), members=2)
     assert few.mean_at == (1,)
 
@@ -106,26 +106,28 @@ def test_classes_are_decided_by_their_likelihood() -> None:
     y = torch.tensor([0, 1, 1])
     good = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]])
     scores = torch.stack([good, 1 - good]).log()[:, None, None]
-    found = decide_classes(scores, y)
-    assert found.mean_at == (0,)
-    torch.testing.assert_close(found.log_prob[:, 0], torch.tensor([0.9, 0.8, 0.7]).double().log(), atol=1e-6, rtol=1e-6)
+    decision = decide_classes(scores, y)
+    assert decision.mean_at == (0,)
+    torch.testing.assert_close(
+        decision.log_prob[:, 0], torch.tensor([0.9, 0.8, 0.7]).double().log(), atol=1e-6, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-15, 1e12])
 def test_constant_noise_has_the_unit_of_the_targets(unit: float) -> None:
     y = torch.randn(200, 1, generator=torch.Generator().manual_seed(0)).double()
-    found = decide(torch.zeros(1, 1, 1, 200, 1), None, y * unit, Normal(), members=5)
+    decision = decide(torch.zeros(1, 1, 1, 200, 1), None, y * unit, Normal(), members=5)
     rms = float(y.square().mean().sqrt())
-    assert found.factor[0] / unit == pytest.approx(rms, rel=1e-9)
+    assert decision.factor[0] / unit == pytest.approx(rms, rel=1e-9)
     expected = torch.distributions.Normal(0.0, rms).log_prob(y) - math.log(unit)
-    torch.testing.assert_close(found.log_prob, expected)
+    torch.testing.assert_close(decision.log_prob, expected)
 
 
 def test_an_exact_prediction_has_a_density() -> None:
     for y in (torch.zeros(20, 1), torch.full((20, 1), 3e-14)):
-        found = decide(y[None, None, None], None, y, Normal(), members=5)
-        assert found.factor[0] == pytest.approx(1e-12 * (float(y[0]) or 1))
-        assert found.log_prob.isfinite().all()
+        decision = decide(y[None, None, None], None, y, Normal(), members=5)
+        assert decision.factor[0] == pytest.approx(1e-12 * (float(y[0]) or 1))
+        assert decision.log_prob.isfinite().all()
 
 
 def test_targets_that_are_all_equal_do_not_choose_the_snapshot() -> None:
@@ -143,8 +145,8 @@ def test_rows_without_a_class_weigh_nothing() -> None:
     scores = torch.randn(2, 3, 2, 40, 4, generator=torch.Generator().manual_seed(0)).log_softmax(4)
     y = torch.arange(40) % 4
     few = torch.where(torch.arange(40) < 8, y, -100)
-    found, alone = decide_classes(scores, few), decide_classes(scores[:, :, :, :8], y[:8])
-    assert found.mean_at == alone.mean_at
-    assert found.weights == pytest.approx(alone.weights)
-    torch.testing.assert_close(found.log_prob[:8], alone.log_prob)
-    assert not found.log_prob[8:].any()
+    decision, alone = decide_classes(scores, few), decide_classes(scores[:, :, :, :8], y[:8])
+    assert decision.mean_at == alone.mean_at
+    assert decision.weights == pytest.approx(alone.weights)
+    torch.testing.assert_close(decision.log_prob[:8], alone.log_prob)
+    assert not decision.log_prob[8:].any()

@@ -148,14 +148,17 @@ def test_the_model_is_the_weighted_mixture() -> None:
     prediction, risk = model(x, return_risk=True)
     torch.testing.assert_close(prediction, mean)
     torch.testing.assert_close(risk.epistemic, (weights * (means - mean) ** 2).sum(0).sqrt(), atol=1e-4, rtol=1e-4)
-    found = model.predictive(x)
-    torch.testing.assert_close(found.mean, prediction)
-    torch.testing.assert_close(found.stddev, risk.total, atol=1e-4, rtol=1e-4)
+    predictive = model.predictive(x)
+    torch.testing.assert_close(predictive.mean, prediction)
+    torch.testing.assert_close(predictive.stddev, risk.total, atol=1e-4, rtol=1e-4)
     each = StudentT(float(committee.df)) if committee.df.isfinite() else Normal()
-    terms = each.log_prob(y.expand_as(found.loc), found.loc, found.risk) + found.weights.log()[:, None, None]
-    torch.testing.assert_close(found.log_prob(y), terms.logsumexp(0))
-    assert (found.icdf(0.1) < found.icdf(0.9)).all()
-    torch.testing.assert_close(found.cdf(found.icdf(0.3)), torch.full_like(y, 0.3), atol=1e-3, rtol=0)
+    terms = (
+        each.log_prob(y.expand_as(predictive.loc), predictive.loc, predictive.risk)
+        + predictive.weights.log()[:, None, None]
+    )
+    torch.testing.assert_close(predictive.log_prob(y), terms.logsumexp(0))
+    assert (predictive.icdf(0.1) < predictive.icdf(0.9)).all()
+    torch.testing.assert_close(predictive.cdf(predictive.icdf(0.3)), torch.full_like(y, 0.3), atol=1e-3, rtol=0)
 
 
 @pytest.mark.slow
@@ -251,10 +254,11 @@ def test_other_risk_heads(family: Any) -> None:
     x, y = plane()
     model = compose(vote.Wrapper(3), sculpt.Wrapper(family, n_layers=1))(net())
     quiet(model, (x, y), folds=3, epochs=20)
-    found, risk = model.predictive(x), model(x, return_risk=True)[1]
-    torch.testing.assert_close(found.mean, model(x))
-    assert (found.stddev <= risk.total * 1.001).all()  # evidence says an epistemic risk of its own beside the voters'
-    assert found.log_prob(y).isfinite().all()
+    predictive, risk = model.predictive(x), model(x, return_risk=True)[1]
+    torch.testing.assert_close(predictive.mean, model(x))
+    # evidence says an epistemic risk of its own beside the voters'
+    assert (predictive.stddev <= risk.total * 1.001).all()
+    assert predictive.log_prob(y).isfinite().all()
 
 
 def test_a_density_is_fitted_at_the_end() -> None:

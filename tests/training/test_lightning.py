@@ -80,8 +80,9 @@ class Itself(lightning.LightningModule):
 
 
 def loader(rows: int = 24) -> DataLoader[Any]:
-    own = torch.Generator().manual_seed(0)  # what a loader draws is not taken from the stream that noise comes from
-    return DataLoader(TensorDataset(*data(rows)), batch_size=12, generator=own)
+    # what a loader draws is not taken from the stream that noise comes from
+    generator = torch.Generator().manual_seed(0)
+    return DataLoader(TensorDataset(*data(rows)), batch_size=12, generator=generator)
 
 
 def trainer(folder: Path, epochs: int, **settings: Any) -> lightning.Trainer:

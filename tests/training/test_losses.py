@@ -45,27 +45,27 @@ def batch(n: int) -> Batch:
 
 
 def test_a_loss_is_waited_for_when_the_next_is_on_its_way(late: list[int]) -> None:
-    found = RunningLoss(lambda *_: "")
+    running_loss = RunningLoss(lambda *_: "")
     values = [torch.tensor(value) for value in (1.0, 2.0, 6.0)]
     for number, (value, rows) in enumerate(zip(values, (4, 4, 2), strict=True)):
-        assert found.add(value, "", batch(rows)) is not value  # detached
+        assert running_loss.add(value, "", batch(rows)) is not value  # detached
         assert late == list(range(number))
-    assert found.mean() == pytest.approx((4 * 1 + 4 * 2 + 2 * 6) / 10)
+    assert running_loss.mean() == pytest.approx((4 * 1 + 4 * 2 + 2 * 6) / 10)
     assert late == [0, 1, 2]
 
 
 def test_on_the_cpu_at_once() -> None:
-    found = RunningLoss(lambda value, place, rows: f"{value} at {place} in {len(rows)}")
-    assert found.add(torch.tensor(2.5), "here", batch(3)) == 2.5
+    running_loss = RunningLoss(lambda value, place, rows: f"{value} at {place} in {len(rows)}")
+    assert running_loss.add(torch.tensor(2.5), "here", batch(3)) == 2.5
     with pytest.raises(FloatingPointError, match="inf at there in 2"):
-        found.add(torch.tensor(float("inf")), "there", batch(2))
+        running_loss.add(torch.tensor(float("inf")), "there", batch(2))
 
 
 def test_class_numbers_that_are_ignored_do_not_count() -> None:
-    found = RunningLoss(lambda *_: "")
+    running_loss = RunningLoss(lambda *_: "")
     for loss, labels in ((2.0, [0, 1, 1, 0]), (8.0, [-100, 1, -100, -100]), (0.0, [-100, -100])):
-        found.add(torch.tensor(loss), "", Batch(None, torch.zeros(len(labels), 2), torch.tensor(labels)))
-    assert found.mean() == pytest.approx((4 * 2 + 1 * 8) / 5)
+        running_loss.add(torch.tensor(loss), "", Batch(None, torch.zeros(len(labels), 2), torch.tensor(labels)))
+    assert running_loss.mean() == pytest.approx((4 * 2 + 1 * 8) / 5)
 
 
 def model() -> nn.Module:

@@ -125,8 +125,8 @@ def test_runs_of_one_moment_have_folders_of_their_own(tmp_path: Path) -> None:
     with offline("tensorboard", tmp_path):
         for seed in range(3):
             quiet(made(), rows(), epochs=1, seed=seed, log_to=TensorBoard(tmp_path / "here"))
-        found = read("tensorboard", tmp_path)
-        assert sorted(run.settings["seed"] for run in found) == ["0", "1", "2"]
+        runs = read("tensorboard", tmp_path)
+        assert sorted(run.settings["seed"] for run in runs) == ["0", "1", "2"]
 
 
 @pytest.mark.slow

@@ -25,11 +25,11 @@ def curve(history: History, column: str) -> list[tuple[int, float]]:
     return list(zip(history.frame["epoch"], history.frame[column], strict=True))
 
 
-def same(found: list[tuple[int, float]], history: History, column: str, first: int = 1) -> None:
+def same(logged: list[tuple[int, float]], history: History, column: str, first: int = 1) -> None:
     """TensorBoard keeps single precision."""
     wanted = curve(history, column)[first - 1 :]
-    assert [step for step, _ in found] == [step for step, _ in wanted]
-    assert [value for _, value in found] == pytest.approx([value for _, value in wanted], rel=1e-6)
+    assert [step for step, _ in logged] == [step for step, _ in wanted]
+    assert [value for _, value in logged] == pytest.approx([value for _, value in wanted], rel=1e-6)
 
 
 @pytest.fixture(params=PACKAGES)

@@ -169,8 +169,8 @@ def test_a_loss_that_the_trainer_computes_trains_each_voter_on_the_rows_dealt_to
         report_to=[],
         use_cpu=True,
     )
-    own = {} if smoothed else {"compute_loss_func": loss_of_output}
-    Dealt(model=wrapped, args=arguments, train_dataset=Rows(labels), callbacks=[ByHand()], **own).train()
+    options = {} if smoothed else {"compute_loss_func": loss_of_output}
+    Dealt(model=wrapped, args=arguments, train_dataset=Rows(labels), callbacks=[ByHand()], **options).train()
     torch.testing.assert_close(plain[0], plain[1])
     for name, gradient in gradients.items():
         each = [voter.get_parameter(name.removesuffix("@vote")).grad for voter in voters]
@@ -185,9 +185,9 @@ def test_generated_predictions_are_those_of_the_mean_of_plain_copies(tmp_path: P
     options = {"predict_with_generate": True, "generation_max_length": 5}
     plain = [trained(voter.train(), labels, tmp_path, 0.1, **options) for voter in copy.deepcopy(voters)]
     trainer = trained(wrapped, labels, tmp_path, 0.1 * N, **options)
-    found = trainer.predict(Rows(labels))
+    prediction = trainer.predict(Rows(labels))
     losses = [each.predict(Rows(labels)).metrics["test_loss"] for each in plain]
-    assert found.metrics["test_loss"] == pytest.approx(sum(losses) / N, rel=1e-5)
+    assert prediction.metrics["test_loss"] == pytest.approx(sum(losses) / N, rel=1e-5)
     written = torch.zeros(len(IDS), 1, dtype=torch.long)
     ended = torch.zeros(len(IDS), dtype=torch.bool)
     for _ in range(4):
@@ -196,4 +196,4 @@ def test_generated_predictions_are_those_of_the_mean_of_plain_copies(tmp_path: P
         token = torch.stack(answers).softmax(-1).mean(0).argmax(-1).masked_fill(ended, 0)
         ended |= token == plain[0].model.config.eos_token_id
         written = torch.cat([written, token[:, None]], 1)
-    assert torch.equal(torch.as_tensor(found.predictions)[:, :5], written)
+    assert torch.equal(torch.as_tensor(prediction.predictions)[:, :5], written)

@@ -88,8 +88,8 @@ def test_a_model_whose_prediction_is_frozen_keeps_it_while_its_risk_is_trained()
     x, y = plane(100)
     expected, before = wrapped.eval()(x, return_risk=True)
     quiet(wrapped, (x, y), epochs=20)
-    found, after = wrapped(x, return_risk=True)
-    assert torch.equal(found, expected)
+    prediction, after = wrapped(x, return_risk=True)
+    assert torch.equal(prediction, expected)
     assert not torch.equal(after, before)
 
 

@@ -90,7 +90,7 @@ def test_a_training_in_a_thread_is_that_of_the_main_thread_whatever_cells_draw_m
         assert state() == torch.Generator().manual_seed(1).get_state().numpy().tobytes()
 
         torch.manual_seed(1)
-        started, drew, ended, found = threading.Event(), threading.Event(), threading.Event(), []
+        started, drew, ended, trained = threading.Event(), threading.Event(), threading.Event(), []
 
         def look(progress: Progress) -> None:
             started.set()
@@ -98,7 +98,7 @@ def test_a_training_in_a_thread_is_that_of_the_main_thread_whatever_cells_draw_m
 
         def noisy() -> None:
             try:
-                found.append(train(name, models[2], look))
+                trained.append(train(name, models[2], look))
             finally:
                 started.set()
                 ended.set()
@@ -116,10 +116,10 @@ def test_a_training_in_a_thread_is_that_of_the_main_thread_whatever_cells_draw_m
     generator = torch.Generator().manual_seed(1)
     assert drawn
     assert all(torch.equal(value, torch.rand(3, generator=generator)) for value in drawn)
-    assert expected.keys() == quiet.keys() == found[0].keys()
+    assert expected.keys() == quiet.keys() == trained[0].keys()
     for key, value in expected.items():
         assert torch.equal(quiet[key], value), key
-        assert torch.equal(found[0][key], value), key
+        assert torch.equal(trained[0][key], value), key
 
 
 @pytest.mark.parametrize("folds", [None, 2])

@@ -288,11 +288,11 @@ def test_a_stock_trainer_trains_risk_heads_by_their_likelihood(mode: str, voters
     wrapped: Any = (head if voters == 1 else compose(vote.Wrapper(voters, output=output), head))(model)
     by_hand = copy.deepcopy(wrapped).train()
     by_hand.loss(CRITERIA[mode], {"input_ids": rows.ids}, TARGETS[mode](rows.labels)).backward()
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
 
     class Look(transformers.TrainerCallback):
         def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            found.update({name: p.grad.clone() for name, p in wrapped.named_parameters() if p.grad is not None})
+            gradients.update({name: p.grad.clone() for name, p in wrapped.named_parameters() if p.grad is not None})
 
     # tokens are counted over all batches between two steps, so that these may be accumulated
     size = 4 if mode == "tokens" else 8
@@ -300,9 +300,9 @@ def test_a_stock_trainer_trains_risk_heads_by_their_likelihood(mode: str, voters
     transformers.Trainer(model=wrapped, args=options, train_dataset=rows, callbacks=[Look()]).train()
     expected = {name: p.grad for name, p in by_hand.named_parameters() if p.grad is not None}
     assert any("@sculpt" in name for name in expected)
-    assert found.keys() == expected.keys()
+    assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 class Penalized(nn.Module):

@@ -95,9 +95,9 @@ def test_fit_trains_by_the_compiled_loss_and_the_likelihood(case: str) -> None:
     weights, answers = by_hand(wrapped)
     history = wrapped.fit(X, labels, epochs=3, batch_size=12, verbose=0).history["loss"]
     optimizer = torch.optim.SGD(weights.values(), 0.5)
-    for found in history:
+    for epoch_loss in history:
         total = expected(*answers(XS))
-        assert found == pytest.approx(total.item(), rel=1e-4)
+        assert epoch_loss == pytest.approx(total.item(), rel=1e-4)
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
@@ -216,8 +216,8 @@ def test_a_loss_by_hand_gets_scores_and_their_noise() -> None:
         x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: Any = None
     ) -> Any:
         y_hat, risk = y_pred
-        own = k.ops.mean(k.losses.sparse_categorical_crossentropy(y, y_hat, from_logits=True))
-        return own + sculpt.LogitNormal.loss_function(y, y_hat, risk)
+        cross_entropy = k.ops.mean(k.losses.sparse_categorical_crossentropy(y, y_hat, from_logits=True))
+        return cross_entropy + sculpt.LogitNormal.loss_function(y, y_hat, risk)
 
     wrapped.compute_loss = compute_loss
     scores, noise = by_hand(wrapped)[1](XS)

@@ -108,11 +108,11 @@ def test_evaluation_and_metrics_see_the_same(case: str) -> None:
     everyone = [torch.arange(12)]
     each = [total([model], everyone, x, y, judge, training=False).item() for model in wrapped.voters()]
     mean = wrapped(x)
-    own = judge._compile_loss(k.tree.map_structure(torch.as_tensor, y), mean)
+    loss_of_mean = judge._compile_loss(k.tree.map_structure(torch.as_tensor, y), mean)
     parts = [
         judge._compile_loss(k.tree.map_structure(torch.as_tensor, y), copied(x)).item() for copied in wrapped.voters()
     ]
-    expected = own.item() + np.mean(each) - np.mean(parts)
+    expected = loss_of_mean.item() + np.mean(each) - np.mean(parts)
     assert wrapped.evaluate(x, y, batch_size=12, verbose=0, return_dict=True)["loss"] == pytest.approx(
         expected, rel=1e-5
     )
@@ -254,12 +254,12 @@ def test_targets_and_weights_are_compared_row_by_row(shapes: Any) -> None:
     y, risk = (leaf.detach().reshape(12) for leaf in wrapped(X, return_risk=True))
     target, weights = torch.as_tensor(Y[:, 0]), np.arange(12, dtype="float32")
     likelihood = -(torch.distributions.Normal(y, risk).log_prob(target) * torch.as_tensor(weights)).mean().item()
-    for given in (weights, weights[:, None]):
-        own, both = (
-            model.test_on_batch(X, Y.reshape(targets), sample_weight=given, return_dict=True)["loss"]
+    for sample_weight in (weights, weights[:, None]):
+        plain_loss, both = (
+            model.test_on_batch(X, Y.reshape(targets), sample_weight=sample_weight, return_dict=True)["loss"]
             for model in (plain, wrapped)
         )
-        assert both == pytest.approx(own + likelihood, rel=1e-4)
+        assert both == pytest.approx(plain_loss + likelihood, rel=1e-4)
 
 
 def test_metrics_whose_config_leaves_something_out_judge_as_they_are() -> None:
