@@ -198,11 +198,11 @@ def trained(on: str, labels: str, wrapper: str, seed: int, rows: int, epochs: in
         pairs = seen["train"], known[labels][parts(rows)[0]]
         fit(wrapped, pairs, epochs=epochs, batch_size=BATCH, seed=seed, progress=False)
         with torch.no_grad():
-            scores, designed = wrapped(seen["test"], return_risk=True)
-            scores_held, designed_held = wrapped(seen["held"], return_risk=True)
+            designed, designed_held = (wrapped(seen[name], return_risk=True)[1] for name in ("test", "held"))
             for method in wrapped._workbench.methods:
                 method.refines = False
-            risk, risk_held = (wrapped(seen[name], return_risk=True)[1] for name in ("test", "held"))
+            scores, risk = wrapped(seen["test"], return_risk=True)
+            scores_held, risk_held = wrapped(seen["held"], return_risk=True)
     return scores.double(), (risk, designed), scores_held.double(), (risk_held, designed_held)
 
 

@@ -95,6 +95,20 @@ def test_the_head_is_chosen_by_training_images_alone(bench: ModuleType) -> None:
     assert bench.chosen(means) == ("published", "people", "vote, neo")
 
 
+def test_prediction_and_risk_of_a_wrapper_that_draws_are_those_of_one_call(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 64, generator=generator)
+    monkeypatch.setattr(bench, "features", lambda trunk, n: {"train": x, "held": x[:20], "test": x})
+    monkeypatch.setattr(bench, "answers", lambda n: {"clean": torch.randint(10, (60,), generator=generator)})
+    monkeypatch.setattr(bench, "parts", lambda n: (slice(0, 60), slice(0, 20)))
+    scores, risks, scores_held, risks_held = bench.trained("published", "clean", "sample", 0, 0, 2)
+    for logits, pair in ((scores, risks), (scores_held, risks_held)):
+        *_, epistemic = bench._risks("sample", logits, *pair)["sample"]
+        assert epistemic.min() > -1e-6, "a mutual information"
+
+
 @pytest.mark.slow
 def test_a_smoke_run_gives_a_page(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
