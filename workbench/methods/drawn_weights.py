@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 _SURE = 6  # standard errors beyond which a deviation is no chance, in a model of thousands of tensors
 _LIKELY = 3  # the same of a scale, where a mistake changes little
 _REPEATS = 4  # equal values of a bias that no draw would give
-_MOST = 2**22  # about as many values of a weight are looked at, of evenly spread rows
+_MOST = 256  # about as many rows and columns of a weight are looked at, evenly spread
 
 
 def looks_drawn(weight: Tensor) -> bool:
@@ -21,7 +23,8 @@ def looks_drawn(weight: Tensor) -> bool:
     Args:
         weight: parameter of at least two dimensions; rows of zeros, as for padding, are left out.
     """
-    values = weight.detach()[:: max(1, weight.numel() // _MOST)].float()
+    rows, columns = (max(1, size // _MOST) for size in weight.shape[:2])
+    values = weight.detach()[::rows, ::columns].float()
     values = values[values.flatten(1).any(1)]
     n = values.numel()
     if n < 2:
@@ -42,23 +45,33 @@ def _is_homogeneous(groups: Tensor) -> bool:
     return bool(means < 1 + _SURE * math.sqrt(2 / n) and squares < 1 + _SURE * math.sqrt((2 + 12 / size) / n))
 
 
-@torch.no_grad()
-def match(drawn: Tensor, value: Tensor) -> None:
-    """Change values drawn by a layer's own initialization, in place, to those of the initialization that gave it another value.
+def matching(value: Tensor) -> Callable[[Tensor], None]:
+    """Return a function that changes newly drawn values, in place, to those of the initialization that gave a parameter its value.
 
-    Weights get its scale, unless the difference may be chance; biases its zeros and other constants (a forget gate's ones) as well.
+    Weights get its scale, unless the difference may be chance; biases its zeros and other constants (a forget gate's ones).
 
     Args:
-        drawn: newly drawn parameter.
-        value: parameter of the same shape, from the model's own initialization.
+        value: parameter from the model's own initialization; only the norm of a weight is kept.
     """
-    if drawn.dim() == 1:
-        if len(drawn) == 1 or not torch.equal(drawn, drawn[:1].expand_as(drawn)):
-            constants, places, counts = value.unique(return_inverse=True, return_counts=True)
-            is_constant = (counts >= max(_REPEATS, len(value) / 8)) | (constants == 0)
-            drawn.copy_(torch.where(is_constant[places], value, drawn))
-        return
-    dtype = torch.promote_types(drawn.dtype, torch.float32)
-    norm, wanted = (float(torch.linalg.vector_norm(tensor, dtype=dtype)) for tensor in (drawn, value))
-    if min(norm, wanted) > 0 and abs(math.log(wanted / norm)) > _LIKELY / math.sqrt(drawn.numel()):
-        drawn.mul_(wanted / norm)
+    if value.dim() == 1:
+        return partial(_keep_constants, value=value.detach().clone())
+    return partial(_rescale, norm=_norm(value))
+
+
+@torch.no_grad()
+def _keep_constants(drawn: Tensor, value: Tensor) -> None:
+    if len(drawn) == 1 or not torch.equal(drawn, drawn[:1].expand_as(drawn)):
+        constants, places, counts = value.unique(return_inverse=True, return_counts=True)
+        is_constant = (counts >= max(_REPEATS, len(value) / 8)) | (constants == 0)
+        drawn.copy_(torch.where(is_constant[places], value, drawn))
+
+
+@torch.no_grad()
+def _rescale(drawn: Tensor, norm: float) -> None:
+    current = _norm(drawn)
+    if min(norm, current) > 0 and abs(math.log(norm / current)) > _LIKELY / math.sqrt(drawn.numel()):
+        drawn.mul_(norm / current)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.promote_types(tensor.dtype, torch.float32)))

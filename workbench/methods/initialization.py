@@ -18,7 +18,7 @@ from ..core.plain_copies import plain_module
 from ..engine.effects.attributes import modules
 from ..engine.effects.branch_values import copy_values, set_values, tensors_in
 from .computed_weights import assign, assign_by_hooks, is_learned, owner_of, unparametrize, value_of, vectors_of_hooks
-from .drawn_weights import looks_drawn, match
+from .drawn_weights import looks_drawn, matching
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 
@@ -53,7 +53,7 @@ class Draws:
             value, path = self._table.value(slot), entry.owners[0][0]
             if entry.buffer:
                 continue
-            if type(value.data) is not Tensor or value.is_meta:
+            if type(value.data) is not Tensor or value.is_meta or value.layout is not torch.strided:
                 return False
             is_weight = value.requires_grad and value.is_floating_point() and value.dim() > 1
             has_reset = _reset_of(self._table.module(path)) is not None and self._initializer(path) is None
@@ -194,11 +194,11 @@ class Draws:
                 unparametrize(copied)
                 _copy_unregistered(copied)
                 parameters = copied.named_parameters(recurse=False) if initialize is None and self._is_drawn else ()
-                values = {key: value.detach().clone() for key, value in parameters}
+                matches = {key: matching(value) for key, value in parameters if value.is_floating_point()}
                 if name is not None:
                     getattr(copied, name)()
-                for key, value in values.items():
-                    match(copied.get_parameter(key), value)
+                for key, match in matches.items():
+                    match(copied.get_parameter(key))
                 if initialize is not None:
                     with contextlib.suppress(*[Exception] * without_children):  # it may access the missing children
                         self._initialize(initialize, path, copied)

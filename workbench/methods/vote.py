@@ -41,7 +41,7 @@ class Wrapper(_Wrapper):
 
     Voters are drawn anew, by the initialization of each layer (`reset_parameters`) or of the model (`_init_weights`). If the weights come from
     another one in the model's constructor (He et al. 2015, or that of a SIREN), voters get its scale, its zero biases and other constants of
-    biases. Nothing is taken from trained weights, unless `finetune=True`.
+    biases. Nothing is taken from weights that do not look drawn, as after training, unless `finetune=True`.
 
     Frozen parameters (requires_grad=False) are shared by all voters and keep their values, so that a pretrained layer or the base of an adapter
     keeps what it has learned. A weight that is zero on purpose (the second factor of a LoRA, a zero-initialized residual scale or convolution)
