@@ -56,8 +56,8 @@ class Draws:
             if type(value.data) is not Tensor or value.is_meta or value.layout is not torch.strided:
                 return False
             is_weight = value.requires_grad and value.is_floating_point() and value.dim() > 1
-            has_reset = _reset_of(self._table.module(path)) is not None and self._initializer(path) is None
-            if is_weight and has_reset and not looks_drawn(value):
+            is_drawn_by_layer = _reset_of(self._table.module(path)) is not None and self._initializer(path) is None
+            if is_weight and is_drawn_by_layer and not looks_drawn(value):
                 return False
         return True
 

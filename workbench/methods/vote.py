@@ -352,12 +352,11 @@ class Vote(TakesDesign):
         return Stacked(self.name, name)
 
     def _factor(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        ones, spread = (
-            torch.ones(self.wrapper.n_voters, *shape, dtype=like.dtype, device=like.device),
-            self.wrapper.alpha,
-        )
+        ones = torch.ones(self.wrapper.n_voters, *shape, dtype=like.dtype, device=like.device)
+        if self.wrapper.finetune:
+            return ones
         # of mean square 1, so that outputs of deep models have the size that the initialization of their layers gives them (He et al. 2015)
-        return ones if self.wrapper.finetune else (ones + spread * torch.randn_like(ones)) / math.hypot(1, spread)
+        return (ones + self.wrapper.alpha * torch.randn_like(ones)) / math.hypot(1, self.wrapper.alpha)
 
 
 def _is_trainable(table: Table) -> Callable[[str], bool]:
