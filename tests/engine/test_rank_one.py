@@ -442,22 +442,3 @@ def test_a_single_layer_is_one_graph(always: None) -> None:
     wrapped = wrap(copy.deepcopy(model)).eval()
     y = wrapped(rand(6, 5))
     torch.testing.assert_close(torch.compile(wrapped, backend="eager", fullgraph=True)(rand(6, 5)), y)
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
-def test_voters_of_a_deep_model_start_with_outputs_of_its_size(alpha: float) -> None:
-    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64, bias=False), nn.ReLU())]
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        for layer in layers[::2]:
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        model = nn.Sequential(*layers)
-        wrapped = vote.Wrapper(40, alpha=alpha, share="rank1")(model)
-    x = rand(20, 64, dtype=torch.float32)
-    with torch.no_grad():
-        outputs = torch.stack([voter(x) for voter in wrapped.voters()])
-        assert 0.1 < (outputs.square().mean() / model(x).square().mean()).item() < 10
-    for name, factors in wrapped.named_parameters():
-        if "@vote" in name:
-            assert factors.square().mean().item() == pytest.approx(1, rel=0.1)
-            assert (factors.std() / factors.mean()).item() == pytest.approx(alpha, rel=0.15)

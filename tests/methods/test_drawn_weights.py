@@ -134,3 +134,20 @@ def test_trained_models_are_drawn_by_their_layers_alone() -> None:
     for voter in wrapped.voters():
         assert voter.weight.abs().max() <= 1 / 4  # the bound of nn.Linear, 1 / sqrt(16)
         assert voter.bias.any()
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+def test_rank_one_voters_of_a_deep_model_start_with_outputs_of_its_size(alpha: float) -> None:
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64, bias=False), nn.ReLU())]
+    for layer in layers[::2]:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    model = nn.Sequential(*layers)
+    wrapped = vote.Wrapper(40, alpha=alpha, share="rank1")(model)
+    x = torch.randn(20, 64)
+    with torch.no_grad():
+        outputs = torch.stack([voter(x) for voter in wrapped.voters()])
+        assert 0.1 < (outputs.square().mean() / model(x).square().mean()).item() < 10
+    for name, factors in wrapped.named_parameters():
+        if "@vote" in name:
+            assert factors.square().mean().item() == pytest.approx(1, rel=0.1)
+            assert (factors.std() / factors.mean()).item() == pytest.approx(alpha, rel=0.15)
