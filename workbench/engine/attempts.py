@@ -145,7 +145,7 @@ def _refuse_other_dtypes(request: Request, results: Sequence[Result]) -> None:
     try:
         single_plan = replace(plan, axes=(), fixed=fixed, dealt="", rows=(), keep_state=False)
         single = replace(_with_copies(request), plan=single_plan, first=False, receiver=None)
-        with outside_undone(request.clones.root, single.flat[0]) as watch, watch:
+        with outside_undone(request.clones.root, single_plan, single.flat[0]) as watch, watch:
             expected = tensors(unseal(loop.run(single)[0].output))
     finally:
         sources.restore(before)

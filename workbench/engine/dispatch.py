@@ -289,7 +289,7 @@ class Dispatcher:
         times: dict[str, float] = {}
         refused: dict[str, str] = {}
         tried = replace(request, receiver=None)
-        with outside_undone(self.root, request.flat[0]) as watch:
+        with outside_undone(self.root, request.plan, request.flat[0]) as watch:
             with watch:  # only in a pass that is not timed
                 seconds(EXECUTORS["loop"], replace(tried, first=True))
             for name in _possible_executors(self.root, request.plan):
@@ -403,7 +403,7 @@ def _error_of_loop(request: Request) -> Exception | None:
         raise _RanError
 
     try:
-        with outside_undone(request.clones.root, request.flat[0]) as watch, watch:
+        with outside_undone(request.clones.root, request.plan, request.flat[0]) as watch, watch:
             attempt(Executor(run_and_forget), replace(request, first=True))
     except _RanError:
         return None

@@ -168,7 +168,7 @@ def dry_run(request: Request, mode: AbstractContextManager[Any] | None = None) -
         with torch.no_grad():
             inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
             args, kwargs = rebuild(inputs)
-            with outside_undone(request.clones.root, inputs) as watch, watch, mode or nullcontext():
+            with outside_undone(request.clones.root, request.plan, inputs) as watch, watch, mode or nullcontext():
                 result = loop.run(replace(request, args=args, kwargs=kwargs))[0]
         return tensors(unseal(result.output))
     finally:

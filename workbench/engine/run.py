@@ -280,7 +280,7 @@ class Engine:
         try:
             inputs = [leaf.detach().clone() if isinstance(leaf, Tensor) else duplicate(leaf) for leaf in leaves]
             args, kwargs = rebuild(inputs)
-            with self.clones.aside(), outside_undone(self.root, inputs) as watch, watch:
+            with self.clones.aside(), outside_undone(self.root, request.plan, inputs) as watch, watch:
                 results = loop.run(replace(request, args=args, kwargs=kwargs, trackers=trackers, track_all=True))
             return [(tracker, result.output) for tracker, result in zip(trackers, results, strict=True)]
         finally:

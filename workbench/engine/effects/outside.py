@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...introspect.objects import is_atom, tensors_and_generators
+from ..plan import Plan
 from ..tree import flatten
 from .attributes import Tree, attributes
 from .parameters import undo_writes
@@ -56,6 +57,13 @@ class OutsideTensors:
         for _, value in attributes(tree):
             if not is_atom(value):
                 self.know(tensors_and_generators(value))
+
+    def know_plan(self, plan: Plan) -> None:
+        """Note the tensors that branches take."""
+        for rule in plan.rules.values():
+            self.know(map(plan.bank.get, rule.registered()))
+        for rows in plan.bank.separated().values():
+            self.know(rows)
 
     def read(self, leaves: list[Any]) -> None:
         """Look up what holds those of the arguments of an operation that are tensors from outside."""
@@ -102,11 +110,12 @@ class OutsideWatch(TorchFunctionMode):
 
 
 @contextmanager
-def outside_undone(root: nn.Module, inputs: Iterable[Any]) -> Iterator[OutsideWatch]:
+def outside_undone(root: nn.Module, plan: Plan, inputs: Iterable[Any]) -> Iterator[OutsideWatch]:
     """Undo what extra passes of a model replace outside its modules, and what they write into its parameters.
 
     Args:
         root: the wrapped module.
+        plan: the plan of the passes.
         inputs: leaves of the inputs of the passes.
 
     Yields:
@@ -115,6 +124,7 @@ def outside_undone(root: nn.Module, inputs: Iterable[Any]) -> Iterator[OutsideWa
     outside = OutsideTensors(keep=False)
     outside.know(inputs)
     outside.know_model(dict(root.named_modules()))
+    outside.know_plan(plan)
     undo = undo_writes(root)
     try:
         with outside:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..branch import Clone, is_batched
 from ..effects.outside import OutsideTensors, OutsideWatch
 from ..effects.random import RandomSources
+from ..plan import Plan
 from ..tree import flatten
 from .wrong_rules import wrong_rule
 
@@ -54,12 +55,13 @@ class FirstPass(OutsideWatch):
 
     watches = True  # see `joint_layers`
 
-    def __init__(self, watch: Watch, clone: Clone, sources: RandomSources | None) -> None:
+    def __init__(self, watch: Watch, clone: Clone, plan: Plan, sources: RandomSources | None) -> None:
         super().__init__(watch.outside)
-        self._watch, self._clone, self._sources = watch, clone, sources
+        self._watch, self._clone, self._plan, self._sources = watch, clone, plan, sources
 
     def __enter__(self) -> FirstPass:
         self._watch.outside.know_model(self._clone.tree)  # which holds the tensors of the pass by now
+        self._watch.outside.know_plan(self._plan)
         return super().__enter__()
 
     def __torch_function__(

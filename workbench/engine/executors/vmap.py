@@ -180,7 +180,7 @@ class _Pass:
         """Run the branches on tensors without their branch axes; store the structure of the output in `shape`."""
         request, plan, clone = self.request, self.plan, self.clone
         sources = request.clones.sources(self.leaves) if self.watches_draws else None
-        modes: list[TorchFunctionMode] = [] if self.watch is None else [FirstPass(self.watch, clone, sources)]
+        modes: list[TorchFunctionMode] = [] if self.watch is None else [FirstPass(self.watch, clone, plan, sources)]
         if token is not None:
             modes.append(Rescue(token))
         autocast = AutocastUnderVmap(request.autocast) if request.autocast else nullcontext()
