@@ -199,6 +199,9 @@ class Method:
     def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Raise an error if a call with these inputs shows that `fit` would refuse the model; run before training and for an example."""
 
+    def check_targets(self, wrapped: Any, prediction: Any, y: Any) -> None:
+        """Raise an error if a prediction and its targets show that `fit` would refuse the data; run before training."""
+
     def tune(self, wrapped: Any, held_out: Any) -> None:
         """With `needs_fit`: choose settings on validation batches, pairs (input, target); `workbench.fit` calls it after `fit`."""
 

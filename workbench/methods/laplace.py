@@ -18,7 +18,7 @@ from ..core.ownership import table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Intervention, Shared, Stacked
-from ..engine.tree import flatten, map_tensors, names
+from ..engine.tree import flatten, map_tensors, names, tensors
 from ..errors import NotFittedError
 from .design import Design, TakesDesign
 from .last_layer import RISK_CALL, CurvatureFit, head_axes
@@ -273,6 +273,9 @@ class Laplace(TakesDesign):
             curvature_fit.check(args, kwargs)
         self._check_meaning(curvature_fit)
         super().check(wrapped, args, kwargs)
+
+    def check_targets(self, wrapped: Any, prediction: Any, y: Any) -> None:
+        self.curvature_fit(wrapped, {}).check_targets(y, tensors(prediction))
 
     def _check_meaning(self, curvature_fit: CurvatureFit) -> None:
         if self._draws and not isinstance(curvature_fit.meaning, Classes):

@@ -19,6 +19,7 @@ from ..core.outputs.class_scores import Binary, Classes, at_least_float32
 from ..core.outputs.meanings import IGNORED, Meaning
 from ..core.outputs.options import MEAN
 from ..core.outputs.resolution import resolve, targets_of
+from ..core.outputs.slips import refuse_numbers_of_values
 from ..core.ownership import engine_of, table_of
 from ..engine.branch import is_batched
 from ..engine.effects.random import values_unavailable
@@ -340,9 +341,17 @@ class CurvatureFit:
                 stacklevel=user_stacklevel(),
             )
 
+    def check_targets(self, target: Any, leaves: list[Any]) -> None:
+        """Raise ValueError if targets are class numbers, of which the outputs have no residuals."""
+        if self.noise is None and not head_axes(self.table):
+            refuse_numbers_of_values(
+                self.wrapped, "laplace takes", "values, whose noise it estimates from residuals", target, leaves
+            )
+
     def _targets(self, target: Any, z: Tensor) -> Tensor:
         if isinstance(target, Tensor) and target.numel() == z.numel():
             return target.reshape(z.shape)
+        self.check_targets(target, [z])
         shape = list(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(
             f"laplace estimates the noise of the data from residuals, but the targets are {shape} for predictions {list(z.shape)}: give pairs "

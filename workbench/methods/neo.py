@@ -239,6 +239,20 @@ class Neo(Method):
             return position_risk.judge(self, wrapped, args, kwargs, self.wrapper.per == "image")
         return row_risk.judge(self, wrapped, args, kwargs)
 
+    def check(self, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if (scaling := extra(wrapped, "scaling")) is not None:
+            args, kwargs = scaling.inputs(args, kwargs)
+        trial = copy.copy(self)  # what it notes of its first batch is for `fit` to note
+        with evaluating(wrapped):
+            if not isinstance(self.model(wrapped), Positions):
+                row_risk.check(trial, wrapped, args, kwargs)
+            elif not position_risk.check(trial, wrapped, args, kwargs):
+                self._refuse_no_positions()
+
+    def check_targets(self, wrapped: Any, prediction: Any, y: Any) -> None:
+        if not isinstance(self.model(wrapped), Positions):
+            row_risk.check_targets(self, wrapped, y)
+
     def fit(self, wrapped: Any, inputs: Any) -> None:
         """Learn the signature of the training inputs in closed form (a flow: by a short training)."""
         if self._by_position(wrapped._workbench.output):
@@ -248,14 +262,17 @@ class Neo(Method):
                 batches = ((args, kwargs) for args, kwargs, _ in self._batches(wrapped, inputs, MAX_IMAGES))
                 if position_risk.learn(self, wrapped, batches):
                     return
-            if self.wrapper.per is not None:
-                raise ValueError(
-                    f"neo: per={self.wrapper.per!r}, but the output has no positions in common with the features of the last layer; use "
-                    'per="row", or say which dimension holds the classes, output=Logits(dim=1)'
-                )
+            self._refuse_no_positions()
             self._set_density(wrapped, False)
             inputs = inputs_of_rows
         row_risk.learn(self, wrapped, self._batches(wrapped, inputs, row_risk.MAX_ROWS))
+
+    def _refuse_no_positions(self) -> None:
+        if self.wrapper.per is not None:
+            raise ValueError(
+                f"neo: per={self.wrapper.per!r}, but the output has no positions in common with the features of the last layer; use "
+                'per="row", or say which dimension holds the classes, output=Logits(dim=1)'
+            )
 
     def _batches(self, wrapped: Any, inputs: Any, max_rows: int) -> Iterator[tuple[tuple, dict[str, Any], Any]]:
         """Iterate over the model's positional and keyword inputs, on its device and in its units, and the targets."""

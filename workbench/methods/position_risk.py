@@ -145,11 +145,7 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
     sample = _sample(method, wrapped, batches)
     if sample is None:
         return False
-    if sample.scores is None and (method.wrapper.classes or density.template.needs_logits):
-        raise ValueError(
-            f"neo: density={type(density.template).__name__} is to use class scores, but the positions of the output have none; choose another "
-            "density, or say which dimension holds the classes, output=Logits(dim=1)"
-        )
+    _check_scores(method, density, sample)
     with torch.enable_grad():
         density.fit(sample.features, sample.scores)
     raws, masks = [], []
@@ -161,6 +157,15 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
         masks.append(_keep(part, tap))
     density.standardize(raws, masks)
     return True
+
+
+@torch.no_grad()
+def check(method: Any, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Return whether the output of a call has positions; raise ValueError if `learn` would refuse them."""
+    sample = _sample(method, wrapped, [(args, kwargs)])
+    if sample is not None:
+        _check_scores(method, method.model(wrapped), sample)
+    return sample is not None
 
 
 class _Sample(NamedTuple):
@@ -175,6 +180,14 @@ class _Sample(NamedTuple):
     features: list[Tensor]
     scores: Tensor | None
     held_out: list[tuple[tuple, dict[str, Any]]]
+
+
+def _check_scores(method: Any, density: Positions, sample: _Sample) -> None:
+    if sample.scores is None and (method.wrapper.classes or density.template.needs_logits):
+        raise ValueError(
+            f"neo: density={type(density.template).__name__} is to use class scores, but the positions of the output have none; choose another "
+            "density, or say which dimension holds the classes, output=Logits(dim=1)"
+        )
 
 
 def _sample(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, Any]]]) -> _Sample | None:

@@ -35,9 +35,10 @@ def learn(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dict[str, An
     """
     density, output = method.model(wrapped), wrapped._workbench.output
     rows = _training_rows(method, wrapped, batches)
-    needs_classes = method.wrapper.classes or density.needs_logits
+    needs_classes = _needs_classes(method, density)
     if needs_classes:
-        _check_classes(density, rows, output, method.wrapper.classes)
+        _check_scores(density, rows.scores)
+        _check_values(method, wrapped, rows.value_shape)
     is_classifier = needs_classes or (
         method.wrapper.classes is None and (has_classes(output) or rows.labels is not None)
     )
@@ -85,16 +86,43 @@ def _training_rows(method: Any, wrapped: Any, batches: Iterable[tuple[tuple, dic
     )
 
 
-def _check_classes(density: Density, rows: TrainingRows, output: Any, classes: bool | None) -> None:
-    if rows.scores is None:
+@torch.no_grad()
+def check(method: Any, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError if a call with these inputs shows that `learn` would refuse the model."""
+    density: Density = method.model(wrapped)
+    if not _needs_classes(method, density):
+        return
+    y, n, features, _ = method.features(wrapped, args, kwargs)
+    scores = class_scores(wrapped, y, n)
+    _check_scores(density, scores)
+    if density.needs_head:
+        last_layer(wrapped, method.sites[-1], density, features[-1], scores)
+        density.check_features(features[-1])
+
+
+def check_targets(method: Any, wrapped: Any, target: Any) -> None:
+    """Raise ValueError if class scores are to be used, and targets show that the outputs are values."""
+    if _needs_classes(method, method.model(wrapped)):
+        _check_values(method, wrapped, shape_of_values(target))
+
+
+def _needs_classes(method: Any, density: Density) -> bool:
+    return method.wrapper.classes or density.needs_logits
+
+
+def _check_scores(density: Density, scores: Tensor | None) -> None:
+    if scores is None:
         raise ValueError(
             f"neo: density={type(density).__name__} is to use class scores, but the model has no output [rows, classes] with at least two "
-            "classes; choose another density, or classes=False"
+            f"classes; choose another density{'' if density.needs_logits else ', or classes=False'}"
         )
-    if rows.value_shape and classes is None and not has_classes(output):
+
+
+def _check_values(method: Any, wrapped: Any, value_shape: list[int] | None) -> None:
+    if value_shape and method.wrapper.classes is None and not has_classes(wrapped._workbench.output):
         raise ValueError(
-            f"neo: density={type(density).__name__} is to use class scores, but the targets are values of shape {rows.value_shape}, not "
-            'class numbers or probabilities; choose another density, or give output="logits" if the model is a classifier'
+            f"neo: density={type(method.model(wrapped)).__name__} is to use class scores, but the targets are values of shape {value_shape}, "
+            'not class numbers or probabilities; choose another density, or give output="logits" if the model is a classifier'
         )
 
 
@@ -115,4 +143,4 @@ def judge(method: Any, wrapped: Any, args: tuple, kwargs: dict[str, Any]) -> tup
     return y, density(features, class_scores(wrapped, y, rows) if density.wants_logits else None)
 
 
-__all__ = ["MAX_ROWS", "judge", "learn"]
+__all__ = ["MAX_ROWS", "check", "check_targets", "judge", "learn"]

@@ -161,6 +161,8 @@ def try_batch(
             f"criterion: the model gives a {type(prediction).__name__} for targets that are a {type(y).__name__}; name {naming}, or give "
             "criterion(prediction, target) that returns one loss"
         )
+    for method in wrapped._workbench.methods:
+        method.check_targets(wrapped, prediction, y)
     trainable = any(leaf.requires_grad for leaf in tensors(prediction))
     if converted and not trainable:
         raise TypeError(

@@ -298,16 +298,32 @@ def refuse_class_numbers(wrapped: Any, pair: Any, y: Any, leaves: Sequence[Any],
     """
     distribution = getattr(pair, "distribution", None)
     # others than families of values, such as LogitNormal, take class numbers
-    if not isinstance(y, Tensor) or not getattr(distribution, "location_scale", False):
+    if getattr(distribution, "location_scale", False):
+        refuse_numbers_of_values(
+            wrapped, f"the risk heads of {pair.name} take", f"values, of {distribution}", y, leaves, depth
+        )
+
+
+def refuse_numbers_of_values(
+    wrapped: Any, takes: str, values: str, y: Any, leaves: Sequence[Any], depth: int = 0
+) -> None:
+    """Raise ValueError if targets are class numbers, but an output with a score for each class is taken for values.
+
+    Args:
+        wrapped, y, leaves, depth: as for `refuse_class_numbers`.
+        takes: what takes the output for values, for the message.
+        values: the values that it is taken for.
+    """
+    if not isinstance(y, Tensor) or has_classes(wrapped._workbench.output):
         return
-    scores = None if has_classes(wrapped._workbench.output) else _scores_of(y, leaves, depth)
+    scores = _scores_of(y, leaves, depth)
     if scores is None:
         return
     labels, outputs = (", ".join(["n", *map(str, shape)]) for shape in (y.shape[1:], scores.shape[depth + 1 :]))
     option = '"logits"' if y.dim() == 1 else "Logits(dim=1)"
     raise ValueError(
-        f"y: the targets are class numbers [{labels}], but the risk heads of {pair.name} take the outputs [{outputs}] for values, of "
-        f"{distribution}: wrap with output={option} (see workbench.outputs for probabilities and tokens)"
+        f"y: the targets are class numbers [{labels}], but {takes} the outputs [{outputs}] for {values}: wrap with output={option} (see "
+        "workbench.outputs for probabilities and tokens)"
     )
 
 
@@ -315,4 +331,11 @@ def _agrees(declared: Classes, implied: Classes) -> bool:
     return declared == implied if isinstance(implied, Binary) else type(declared) is type(implied)
 
 
-__all__ = ["listening", "refuse_class_numbers", "warn_of_doubts", "warn_of_whole_numbers", "warn_unsaid"]
+__all__ = [
+    "listening",
+    "refuse_class_numbers",
+    "refuse_numbers_of_values",
+    "warn_of_doubts",
+    "warn_of_whole_numbers",
+    "warn_unsaid",
+]

@@ -74,6 +74,9 @@ class Density(Growing, ABC):
     def _balance(self, held_out: Rows) -> None:
         """Weight several scores relative to each other, on held-out rows."""
 
+    def check_features(self, x: Tensor) -> None:  # by default all features are suitable
+        """Raise ValueError if features [m, d] before the last layer are unsuitable."""
+
     def _check_sizes(self, rows: Rows) -> None:
         """Raise ValueError if the rows have other sizes than those it was fitted on."""
 

@@ -81,6 +81,9 @@ class PrunedEnergy(Shaped):
         self.percentile = _checked(percentile)
 
     def _learn_features(self, x: Tensor, weight: Tensor, bias: Tensor) -> None:
+        self.check_features(x)
+
+    def check_features(self, x: Tensor) -> None:
         if (x < 0).any():
             raise ValueError(
                 f"{type(self).__name__} divides by sums of the features before the last layer, which must not be negative, as after a ReLU; "
