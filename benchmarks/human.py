@@ -311,7 +311,7 @@ classes of 5,000 held-out training images. *Held*: cross entropy to three people
 {DRAWS} draws. *Runs*: number of seeds of heads; there is one trunk of each kind. The tuned trunk was trained beforehand, in about seven
 minutes on a shared core, and features are computed once.
 
-{_table_of_heads(means.drop(["nine", *from_scratch], errors="ignore"), (*SHOWN, "tempered", "held"))}
+{_table_of_heads(means.drop(["nine", *from_scratch], level="on", errors="ignore"), (*SHOWN, "tempered", "held"))}
 
 *Nine*: an ensemble of the eight tempered published networks and a head on tuned features. Prediction and aleatoric risk are means over the nine;
 epistemic risk is their disagreement, or that of the head by design or by neo. This combination was chosen among four (the head tempered or
@@ -362,7 +362,9 @@ def _cell(value: float) -> str:
 
 def chosen(means: pd.DataFrame) -> Any:
     """Return the head with the least `held`; of those with the same predictions, the one with the least correlated risks on held-out images."""
-    candidates = means[means.index.get_level_values("labels") != "judges"].drop(["own", "eleven"], errors="ignore")
+    candidates = means[means.index.get_level_values("labels") != "judges"].drop(
+        ["own", "eleven"], level="on", errors="ignore"
+    )
     nearest = candidates[candidates["held"] == candidates["held"].min()]
     return nearest["entangled_held"].abs().idxmin() if nearest["entangled_held"].notna().any() else nearest.index[0]
 
@@ -379,7 +381,7 @@ def _verdict(means: pd.DataFrame, plain: pd.DataFrame, scaled: pd.DataFrame) -> 
     least = scaled["cross_entropy"].drop("all eight").min()
     judges = means[means.index.get_level_values("labels") == "judges"]["aleatoric"]
     bounds = " and ".join(f"{value:.3f} ({on})" for (on, *_), value in judges.items())
-    heads = means.drop(["nine", "own", "eleven"], errors="ignore").reset_index()
+    heads = means.drop(["nine", "own", "eleven"], level="on", errors="ignore").reset_index()
     disagreement = heads[~heads["method"].str.contains(",")]["entangled"].abs().min()
     design = heads[heads["method"].str.endswith(", design")]["entangled"].abs().min()
     lines = [

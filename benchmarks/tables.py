@@ -42,19 +42,17 @@ CHOSEN_ON = ("friedman1", "kin8nm", "concrete", "power")  # out-of-fold rows of 
 
 INTRODUCTION = f"""Means and standard errors over the splits that all methods were run on. *Tabular* is `models.tabular(data)` with its
 defaults and ten voters with a noise each, trained by `fit(..., folds={FOLDS}, weight_decay={DECAYS})`. *Epochs chosen* is the same with
-`epochs={LENGTHS}`, from which out-of-fold rows choose, run before `tabular` weighed columns. Activation, weight decays and the rules by
-which `tabular` chooses its embedding and weighs columns were chosen on training rows of {", ".join(CHOSEN_ON)}, the rules also on training
-rows of other tables; test rows were not used. The
-*Gaussian process* has a length scale for each column (a single one for more than {MOST_LENGTHS} columns) and the more likely of an RBF and a
-Matern 5/2 kernel. *NGBoost* is stopped by held-out rows. *Boosted quantiles* are the mean and the 5 and 95 % quantiles of scikit-learn's
-histogram boosting: the NLL is that of a normal distribution whose width is corrected by held-out rows, and the interval is given by the
-quantiles. *Deep ensemble* is five networks with two layers of 100 units and a variance, written in plain torch, each stopped by held-out rows
-(`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which a Gaussian process can fit in seconds.
+`epochs={LENGTHS}`, from which out-of-fold rows choose. Activation, weight decays and the rules by which `tabular` chooses its embedding and
+weighs columns were chosen on training rows of {", ".join(CHOSEN_ON)}, the rules also on training rows of other tables; test rows were not
+used. The *Gaussian process* has a length scale for each column (a single one for more than {MOST_LENGTHS} columns) and the more likely of
+an RBF and a Matern 5/2 kernel. *NGBoost* is stopped by held-out rows. *Boosted quantiles* are the mean and the 5 and 95 % quantiles of
+scikit-learn's histogram boosting: the NLL is that of a normal distribution whose width is corrected by held-out rows, and the interval is
+given by the quantiles. *Deep ensemble* is five networks with two layers of 100 units and a variance, written in plain torch, each stopped by
+held-out rows (`benchmarks/tables_rivals.py`). A table has {MOST_ROWS:,} training rows at most, which a Gaussian process can fit in seconds.
 
 In the first table, *first* is the number of tables on which a method has the best score. It and the *mean rank* compare a method with those of
 other packages and by hand, and of ours only with *tabular*; each of our methods is ranked without our other ones. *Coverage off by*: mean
-distance of the coverage of 90 % intervals from 90 %. *Processor time*: median over tables, of training and prediction;
-that of *tabular* was measured beside other work, and is too long."""
+distance of the coverage of 90 % intervals from 90 %. *Processor time*: median over tables, of training and prediction."""
 OTHERS_OF_OURS = {
     "tabular, rank-one": "*Tabular, rank-one*: 16 voters as in TabM on the same network, `fit` with its defaults.",
     "vote + sculpt": "*Vote + sculpt*: five voters on standardized columns, `fit` with its defaults.",

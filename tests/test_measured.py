@@ -104,20 +104,20 @@ def total() -> list[str]:
     published = numbers(nll, "best published")
     assert all(ours < best for ours, best in zip(numbers(nll, "recommended"), published, strict=True))
     assert sum(dropout > best for dropout, best in zip(numbers(nll, "sample"), published, strict=True)) == 7
-    words = {8: "eight", 11: "eleven"}
+    words = {4: "four", 8: "eight", 11: "eleven"}
     by_table = [row for row in rows("tables") if "epochs chosen" in row][:16]  # the table of NLL, then that of RMSE
     fewer, chosen = numbers(by_table, "tabular"), numbers(by_table, "epochs chosen")
     gains = [before - after for before, after in zip(fewer, chosen, strict=True)]
     large = [gain for gain in gains if gain > 0.01]
     assert len(by_table) == 16
-    assert len(large) == 5
-    assert min(gains) > -0.03
+    assert min(gains) > -0.01
+    cost = one("tables", "processor time (s)", method="epochs chosen") / numbers([tabular], "processor time (s)")[0]
     pairs = {row["table"]: after_and_before for row, *after_and_before in zip(by_table, chosen, fewer, strict=True)}
     return [
         f"first in NLL on {words[first['NLL']]} and in RMSE on {words[first['RMSE']]}",
-        f"NLL is {span(large, 3)} smaller on five of the tables",
+        f"NLL is {span(large, 3)} smaller on {words[len(large)]} of the tables",
         *(f"{name} {short(pairs[name][0])} against {short(pairs[name][1])}" for name in ("naval", "energy", "yacht")),
-        f"within {short(-min(gains))} on the others",
+        f"within .01 on the others, at {words[round(cost)]} times the cost",
         "published on seven of them",
     ]
 
