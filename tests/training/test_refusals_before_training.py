@@ -45,7 +45,7 @@ def mlp(activation: nn.Module, outputs: int = 3) -> nn.Module:
         (neo.Wrapper(density="ash", output="logits"), mlp(nn.Tanh()), LABELS, "which must not be negative"),
         (neo.Wrapper(per="image"), mlp(nn.ReLU()), X[:, :3], "the output has no positions"),
     ],
-    ids=lambda value: repr(value) if isinstance(value, laplace.Wrapper | neo.Wrapper) else "",
+    ids=["class numbers", "no scores", "values", "no last layer", "negative features", "no positions"],
 )
 @pytest.mark.filterwarnings("ignore:the targets are class numbers")
 def test_it_is_refused_before_training(wrapper: Any, model: nn.Module, y: Tensor, says: str) -> None:

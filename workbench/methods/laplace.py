@@ -21,7 +21,7 @@ from ..engine.plan import Axis, Intervention, Shared, Stacked
 from ..engine.tree import flatten, map_tensors, names, tensors
 from ..errors import NotFittedError
 from .design import Design, TakesDesign
-from .last_layer import RISK_CALL, CurvatureFit, head_axes
+from .last_layer import RISK_CALL, CurvatureFit, head_axes, refuse_class_numbers
 from .mean_field import classifier_method, mean_field
 from .posterior_points import CENTRED, PARTS, Shift, normal_points, split_like
 from .vote import LAPLACE
@@ -275,7 +275,8 @@ class Laplace(TakesDesign):
         super().check(wrapped, args, kwargs)
 
     def check_targets(self, wrapped: Any, prediction: Any, y: Any) -> None:
-        self.curvature_fit(wrapped, {}).check_targets(y, tensors(prediction))
+        if self.wrapper.noise is None and not head_axes(table_of(wrapped)):
+            refuse_class_numbers(wrapped, y, tensors(prediction))
 
     def _check_meaning(self, curvature_fit: CurvatureFit) -> None:
         if self._draws and not isinstance(curvature_fit.meaning, Classes):

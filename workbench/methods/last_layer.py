@@ -19,7 +19,7 @@ from ..core.outputs.class_scores import Binary, Classes, at_least_float32
 from ..core.outputs.meanings import IGNORED, Meaning
 from ..core.outputs.options import MEAN
 from ..core.outputs.resolution import resolve, targets_of
-from ..core.outputs.slips import refuse_numbers_of_values
+from ..core.outputs.slips import refuse_class_numbers_for_values
 from ..core.ownership import engine_of, table_of
 from ..engine.branch import is_batched
 from ..engine.effects.random import values_unavailable
@@ -228,6 +228,13 @@ def head_axes(table: Table) -> list[Axis]:
     return [axis for axis in axes if axis is not None and axis.own_first]
 
 
+def refuse_class_numbers(wrapped: Any, target: Any, leaves: list[Any]) -> None:
+    """Raise ValueError if targets are class numbers, from which the outputs have no residuals."""
+    refuse_class_numbers_for_values(
+        wrapped, "laplace takes", "values, whose noise it estimates from residuals", target, leaves
+    )
+
+
 class CurvatureFit:
     """Accumulates over batches the curvature of one voter's last layer, from which its posterior follows.
 
@@ -341,17 +348,10 @@ class CurvatureFit:
                 stacklevel=user_stacklevel(),
             )
 
-    def check_targets(self, target: Any, leaves: list[Any]) -> None:
-        """Raise ValueError if targets are class numbers, of which the outputs have no residuals."""
-        if self.noise is None and not head_axes(self.table):
-            refuse_numbers_of_values(
-                self.wrapped, "laplace takes", "values, whose noise it estimates from residuals", target, leaves
-            )
-
     def _targets(self, target: Any, z: Tensor) -> Tensor:
         if isinstance(target, Tensor) and target.numel() == z.numel():
             return target.reshape(z.shape)
-        self.check_targets(target, [z])
+        refuse_class_numbers(self.wrapped, target, [z])
         shape = list(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(
             f"laplace estimates the noise of the data from residuals, but the targets are {shape} for predictions {list(z.shape)}: give pairs "
@@ -430,4 +430,14 @@ class CurvatureFit:
         return self.curvature.posterior(self.weights, prior_precision, noise)
 
 
-__all__ = ["RISK_CALL", "AtLayer", "CurvatureFit", "Handle", "Probe", "augmented", "has_class", "head_axes"]
+__all__ = [
+    "RISK_CALL",
+    "AtLayer",
+    "CurvatureFit",
+    "Handle",
+    "Probe",
+    "augmented",
+    "has_class",
+    "head_axes",
+    "refuse_class_numbers",
+]

@@ -243,6 +243,7 @@ class Neo(Method):
         if (scaling := extra(wrapped, "scaling")) is not None:
             args, kwargs = scaling.inputs(args, kwargs)
         trial = copy.copy(self)  # what it notes of its first batch is for `fit` to note
+        trial._time_first = self._time_first.copy()
         with evaluating(wrapped):
             if not isinstance(self.model(wrapped), Positions):
                 row_risk.check(trial, wrapped, args, kwargs)

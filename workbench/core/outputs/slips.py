@@ -299,12 +299,12 @@ def refuse_class_numbers(wrapped: Any, pair: Any, y: Any, leaves: Sequence[Any],
     distribution = getattr(pair, "distribution", None)
     # others than families of values, such as LogitNormal, take class numbers
     if getattr(distribution, "location_scale", False):
-        refuse_numbers_of_values(
+        refuse_class_numbers_for_values(
             wrapped, f"the risk heads of {pair.name} take", f"values, of {distribution}", y, leaves, depth
         )
 
 
-def refuse_numbers_of_values(
+def refuse_class_numbers_for_values(
     wrapped: Any, takes: str, values: str, y: Any, leaves: Sequence[Any], depth: int = 0
 ) -> None:
     """Raise ValueError if targets are class numbers, but an output with a score for each class is taken for values.
@@ -334,7 +334,7 @@ def _agrees(declared: Classes, implied: Classes) -> bool:
 __all__ = [
     "listening",
     "refuse_class_numbers",
-    "refuse_numbers_of_values",
+    "refuse_class_numbers_for_values",
     "warn_of_doubts",
     "warn_of_whole_numbers",
     "warn_unsaid",

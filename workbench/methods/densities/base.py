@@ -74,7 +74,7 @@ class Density(Growing, ABC):
     def _balance(self, held_out: Rows) -> None:
         """Weight several scores relative to each other, on held-out rows."""
 
-    def check_features(self, x: Tensor) -> None:  # by default all features are suitable
+    def check_features(self, x: Tensor) -> None:
         """Raise ValueError if features [m, d] before the last layer are unsuitable."""
 
     def _check_sizes(self, rows: Rows) -> None:
