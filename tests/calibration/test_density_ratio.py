@@ -92,6 +92,7 @@ def test_rows_in_pieces_have_the_ratio_of_all_rows_at_once(model: str, monkeypat
     assert float((pieces(changed) / pieces(held_out)).log().abs().max()) < 1e-6  # a constant column decides nothing
 
 
+@pytest.mark.slow
 def test_products_of_features_of_many_rows_are_not_all_in_memory() -> None:
     """40,000 rows of 20 features have 230 columns, which take up 70 MiB for all rows."""
     rows = torch.randn(20_000, 20, generator=rng(6))

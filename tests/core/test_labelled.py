@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.default_suite import one_in
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -174,7 +175,7 @@ LAPLACE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("form", ["dict", "batches", "loader", "columns", "iterable"])
+@pytest.mark.parametrize("form", one_in(5, ["dict", "batches", "loader", "columns", "iterable"]))
 @pytest.mark.parametrize(("name", "options"), LAPLACE, ids=["tokens", "tokens, design", "value", "gpt2"])
 def test_laplace_is_fitted_to_the_labels(name: str, options: dict[str, Any], form: str) -> None:
     case = LABELLED[name]
@@ -246,7 +247,7 @@ def losses(history: Any) -> list[Any]:
     return [record[1:3] for record in history.records]
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("loader", "batches")])
+@pytest.mark.parametrize("form", one_in(4, [form for form in FORMS if form not in ("loader", "batches")]))
 def test_training_is_that_on_pairs(form: str) -> None:
     histories = []
     for labelled in (True, False):
@@ -257,6 +258,7 @@ def test_training_is_that_on_pairs(form: str) -> None:
     assert losses(histories[0]) == losses(histories[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert value", "bert labels", "bart"])
 def test_validation_rows_and_whole_trainings(name: str) -> None:
     case, model, wrapped = make(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.default_suite import one_in
 from torch import nn
 
 import workbench
@@ -74,7 +75,7 @@ TYPES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", one_in(4, TYPES))
 def test_every_kind_of_adapter_votes(kind: str) -> None:
     config = TYPES[kind]()
     torch.manual_seed(0)

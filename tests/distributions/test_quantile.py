@@ -59,6 +59,7 @@ def test_the_loss_is_sklearns_pinball_loss() -> None:
     assert Quantiles.loss_function(y, loc, offsets, reduction="none").shape == y.shape
 
 
+@pytest.mark.slow
 def test_a_constant_learns_the_empirical_quantiles() -> None:
     y = torch.as_tensor(scipy.stats.gamma(2).rvs(1001, random_state=0))[:, None]
     raw = torch.zeros(5, 1, 1, dtype=torch.float64, requires_grad=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.default_suite import one_in
 from helpers.troubled_models import (
     TROUBLES,
     AddsInPlace,
@@ -180,9 +181,7 @@ def takes(wrapper: str, build: Callable[[], Any], args: Any, kwargs: Any) -> boo
 
 
 @pytest.mark.filterwarnings("ignore::workbench.errors.WorkbenchWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i % 8 > 0)) for i, name in enumerate(CASES)]
-)
+@pytest.mark.parametrize("name", one_in(16, CASES))
 def test_verdicts_are_true_on_the_zoo(name: str) -> None:
     case = CASES[name]
     args, kwargs = case.inputs()
@@ -366,6 +365,7 @@ def test_harmless_findings_come_last_in_one_line() -> None:
     )
 
 
+@pytest.mark.slow
 def test_findings_of_many_layers_take_one_place() -> None:
     text = str(diagnose(nn.Sequential(*(nn.Sequential(Noisy()) for _ in range(5))), x()))
     assert "in 0.0 and 4 more" in text

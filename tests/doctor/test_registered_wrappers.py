@@ -114,6 +114,7 @@ def test_it_is_tried_with_small_sizes() -> None:
     assert MADE[-1] == 2
 
 
+@pytest.mark.slow
 def test_what_a_finding_means_follows_from_the_kind_of_method() -> None:
     slow = diagnose(If(), x())
     assert slow.verdicts["crowd"] == slow.verdicts["vote"] == "slower"

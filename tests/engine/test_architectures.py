@@ -13,6 +13,7 @@ from helpers.architectures import ARCHITECTURES
 from helpers.caches import CACHE
 from helpers.conformance_reference import size
 from helpers.conformance_table import WRAPPERS, Refusal, Wrapping, is_due
+from helpers.default_suite import one_in
 from helpers.plain_copies import (
     check_dealing,
     check_evaluation,
@@ -163,7 +164,7 @@ def copies_of(name: str, wrapper: str) -> tuple[Any, list[Any], Tensor]:
 
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("wrapper", GENERATING)
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", one_in(2, ["gpt2", "llama"]))
 def test_generate_is_greedy_search_by_the_mean_of_all_branches(name: str, wrapper: str, use_cache: bool) -> None:
     wrapped, models, ids = copies_of(name, wrapper)
     with torch.no_grad():
@@ -208,7 +209,7 @@ def test_beam_search_sorts_the_cache_of_the_first_branch_only_so_it_is_refused_w
 
 
 @pytest.mark.parametrize("wrapper", GENERATING)
-@pytest.mark.parametrize("name", ["t5", "m2m_100"])
+@pytest.mark.parametrize("name", one_in(2, ["t5", "m2m_100"]))
 def test_generate_of_an_encoder_and_a_decoder_encodes_in_each_branch(name: str, wrapper: str) -> None:
     """`generate` calls the encoder by itself, before its first step."""
     wrapped, models, ids = copies_of(name, wrapper)

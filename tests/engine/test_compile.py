@@ -66,7 +66,7 @@ def ways(name: str, training: bool) -> list[dict[str, Any]]:
 # ---- one graph, the right numbers ------------------------------------------------------------------------------------
 
 
-LONG = {"vote_sculpt", "sample_sculpt", "sample_activations", "neo"}  # to compile
+LONG = {"vote", "vote_rank1", "vote_sculpt", "sample_sculpt", "sample_activations", "neo"}  # to compile
 
 
 def in_short(names: list[str], plain: set[str]) -> Any:
@@ -377,6 +377,7 @@ class OnDevice(Net):
         return super().forward(x.to(next(self.parameters()).device))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("model", [Shrinking, OnDevice])
 def test_parameters_that_forward_goes_through_are_those_of_the_branch(model: type[Net], enabled: bool) -> None:

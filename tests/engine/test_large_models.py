@@ -223,6 +223,7 @@ def test_work_grows_in_proportion_to_the_number_of_modules(wrapper: Wrapper) -> 
     assert {kind: few for kind, (few, many) in work.items() if many > 5 * few} == {}
 
 
+@pytest.mark.slow
 def test_work_grows_in_proportion_to_the_number_of_parameters_of_a_module() -> None:
     """A ParameterList may hold thousands."""
     instructions: list[int] = []
@@ -246,6 +247,7 @@ def test_work_grows_in_proportion_to_the_number_of_parameters_of_a_module() -> N
     assert instructions[1] < 5 * instructions[0]
 
 
+@pytest.mark.slow
 def test_finding_the_order_of_layers_grows_in_proportion_to_their_number() -> None:
     work = []
     for depth in (50, 200):

@@ -73,6 +73,7 @@ def test_members_of_tabm_share_weights_and_learn(speed: ModuleType) -> None:
     assert hand._tabm(replace(case, epochs=1), x, y)(x[:3]).shape == (5, 3, 2)
 
 
+@pytest.mark.slow
 def test_a_training_with_laplace_torch_ends_with_its_posterior(
     speed: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.default_suite import one_in
 
 from workbench.cli import main
 from workbench.errors import WorkbenchWarning
@@ -204,7 +205,7 @@ def test_a_table_that_was_changed_is_not_replaced(tmp_path: Path) -> None:
     assert read(path)["score"].tolist()[0] == 1
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl", ".json", ".failed.txt"])
+@pytest.mark.parametrize("suffix", one_in(5, [".csv", ".parquet", ".jsonl", ".json", ".failed.txt"]))
 def test_files_that_were_cut_off_are_repaired(tmp_path: Path, suffix: str) -> None:
     table = ".parquet" if suffix == ".parquet" else ".csv"
     path = tmp_path / f"a{table}"

@@ -311,6 +311,7 @@ def test_voters_shape_that_of_values_in_units_of_the_noise() -> None:
     torch.testing.assert_close(shaped.epistemic.square(), expected)
 
 
+@pytest.mark.slow
 def test_laplace_counts_the_same_evidence() -> None:
     x = _inputs(5, seed=3)
     expected = _wrapped().fit(_inputs())(x, return_risk=True)[1].epistemic

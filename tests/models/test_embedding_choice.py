@@ -112,6 +112,7 @@ def test_small_differences_of_columns_become_inputs_if_they_tell_the_target() ->
     assert torch.equal(torch.get_rng_state(), after)
 
 
+@pytest.mark.slow
 def test_components_are_tried_where_columns_are_nearly_collinear_and_no_choice_was_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_file_lies_beside_the_notebook(throwaway: Callable[[str], Run], tmp_
     assert (tmp_path / "copy.html").stat().st_size < 100_000
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_anywhere(ok: tuple[Run, str, BeautifulSoup]) -> None:
     _, page, soup = ok
     assert not REQUESTS.findall(page)

@@ -107,6 +107,7 @@ def test_what_made_them_is_told_too(tmp_path: Path) -> None:
     assert "n: 1 -> 2" in str(comparison)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_missing_or_failed_is_a_difference(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     executed(other, "many_a_0", {}, "failed", vote_rmse=1.0)
@@ -208,6 +209,7 @@ def test_the_banner_of_a_page_tells_its_checks(checked: tuple[Path, Path], tmp_p
     assert "check" not in none.get_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -102,6 +102,7 @@ def test_a_name_recorded_by_two_cells_fails_the_run(throwaway: Callable[[str], R
     assert run.records == {"before": 1.5}
 
 
+@pytest.mark.slow
 def test_a_cell_that_takes_too_long(throwaway: Callable[[str], Run]) -> None:
     run = throwaway("timeout")
     assert (run.status, run.error) == (
@@ -112,6 +113,7 @@ def test_a_cell_that_takes_too_long(throwaway: Callable[[str], Run]) -> None:
     assert text(run) == "going to sleep\n"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_dies(throwaway: Callable[[str], Run]) -> None:
     run = throwaway("died")
     assert run.status == "died"

@@ -56,6 +56,7 @@ def inside(axes):
     assert box.y1 < page[1] + 0.05
 
 
+@pytest.mark.slow
 def test_constant_inputs_have_a_plane_of_a_width():
     d = data.Data.from_arrays(torch.ones(40, 3), torch.randn(40, 1))
     axes = plots.matrix({"both": compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(3, 1))}, d)
@@ -109,6 +110,7 @@ def test_constant_rows_of_a_table_have_components_of_no_share():
     )
 
 
+@pytest.mark.slow
 def test_a_plane_shows_two_classes_on_one_scale_below_the_true_entropy():
     d = data.toy.moons(n_train=60, n_test=80)
     models = {
@@ -191,6 +193,7 @@ def grounds(ax):
     return np.array(filled), [p.get_x() for p in ax.patches if not p.get_fill()]
 
 
+@pytest.mark.slow
 def test_tokens_are_texts_in_the_colours_of_plots_tokens_on_one_scale():
     x = torch.randint(0, 9, (30, 4))
     y = x % 3
@@ -260,6 +263,7 @@ def test_what_can_not_be_drawn_is_refused_and_leaves_no_figure(call, message):
     assert plt.get_fignums() == []
 
 
+@pytest.mark.slow
 def test_several_models_share_one_axis():
     """Each line is that of the model drawn alone."""
     rng = np.random.default_rng(0)

@@ -152,6 +152,7 @@ def test_risk_against_error_of_constant_risk_has_no_correlation(ax):
     assert legend_texts(ax)[0] == "Spearman undefined (all values equal) (n = 3)"
 
 
+@pytest.mark.slow
 def test_scales_follow_the_range(rng):
     wide, narrow = np.exp(3 * rng.normal(size=500)), rng.random(500) + 1
     both = plots.risk_against_error(wide, wide)

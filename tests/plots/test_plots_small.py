@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import plotting
+from helpers.default_suite import one_in
 from helpers.plotting import legend_texts
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.transforms import Bbox
@@ -119,7 +120,7 @@ def covered(ax: Any) -> list[str]:
     return labels + ["bar" for bar in ax.patches if bar.get_window_extent().overlaps(box)]
 
 
-@pytest.mark.parametrize("name", DRAW)
+@pytest.mark.parametrize("name", one_in(4, DRAW))
 def test_small_axes_have_all_texts_and_room_for_the_data(name: str) -> None:
     figure = drawn(DRAW[name])
     page = figure.bbox
@@ -144,6 +145,7 @@ def test_small_axes_have_all_texts_and_room_for_the_data(name: str) -> None:
         assert covered(main) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bands, long labels", "predicted_against_true, long unit", "roc"])
 def test_labels_in_a_grid_of_axes_do_not_meet(name: str) -> None:
     figure = drawn(DRAW[name], (6, 4.8), 2, 2)
@@ -169,6 +171,7 @@ def test_words_stay_on_their_backgrounds(size: Any, many: int) -> None:
         assert letters.height < 1.7 * place.height  # with the line spacing around letters
 
 
+@pytest.mark.slow
 def test_classes_and_units_of_maps_are_whole_and_apart() -> None:
     image, labels = np.ones((2, 24, 32)), np.arange(2 * 24 * 32).reshape(2, 24, 32) % 20
     figures = [
@@ -186,6 +189,7 @@ def test_classes_and_units_of_maps_are_whole_and_apart() -> None:
         assert figure.axes[0].get_window_extent().height > 50
 
 
+@pytest.mark.slow
 def test_targets_with_long_units_do_not_meet() -> None:
     both = np.stack([X, Y], 1)
     figure = plots.targets(both, both + 1, names=[LONG, "b"], units=[UNIT, UNIT])[0].figure
@@ -245,6 +249,7 @@ def test_letters_follow_the_settings_of_the_user() -> None:
         assert ax.get_legend().get_texts()[0].get_fontsize() == pytest.approx(4.5)
 
 
+@pytest.mark.slow
 def test_one_row_is_seen() -> None:
     ax = plots.bands([2.0], [1.0], [0.5], [0.5], [3.0])
     ax.figure.canvas.draw()

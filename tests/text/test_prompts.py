@@ -121,6 +121,7 @@ def test_padding_that_is_not_ignored_is_refused(build: Any) -> None:
     assert_those_of_plain_voters(generate(wrapped, equal, max_new_tokens=4), wrapped, equal)
 
 
+@pytest.mark.slow
 def test_padding_that_is_the_end_as_well_is_told_by_a_mask_alone() -> None:
     wrapped = wrapped_as(llama)
     ids, mask = torch.tensor([[3, 4, 5, 6], [2, 2, 7, 8]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])

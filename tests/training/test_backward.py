@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import traced_models
+from helpers.default_suite import one_in
 from helpers.traced_models import EAGER, TRACED, TRACED_STEPS, mlp
 from torch import Tensor
 from torch.nn import functional as F
@@ -58,7 +59,7 @@ def _train(build: Any, wrapper: Any, by_graph: bool, accumulate: int = 1) -> tup
     return [*losses, *state, torch.get_rng_state()], step._traced.replays
 
 
-@pytest.mark.parametrize("name", [*TRACED, *TRACED_STEPS])
+@pytest.mark.parametrize("name", one_in(4, [*TRACED, *TRACED_STEPS]))
 def test_a_loop_ends_with_the_same_weights(name: str) -> None:
     build, wrapper = {**TRACED, **TRACED_STEPS}[name]
     ours, replays = _train(build, wrapper, True)
@@ -67,7 +68,7 @@ def test_a_loop_ends_with_the_same_weights(name: str) -> None:
     assert replays > 20
 
 
-@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.parametrize("name", one_in(4, EAGER))
 def test_what_is_not_sure_to_repeat_is_left_alone(name: str) -> None:
     build, wrapper = EAGER[name], vote.Wrapper(3, strategy="loop")
     try:

@@ -191,6 +191,7 @@ def test_ctrl_c_keeps_what_a_stop_keeps(end: Callable[[Progress], bool]) -> None
     assert_same(values(interrupted), values(ended))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrapper",
     [neo.Wrapper(), laplace.Wrapper(), swag.Wrapper(), compose(vote.Wrapper(2), sculpt.Wrapper())],

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import replayed_steps, traced_models
+from helpers.default_suite import one_in
 from helpers.replayed_steps import assert_same, train, waves
 from helpers.traced_models import ListItem, ReadsGlobal, Residual, mlp
 from torch import Tensor, nn
@@ -117,7 +118,7 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("folds", [None, 3])
+@pytest.mark.parametrize("folds", one_in(2, [None, 3]))
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_changes_from_outside_are_noticed(
     change: Callable[[Any, int], None], folds: int | None, made: list[TracedStep]
@@ -152,6 +153,7 @@ def test_a_global_and_an_attribute_that_change(made: list[TracedStep]) -> None:
     assert all(steps.replays > 20 for steps in made)
 
 
+@pytest.mark.slow
 def test_list_items_that_a_callback_changes(made: list[TracedStep]) -> None:
     def change(wrapped: Any, step: int) -> None:
         wrapped.scales[0] = 1.0 if step < 20 else 0.25
@@ -160,6 +162,7 @@ def test_list_items_that_a_callback_changes(made: list[TracedStep]) -> None:
     assert made[0].replays == 0
 
 
+@pytest.mark.slow
 def test_a_difference_ends_tracing_and_is_told(made: list[TracedStep], monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that no guard sees: an operation of torch is exchanged under it."""
     layer = F.gelu

@@ -89,6 +89,7 @@ def test_rows_that_are_not_in_memory_cannot_be_cut() -> None:
             fit(vote.Wrapper(3)(net()), DataLoader(rows), folds=3, epochs=1)
 
 
+@pytest.mark.slow
 def test_folds_by_name_are_those_by_number() -> None:
     """A column of the frame, such as the patient; rows of another order are refused."""
     x, y = plane()

@@ -137,6 +137,7 @@ def test_out_of_fold_predictions_are_those_of_the_voters_that_have_not_seen_a_ro
     assert "out-of-fold nll" in repr(history)
 
 
+@pytest.mark.slow
 def test_the_model_is_the_weighted_mixture() -> None:
     x, y = plane()
     model = wrapped(12)
@@ -176,6 +177,7 @@ def test_predictions_and_noise_come_from_different_times() -> None:
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.slow
 def test_folds_of_classes_are_stratified_and_judged_by_probabilities() -> None:
     x, y = classes()
     with torch.random.fork_rng():

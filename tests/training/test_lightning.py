@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from helpers.default_suite import one_in
 from helpers.reference_from_state import (
     KINDS,
     Net,
@@ -188,7 +189,7 @@ def test_a_checkpoint_holds_the_whole_wrapped_model(name: str, tmp_path: Path) -
 # ---- wrapped itself --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", one_in(4, KINDS))
 def test_a_wrapped_module_is_trained_and_asked(name: str, tmp_path: Path) -> None:
     wrapped = wrap(name, seeded(Itself))
     assert isinstance(wrapped, Itself)

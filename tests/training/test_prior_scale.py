@@ -75,6 +75,7 @@ def test_rows_in_another_precision_than_the_model_choose_about_the_same() -> Non
     assert _scale((x, y), dtype=torch.float64) == pytest.approx(chosen, rel=0.1)
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_risk_heads_where_there_are_some() -> None:
     x, y = _curve(bent=0.0)
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import replayed_steps
+from helpers.default_suite import one_in
 from helpers.replayed_steps import assert_same, train, waves
 from helpers.traced_models import EAGER, TRACED, TRACED_STEPS, mlp
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from workbench.training.traced_step import TracedStep
 made = replayed_steps.made  # the fixture
 
 
-@pytest.mark.parametrize("name", [*TRACED, *TRACED_STEPS])
+@pytest.mark.parametrize("name", one_in(4, [*TRACED, *TRACED_STEPS]))
 def test_traced_steps_are_the_same(name: str, made: list[TracedStep]) -> None:
     build, wrapper = {**TRACED, **TRACED_STEPS}[name]
     traced = train(build, wrapper)
@@ -71,7 +72,7 @@ def test_what_is_not_sure_to_repeat_is_left_alone_with_folds(name: str, made: li
     assert name == "writing" or not any(steps.replays for steps in made)
 
 
-@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.parametrize("name", one_in(4, EAGER))
 def test_what_is_not_sure_to_repeat_is_left_alone(name: str, made: list[TracedStep]) -> None:
     build, wrapper = EAGER[name], vote.Wrapper(3, strategy="loop")
     try:
@@ -86,7 +87,9 @@ def test_what_is_not_sure_to_repeat_is_left_alone(name: str, made: list[TracedSt
 
 @pytest.mark.parametrize(
     "criterion",
-    [F.l1_loss, nn.HuberLoss(delta=0.5), nn.MSELoss(reduction="sum"), None, lambda y, t: (y - t).square().mean()],
+    one_in(
+        5, [F.l1_loss, nn.HuberLoss(delta=0.5), nn.MSELoss(reduction="sum"), None, lambda y, t: (y - t).square().mean()]
+    ),
 )
 def test_every_criterion_trains_the_same_as_eager_steps(criterion: Any, made: list[TracedStep]) -> None:
     wrapper = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))
@@ -124,7 +127,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", one_in(4, OPTIONS))
 def test_every_option_of_fit_trains_the_same_as_eager_steps(name: str, made: list[TracedStep]) -> None:
     def build() -> nn.Module:
         return mlp(nn.Dropout(0.2))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.default_suite import one_in
 from helpers.threads import in_thread, seeded, state
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -79,7 +80,7 @@ def train(name: str, model: nn.Module, callback: Any = None) -> dict[str, Tensor
     return {key: value for key, value in wrapped.state_dict().items() if isinstance(value, Tensor)}
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", one_in(4, TRAININGS))
 def test_a_training_in_a_thread_is_that_of_the_main_thread_whatever_cells_draw_meanwhile(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         models = [TRAININGS[name][1]() for _ in range(3)]

@@ -231,6 +231,7 @@ def test_no_batch_has_a_single_row_and_each_row_comes_once() -> None:
 # ---- forms of data ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_forms_of_the_same_rows_give_the_same_weights() -> None:
     x, y = plane(40)
 

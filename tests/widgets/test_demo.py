@@ -43,6 +43,7 @@ def test_the_notebook_is_copied_and_opened(started, tmp_path, capsys):
     assert not any("port" in argument for argument in arguments)
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_there_is_kept(started, tmp_path):
     copy = tmp_path / "workbench-demo" / "explorer.ipynb"
     copy.parent.mkdir()

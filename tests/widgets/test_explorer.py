@@ -295,6 +295,7 @@ def test_the_plane_of_two_inputs_names_the_classes() -> None:
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["outer", "inner"]
 
 
+@pytest.mark.slow
 def test_what_a_saved_notebook_shows_names_the_ranking_as_the_axes_do(explorer: Explorer) -> None:
     for by, label in (("epistemic", "epistemic risk (MPa)"), ("error", "error |prediction − true| (MPa)")):
         explorer.by = by

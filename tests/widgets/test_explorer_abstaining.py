@@ -43,6 +43,7 @@ def test_areas_are_those_of_selective_prediction_lowest_first(make: Any) -> None
     assert list(explorer.refusals) == [name for name in explorer.rankings if name != "error"]
 
 
+@pytest.mark.slow
 def test_the_page_draws_all_risks_and_names_the_best() -> None:
     explorer = Explorer(ensemble(), beams())
     view = opened(explorer)

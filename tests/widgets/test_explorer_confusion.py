@@ -61,6 +61,7 @@ def test_the_matrix_is_of_the_rows_that_were_asked() -> None:
     assert explorer.confusion.tolist() == confusion_matrix(truth, predicted, labels=range(3)).tolist()
 
 
+@pytest.mark.slow
 def test_what_is_refused_changes_nothing(explorer: Explorer) -> None:
     explorer.filter(predicted="top")
     for wrong in ("bottom", 3, -1, True):

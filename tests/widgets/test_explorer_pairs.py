@@ -124,6 +124,7 @@ def test_a_yes_or_no_takes_zero_and_one_in_any_dtype(x: Tensor, model: Any, form
     assert explorer.data.classes == ("0", "1")
 
 
+@pytest.mark.slow
 def test_zero_and_one_of_an_unsaid_output_are_refused_with_both_remedies(x: Tensor) -> None:
     yes = (x[:, 0] > 0).long()
     for model in (network(), Flat()):

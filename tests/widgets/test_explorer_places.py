@@ -134,6 +134,7 @@ def test_the_pixel_at_a_place_has_the_colour_of_its_class(several: bool) -> None
                 assert colour_at(picture, panel, row, column) == shade_of(int(best[name][row, column]))
 
 
+@pytest.mark.slow
 def test_the_bars_of_positions_stand_where_their_places_are() -> None:
     explorer = made("tokens")
     lengths = (explorer.data.test.y != -100).sum(1)

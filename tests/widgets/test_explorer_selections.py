@@ -199,6 +199,7 @@ def test_selections_are_kept_by_name(explorer: Explorer) -> None:
         explorer.selections["odd ones"]
 
 
+@pytest.mark.slow
 def test_rows_of_several_targets_are_brushed_as_well() -> None:
     x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     wrapped = vote.Wrapper(3, output="values")(nn.Linear(2, 2))
@@ -232,6 +233,7 @@ def message(explorer: Explorer, **said: Any) -> None:
     plot._handle_custom_msg(json.loads(json.dumps(said)), [])
 
 
+@pytest.mark.slow
 def test_the_plot_knows_the_numbers_of_all_rows(explorer: Explorer) -> None:
     pytest.importorskip("anywidget")
     plot = view(explorer).panel.plot
@@ -245,6 +247,7 @@ def test_the_plot_knows_the_numbers_of_all_rows(explorer: Explorer) -> None:
     assert np.frombuffer(plot.target, "<f4").tolist() == explorer.data.test.y.tolist()
 
 
+@pytest.mark.slow
 def test_a_click_in_the_plot_moves_the_explorer_and_the_other_way_round(explorer: Explorer) -> None:
     pytest.importorskip("anywidget")
     v = view(explorer)
@@ -264,6 +267,7 @@ def test_a_click_in_the_plot_moves_the_explorer_and_the_other_way_round(explorer
     assert explorer.row == int(explorer.ranked[8])
 
 
+@pytest.mark.slow
 def test_a_brush_in_the_plot_fills_the_list_and_the_cards() -> None:
     pytest.importorskip("anywidget")
     explorer = Explorer(ensemble(), beams(), max_rows=20)
@@ -294,6 +298,7 @@ def test_a_brush_in_the_plot_fills_the_list_and_the_cards() -> None:
     assert explorer.message == ""
 
 
+@pytest.mark.slow
 def test_filters_and_saved_selections_by_their_controls() -> None:
     explorer = strange()
     v = view(explorer)
@@ -321,6 +326,7 @@ def test_filters_and_saved_selections_by_their_controls() -> None:
     assert explorer.selection.tolist() == [2, 4]
 
 
+@pytest.mark.slow
 def test_without_anywidget_it_says_in_a_line_what_brings_it(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,6 +223,7 @@ def test_the_widget_goes_through_the_ranking_and_draws_the_row(name):
     assert plt.get_fignums() == []
 
 
+@pytest.mark.slow
 def test_buttons_and_rankings_move_the_view():
     explorer = made("columns")
     rows = explorer.ranked.tolist()
@@ -258,6 +259,7 @@ def test_a_plain_baseline_of_values_ranks_by_its_error():
     assert values.message == ""
 
 
+@pytest.mark.slow
 def test_aleatoric_risk_of_columns_is_in_the_table_in_its_unit():
     data = columns()
     wrapped = seeded(lambda: compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(3, 3)))

@@ -66,6 +66,7 @@ def test_each_model_is_explored_as_it_would_be_alone(name: str) -> None:
             assert explorer.rank_of(model, by) == (value, place)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_all_models_answer_the_chosen_row_whichever_is_looked_at() -> None:
     for name in CASES:
         explorer = made(name).select(2)
@@ -186,6 +187,7 @@ def test_pictures_of_all_models_have_one_scale_for_each_column(name: str, monkey
     assert all(len(scales) == 1 for scales in by_column.values()), by_column
 
 
+@pytest.mark.slow
 def test_columns_have_a_line_for_each_model_and_labels_one_scale() -> None:
     explorer = made("columns")
     v = view(explorer)

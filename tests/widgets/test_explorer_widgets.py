@@ -64,6 +64,7 @@ def test_the_list_is_ranked_and_picks_a_case(explorer: Explorer) -> None:
     assert explorer.row == v.list.value == 3
 
 
+@pytest.mark.slow
 def test_another_ranking_keeps_the_case(explorer: Explorer) -> None:
     v = view(explorer)
     row = explorer.row
@@ -87,6 +88,7 @@ def test_a_slider_edits_the_case_and_reset_puts_it_back(explorer: Explorer) -> N
     assert "wb-idle" in v.pair.value
 
 
+@pytest.mark.slow
 def test_sliders_cover_the_training_range_and_widen_for_a_case_outside(explorer: Explorer) -> None:
     low, high = (v.item() for v in explorer.data.train.x[:, 0].aminmax())
     slider = sliders(explorer)["load"]
@@ -135,6 +137,7 @@ def test_numbers_show_what_the_model_gets_to_the_digit_of_the_data() -> None:
     assert not any(slider.readout for slider in sliders(explorer).values())
 
 
+@pytest.mark.slow
 def test_a_number_that_is_typed_is_what_the_model_gets() -> None:
     explorer = Explorer(ensemble(3), decimals())
     v, numbers = view(explorer), explorer._editor._numbers
@@ -152,6 +155,7 @@ def test_a_number_that_is_typed_is_what_the_model_gets() -> None:
     assert (numbers["whole"].value, explorer.edits) == (491, {})
 
 
+@pytest.mark.slow
 def test_of_many_features_those_that_are_asked_for_have_sliders() -> None:
     explorer = Explorer(ensemble(10), "diabetes")
     names = [column.name for column in explorer.data.features]
@@ -166,6 +170,7 @@ def test_of_many_features_those_that_are_asked_for_have_sliders() -> None:
     assert len(explorer._editor._box.children) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: Explorer(ensemble(), beams()), lambda: Explorer(voters(), pictures())])
 def test_every_control_says_what_it_is_for(make: Any) -> None:
     kinds = (widgets.Button, widgets.Dropdown, widgets.FloatSlider, widgets.Select, widgets.BoundedIntText)
@@ -190,6 +195,7 @@ def test_pictures_are_drawn_when_their_tab_is_opened(explorer: Explorer) -> None
     assert explorer.message == ""
 
 
+@pytest.mark.slow
 def test_the_coverage_slider_says_what_is_refused_and_what_is_left(explorer: Explorer) -> None:
     v = view(explorer)
     v.tabs.selected_index = 2
@@ -202,6 +208,7 @@ def test_the_coverage_slider_says_what_is_refused_and_what_is_left(explorer: Exp
     assert "every case is answered" in v.refused.value
 
 
+@pytest.mark.slow
 def test_the_mark_lies_where_the_case_is() -> None:
     explorer = Explorer(ensemble(), beams())
     v = view(explorer)
@@ -231,6 +238,7 @@ def test_one_and_two_inputs_and_classes_have_pictures_of_their_risk() -> None:
     assert all(explorer.message == "" for explorer in (line, plane, classes))
 
 
+@pytest.mark.slow
 def test_an_error_is_said_in_the_widget_and_the_rest_goes_on() -> None:
     class Wall(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -249,6 +257,7 @@ def test_an_error_is_said_in_the_widget_and_the_rest_goes_on() -> None:
     assert explorer.edits == {"load": 1.0}
 
 
+@pytest.mark.slow
 def test_an_edit_that_cannot_be_predicted_is_undone_and_named() -> None:
     class Table(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -271,6 +280,7 @@ def test_an_edit_that_cannot_be_predicted_is_undone_and_named() -> None:
         torch.testing.assert_close(prediction, explorer.wrapped.eval()(explorer.x[None])[0])
 
 
+@pytest.mark.slow
 def test_the_plain_baseline_says_why_it_cannot_abstain() -> None:
     explorer = Explorer(compose()(nn.Linear(2, 1)), beams())
     v = view(explorer)
@@ -281,6 +291,7 @@ def test_the_plain_baseline_says_why_it_cannot_abstain() -> None:
     assert "wb-spot" in v.frames["all"][1].value
 
 
+@pytest.mark.slow
 def test_a_control_that_was_refused_goes_back() -> None:
     explorer = Explorer(vote.Wrapper(2, output="logits")(nn.Sequential(nn.Conv2d(1, 3, 6), nn.Flatten())), pictures())
     v = view(explorer)
@@ -291,6 +302,7 @@ def test_a_control_that_was_refused_goes_back() -> None:
     assert explorer.message == ""
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_does_not_stop_what_was_asked_for() -> None:
     explorer = Explorer(compose()(nn.Linear(2, 1)), beams())
     view(explorer).tabs.selected_index = 2
@@ -299,11 +311,13 @@ def test_what_cannot_be_drawn_does_not_stop_what_was_asked_for() -> None:
     assert "the plain baseline measures no risk" in explorer.message
 
 
+@pytest.mark.slow
 def test_a_part_of_many_rows_is_said_to_be_one() -> None:
     explorer = Explorer(ensemble(), beams(), max_rows=10)
     assert "10 of 30 test rows, drawn at random" in view(explorer).note.value
 
 
+@pytest.mark.slow
 def test_moving_along_one_feature_does_not_draw_again() -> None:
     x = torch.linspace(-2, 2, 90)[:, None] * torch.tensor([1.0, -1.0, 0.5])
     explorer = Explorer(ensemble(3), (x, x[:, 0]))
@@ -354,6 +368,7 @@ def test_rows_of_one_class_are_refused_as_such() -> None:
         Explorer(vote.Wrapper(2, output="logits")(nn.Linear(2, 2)), (x, torch.zeros(60, dtype=torch.int64)))
 
 
+@pytest.mark.slow
 def test_nothing_is_drawn_through_pyplot(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib as mpl
 
@@ -365,6 +380,7 @@ def test_nothing_is_drawn_through_pyplot(explorer: Explorer, monkeypatch: pytest
     assert math.isfinite(explorer.risk.total)
 
 
+@pytest.mark.slow
 def test_a_click_while_a_cell_sets_the_controls_is_not_lost(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,6 +417,7 @@ class NewTensors(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", ["features", "inputs"])
 def test_large_images_are_not_copied_as_a_whole(space: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.core.batches.rows.CHECKED_AT_ONCE", 80 * 80)

@@ -92,6 +92,7 @@ def test_no_name_is_read_as_markup_or_a_formula(classes: tuple[str, ...] | None)
         assert widget.description_allow_html
 
 
+@pytest.mark.slow
 def test_what_was_closed_is_shown_again() -> None:
     pytest.importorskip("anywidget")
     data = named()
@@ -174,6 +175,7 @@ def test_classes_that_are_written_from_right_to_left_leave_numbers_where_they_be
     assert "goat, 100 %" in figures(shown[2])  # of a class "7" it would else be "7 100 %"
 
 
+@pytest.mark.slow
 def test_the_calibration_error_of_the_picture_is_that_of_the_table() -> None:
     generator = torch.Generator().manual_seed(0)
     probs = torch.randn(120, 3, generator=generator).softmax(1)
@@ -239,6 +241,7 @@ def test_columns_of_other_data_are_edited_one_by_one() -> None:
     assert editor.changes == {"colour = blue": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:constrained_layout not applied")
 def test_the_picture_of_a_comparison_has_room_beside_long_names_and_shows_dollars() -> None:
     names = ["share_of_$a$_and_$b$", "n_voters_5_" + "x" * 150]

@@ -70,6 +70,7 @@ def test_what_a_model_of_tokens_says_of_itself_is_shown() -> None:
         Comparison(Refusing(True), sentences(), ["vote"], epochs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["logits", {"logits": Logits()}])
 def test_training_by_any_name_of_the_scores_is_the_same(output: Any) -> None:
     ours, expected = (
@@ -81,6 +82,7 @@ def test_training_by_any_name_of_the_scores_is_the_same(output: Any) -> None:
         torch.testing.assert_close(ours_of, expected_of)
 
 
+@pytest.mark.slow
 def test_explorer_ranks_both_alike() -> None:
     explorers = [
         Explorer(compose(vote.Wrapper(2, output="logits"))(tagger(structured)), sentences(), by="epistemic")

@@ -283,6 +283,7 @@ def test_what_does_not_fit_is_refused_in_words_and_another_choice_is_made():
     assert comparison.controls.root in form.root.children
 
 
+@pytest.mark.slow
 def test_the_form_says_what_takes_a_while():
     form, said = shown(Comparison(**OPTIONS)), []
     form.status.observe(lambda change: said.append(change["new"]), "value")

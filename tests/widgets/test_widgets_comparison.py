@@ -52,6 +52,7 @@ def test_results_are_those_of_the_models(trained):
     assert frame.coverage["sculpt"] == pytest.approx(np.mean(np.abs(z) < 1.6448536))
 
 
+@pytest.mark.slow
 def test_a_model_without_noise_is_lent_that_of_the_validation_rows(trained):
     _, valid = trained.data.validation(0.1, 0)
     test, model = trained.data.test, trained.models["plain"]
@@ -151,6 +152,7 @@ def test_class_outputs():
     )
 
 
+@pytest.mark.slow
 def test_a_softmax_at_the_end_is_seen():
     moons = data.load("moons", n_train=100, n_test=40)
     comparison = Comparison(nn.Sequential(small(2, 2), nn.Softmax(-1)), moons, ["vote"], epochs=1).start(block=True)
@@ -158,6 +160,7 @@ def test_a_softmax_at_the_end_is_seen():
     assert 0 <= comparison.results.accuracy["vote"] <= 1
 
 
+@pytest.mark.slow
 def test_outside_the_data_counts_where_regions_are_known():
     sine_gap = data.load("sine-gap", n_train=200, n_test=90)
     comparison = made(("neo",), lambda: small(1), sine_gap).start(block=True)
@@ -202,6 +205,7 @@ def test_every_kind_of_data_has_its_picture(dataset, model, kind, monkeypatch):
     assert sum(map(len, shown[0].values())) < 400_000
 
 
+@pytest.mark.slow
 def test_large_data_are_sampled_for_the_picture_and_it_says_so():
     x, y = rows(9000, 3)
     comparison = made((), dataset=(x, y), epochs=1).start(block=True)
@@ -210,6 +214,7 @@ def test_large_data_are_sampled_for_the_picture_and_it_says_so():
 
 
 # ---- widgets
+@pytest.mark.slow
 def test_rows_of_the_package_are_offered_and_can_be_ticked():
     comparison = Comparison(small, rows(), epochs=1)
     offered = comparison.controls.rows

@@ -79,6 +79,7 @@ def test_models_that_were_read_from_a_file_have_no_weights_to_ask(tmp_path):
     assert "no picture: matrix: nothing is trained" in opened.controls.matrix.value
 
 
+@pytest.mark.slow
 def test_data_without_a_matrix_say_why_in_its_place():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 2, generator=generator)

@@ -24,6 +24,7 @@ def curve(n=50):
     return figure, ax
 
 
+@pytest.mark.slow
 def test_svg_is_well_formed_themed_and_has_no_style_for_the_page():
     before = dict(mpl.rcParams)
     figure, _ = curve()
@@ -42,6 +43,7 @@ def test_svg_is_well_formed_themed_and_has_no_style_for_the_page():
     assert len(text) < 60_000  # the 400 points are pixels
 
 
+@pytest.mark.slow
 def test_text_is_text_where_it_was_drawn():
     figure, ax = curve()
     root = ET.fromstring(svg(figure, "a curve"))
@@ -63,6 +65,7 @@ def test_text_keeps_its_spaces():
     assert ">epistemic: AURC 3.81; n = 5<" in svg(figure, "a: b")
 
 
+@pytest.mark.slow
 def test_formulas_stay_glyphs_with_their_definitions():
     figure = new_figure(3, 2)
     ax = paint(figure.subplots())
@@ -92,6 +95,7 @@ def test_spots_lie_where_their_data_are():
     assert width == pytest.approx(box.width * scale * 0.2, abs=0.2)
 
 
+@pytest.mark.slow
 def test_png_is_white_and_not_known_to_pyplot():
     import matplotlib.pyplot as plt
     from PIL import Image
@@ -104,6 +108,7 @@ def test_png_is_white_and_not_known_to_pyplot():
     assert plt.get_fignums() == open_before
 
 
+@pytest.mark.slow
 def test_dark_marks_keep_their_colour():
     figure = new_figure(3, 3)
     ax = paint(figure.subplots())

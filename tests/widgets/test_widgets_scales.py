@@ -107,6 +107,7 @@ def test_the_range_of_several_models(ranges, wanted):
     assert common_range(ranges) == wanted
 
 
+@pytest.mark.slow
 def test_the_matrix_names_the_model_that_its_colours_do_not_hold():
     x = torch.rand(20, 1, 6, 8, generator=rng(0))
     models = {f"m{i}": vote.Wrapper(2)(Depth()) for i in range(4)}

@@ -29,6 +29,7 @@ def trained(model, dataset, **options):
     return comparison
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_data", "model", "dim"), [(class_maps, lambda: nn.Conv2d(3, 3, 1), 1), (tokens, lambda: nn.Linear(2, 3), -1)]
 )
@@ -67,6 +68,7 @@ def test_columns_without_names_are_told_by_their_numbers():
     assert "RMSE target 1" in comparison.controls.metrics.value
 
 
+@pytest.mark.slow
 def test_labels_count_alike_each_as_no_or_yes():
     comparison = trained(lambda: nn.Linear(3, 3), labels())
     x, y = comparison.data.test.x, comparison.data.test.y.double()
@@ -87,6 +89,7 @@ def test_labels_count_alike_each_as_no_or_yes():
         assert losses(comparison.models["plain"](x), y.float()).item() == pytest.approx(kept[2], rel=0.5)
 
 
+@pytest.mark.slow
 def test_probabilities_of_labels_are_not_squashed_twice(tmp_path):
     comparison = trained(lambda: nn.Sequential(nn.Linear(3, 3), nn.Sigmoid()), labels())
     x, y = comparison.data.test.x, comparison.data.test.y.float()
