@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import operator
 import random
 import sys
@@ -88,6 +89,40 @@ def require(module: str, extra: str = "lab") -> Any:
     finally:
         if state is not None:
             random.setstate(state)
+
+
+def check_packages(*modules: str, extra: str = "lab") -> None:
+    """Raise as `require` if one of the modules is not installed, without importing them, which may take long."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            require(module, extra)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise a TypeError unless an argument is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, found {value!r:.100}")
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raise a ValueError unless a time limit is None or a positive number."""
+    if timeout is not None and not (hasattr(timeout, "__float__") and timeout > 0):
+        raise ValueError(f"timeout must be a positive number of seconds, or None for no limit, not {timeout!r:.100}")
+
+
+def as_seed(value: Any) -> int:
+    """Return a seed of torch's generators as an int, whatever its type.
+
+    Raises:
+        ValueError: the value is no whole number of at most 64 bits.
+    """
+    try:
+        number = operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # arrays and tensors have errors of their own
+        number = 2**64
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"seed must be a whole number of at most 64 bits; found {value!r:.100}")
+    return number
 
 
 def as_count(name: str, value: Any, least: int = 1) -> int:

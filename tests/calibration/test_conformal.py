@@ -387,7 +387,7 @@ def test_rows_whose_scores_are_nan_get_all_classes(score: str, options: dict[str
     [
         ({"score": "platt"}, "score must be one of absolute, normalized, cqr, lac, aps, raps; found 'platt'"),
         ({"by": "risk"}, "by must be one of aleatoric, epistemic, vacuitic, total; found 'risk'"),
-        ({"penalty": -1.0}, "penalty and k_reg must be 0 or more"),
+        ({"penalty": -1.0}, "penalty must be a number of at least 0; found -1.0"),
         ({"score": "aps"}, "score='aps' is for classes, but the targets are values"),
         (
             {"score": "normalized", "by": "epistemic"},

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.attributions.one_input import alone, one_input
-from workbench.calibration.answers import Answers, check_labels, check_values, log_probabilities
+from workbench.calibration.answers import Answers, check_known, check_labels, check_values, log_probabilities
 from workbench.calibration.collection import collect
 from workbench.calibration.models import check_model, output_of
 from workbench.calibration.ranked_rows import row_risk
@@ -23,7 +23,7 @@ from workbench.data.columns import names_in
 from workbench.data.frames import FrameEncoding
 from workbench.data.reader import data_of
 from workbench.engine.tree import tree_map
-from workbench.errors import as_count, require
+from workbench.errors import as_count, as_seed, require
 
 # standard deviation over rows, relative to the largest value, below which values count as constant in float32
 CONSTANT = 1e-5
@@ -143,7 +143,7 @@ def permutation_importance(
     x, with_others = _table(model_inputs, y, of)
     named_columns = named_columns or {f"x{i + 1}": [i] for i in range(x.shape[1])}
     groups = _groups(columns, named_columns, x.shape[1])
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(as_seed(seed))
     if len(x) > max_rows:
         drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:max_rows].sort().values
         model_inputs, y = tree_map(lambda tensor: tensor[drawn], model_inputs), None if y is None else y[drawn]
@@ -263,6 +263,7 @@ def _mean_error(answers: Answers, form: str) -> Tensor:
         check_values(answers, "permutation_importance")
         return (answers.y - answers.target).abs().double().mean().cpu()
     check_labels(answers, "permutation_importance")
+    check_known(answers)
     logs = log_probabilities(answers.y, form).double()
     chosen = logs.gather(-1, answers.target.clamp_min(0)[..., None])[..., 0]
     return -chosen[answers.known].mean().cpu()

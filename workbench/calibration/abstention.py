@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workbench.calibration.answers import Answers, check_labels, check_values, level
+from workbench.calibration.answers import Answers, check_known, check_labels, check_values, level
 from workbench.calibration.collection import collect
 from workbench.calibration.models import (
     check_model,
@@ -330,8 +330,17 @@ def selective(
     check_by(by, per)
     if by == "confidence":
         check_confidence(wrapped)
-    answers = collect(wrapped, data, risk=by != "confidence", batch_size=batch_size, seed=seed)
+    if error is not None and not callable(error):
+        raise TypeError(f"error must be a function error(prediction, target); found {error!r:.100}")
     risk_of = row_risk if per == "row" else position_risk
+
+    def check(answers: Answers) -> None:
+        risk = risk_of(answers.y, answers.risk, by, output_of(wrapped))
+        if error is None:
+            check_targets(wrapped, answers)
+            _check_errors(answers, risk, by, per)
+
+    answers = collect(wrapped, data, risk=by != "confidence", batch_size=batch_size, seed=seed, check=check)
     risk = risk_of(answers.y, answers.risk, by, output_of(wrapped))
     is_counted = torch.ones_like(risk, dtype=torch.bool)
     if error is not None:
@@ -346,27 +355,34 @@ def selective(
         if answers.labels and answers.target.shape == risk.shape:
             is_counted = answers.known
     else:
-        check_targets(wrapped, answers)
         errors, weight = _errors(answers)
         if per == "row":
             errors, weight = (value.reshape(len(risk), -1) for value in (errors, weight))
             count = weight.sum(1)
             errors, is_counted = (errors * weight).sum(1) / count.clamp_min(1), count > 0
-        elif errors.shape != risk.shape:
-            raise ValueError(
-                f"per='position': the {by} risk has shape {list(risk.shape)}, and the targets {list(errors.shape)}; there is no risk of single "
-                "positions: use per='row'" + (", or wrap with neo.Wrapper(per='position')" if by == "vacuitic" else "")
-            )
         else:
             is_counted = weight > 0
     return Selective(wrapped, by, risk[is_counted], errors[is_counted], per, answers.facts)
 
 
+def _check_errors(answers: Answers, risk: Tensor, by: str, per: Per) -> None:
+    """Raise unless the targets have errors, of single positions if these are to be decided on."""
+    if answers.labels:
+        check_labels(answers, "a selective classifier")
+    else:
+        check_values(answers, "a selective regression")
+    if per == "position" and answers.target.shape != risk.shape:
+        raise ValueError(
+            f"per='position': the {by} risk has shape {list(risk.shape)}, and the targets {list(answers.target.shape)}; there is no risk of "
+            "single positions: use per='row'"
+            + (", or wrap with neo.Wrapper(per='position')" if by == "vacuitic" else "")
+        )
+
+
 def _errors(answers: Answers) -> tuple[Tensor, Tensor]:
     """Return the error of each class number or value, and its weight: 1, or 0 for targets without a class."""
     if answers.labels:
-        check_labels(answers, "a selective classifier")
+        check_known(answers)
         return (answers.y.argmax(-1) != answers.target).to(answers.y), answers.known.to(answers.y)
-    check_values(answers, "a selective regression")
     errors = (answers.y - answers.target).abs()
     return errors, torch.ones_like(errors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from workbench.core.batches.rows import first_weight
 from workbench.core.method import evaluating
 from workbench.engine.effects.private_random import own_random
 from workbench.engine.tree import flatten, tensors
+from workbench.errors import as_count
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -56,8 +58,9 @@ def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size:
         torch.Size([500, 3])
     """
     check_model(model)
-    if not prior >= 0:
+    if not hasattr(prior, "__float__") or not 0 <= prior < math.inf:
         raise ValueError(f"prior must be 0 or more rows; found {prior!r}")
+    batch_size = as_count("batch_size", batch_size)
     adapted = copy.deepcopy(model)
     norms = [m for m in adapted.modules() if isinstance(m, _BatchNorm) and isinstance(m.running_mean, Tensor)]
     if not norms:
@@ -76,6 +79,10 @@ def adapt_batch_norm(model: Model, inputs: Any, *, prior: float = 0, batch_size:
                 # momentum that gives the running mean over all rows so far
                 norm.momentum, norm.training = count / (prior + rows), True
             answering(wrapped)(*args, **kwargs)
+            if not all(buffer.isfinite().all() for norm in norms for buffer in norm.buffers()):
+                raise ValueError(
+                    f"inputs: NaN or infinite statistics after {rows} rows; drop rows with such numbers, or fill the gaps"
+                )
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum, norm.training = momentum, False
     if not rows:

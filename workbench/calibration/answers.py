@@ -54,8 +54,8 @@ class Answers:
         return self.target != IGNORED
 
 
-def check_finite(y: Tensor, risks: Risk, target: Tensor) -> None:
-    """Raise unless predictions [n, ...], risks [n, ...] and targets [n, ...] are finite."""
+def check_finite(y: Tensor, risks: Risk, target: Tensor, first: int = 0) -> None:
+    """Raise unless predictions [n, ...], risks [n, ...] and targets [n, ...] of the rows from number `first` on are finite."""
     # a score of minus infinity is legitimate: it excludes a class
     finite = y if target.is_floating_point() else y.where(~y.isneginf(), 0.0)
     for label, values in (
@@ -64,9 +64,8 @@ def check_finite(y: Tensor, risks: Risk, target: Tensor) -> None:
         ("y", target),
     ):
         if len(bad := bad_rows(values)):
-            raise ValueError(
-                f"{label} is NaN or infinite in {len(bad)} of {len(values)} rows, first in row {int(bad[0])}"
-            )
+            rows = f"rows {first} to {first + len(values) - 1}" if first else f"{len(values)} rows"
+            raise ValueError(f"{label} is NaN or infinite in {len(bad)} of {rows}, first in row {first + int(bad[0])}")
 
 
 def check_rows(answers: Answers, what: str) -> None:
@@ -108,12 +107,16 @@ def check_labels(answers: Answers, what: str) -> None:
             )
         )
     labels = labels[answers.known]
-    if not labels.numel():
-        raise ValueError(f"y: no row, pixel or token has a class, all are {IGNORED}")
-    if labels.min() < 0 or labels.max() >= y.shape[-1]:
+    if labels.numel() and (labels.min() < 0 or labels.max() >= y.shape[-1]):
         raise ValueError(
             f"y: class numbers go from {int(labels.min())} to {int(labels.max())}, but the model gives {y.shape[-1]} scores"
         )
+
+
+def check_known(answers: Answers) -> None:
+    """Raise if no target has a class."""
+    if not answers.known.any():
+        raise ValueError(f"y: no row, pixel or token has a class, all are {IGNORED}")
 
 
 def risk_named(risk: Risk, by: str) -> Tensor:

@@ -84,6 +84,7 @@ class Calibrated(SavesPretrained, Calibration, ABC):
             batch_size=batch_size,
             seed=seed,
             of_inputs=self.of_inputs(),
+            check=self.check,
         )
         return self.fit_to(answers, seed)
 
@@ -97,11 +98,16 @@ class Calibrated(SavesPretrained, Calibration, ABC):
         Raises:
             ValueError: the model gives scores of classes, and the targets are no class numbers.
         """
-        check_targets(self.wrapped, answers)
+        self.check(answers)
         with torch.no_grad():
             self._fit(answers, seed)
         self.fitted_on, self.weights = answers.facts, FittedWeights(self.wrapped)
         return self
+
+    def check(self, answers: Answers) -> None:
+        """Raise if the method can't be fitted to such answers; those for a few of the rows show it already."""
+        check_targets(self.wrapped, answers)
+        self._check(answers)
 
     def forward(self, *args: Any, return_risk: bool = False, **kwargs: Any) -> Any:
         """Return the prediction, or with `return_risk=True` the pair of prediction and risk, in the form of the wrapped model.
@@ -163,9 +169,12 @@ class Calibrated(SavesPretrained, Calibration, ABC):
         """Return the JSON-serializable arguments besides the model, and the names of those that are functions, which can't be saved."""
         return {name: getattr(self, name) for name in self.options}, []
 
+    def _check(self, answers: Answers) -> None:
+        """Raise if targets or risks of some of the rows are none that the method can be fitted to."""
+
     @abstractmethod
     def _fit(self, answers: Answers, seed: int) -> None:
-        """Check the answers, then set the buffers."""
+        """Check what takes all rows, then set the buffers."""
 
     def _adjusted(self, y: Any, risk: Risk) -> tuple[Any, Risk]:
         """Return the calibrated prediction and risks for those of the wrapped model."""

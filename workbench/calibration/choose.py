@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 
 from torch import nn
 
+from workbench.calibration.answers import Answers
 from workbench.calibration.base import Calibrated
 from workbench.calibration.collection import collect
 from workbench.calibration.conformal import SplitConformal
@@ -133,6 +134,16 @@ def calibrate(
     if method is not None:
         return METHODS[method](wrapped, **options).fit(data, batch_size=batch_size, seed=seed)
     form = output_of(wrapped)
-    answers = collect(wrapped, data, risk=form == "values", batch_size=batch_size, seed=seed)
-    calibrated = METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
-    return calibrated.fit_to(answers, seed)
+
+    def suited_to(answers: Answers) -> Calibrated:
+        return METHODS["temperature" if answers.labels else "variance"](wrapped, **options)
+
+    answers = collect(
+        wrapped,
+        data,
+        risk=form == "values",
+        batch_size=batch_size,
+        seed=seed,
+        check=lambda answers: suited_to(answers).check(answers),
+    )
+    return suited_to(answers).fit_to(answers, seed)

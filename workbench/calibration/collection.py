@@ -35,6 +35,7 @@ def collect(
     batch_size: int = 1024,
     seed: int = 0,
     of_inputs: Mapping[str, Callable[[Any, int], Tensor]] | None = None,
+    check: Callable[[Answers], object] | None = None,
 ) -> Answers:
     """Return the answers of a model for rows, in their order.
 
@@ -47,6 +48,7 @@ def collect(
         batch_size: rows per call of the model.
         seed: seed of the model's random draws; the global random state is not touched.
         of_inputs: functions by name of a batch of inputs and its number of rows, which return one number per row.
+        check: called with the answers for each batch; raises if they can't be used, before the model is run over all rows.
 
     Raises:
         TypeError: data is something else, or the model does not return a tensor.
@@ -57,6 +59,7 @@ def collect(
     parameter = first_weight(model)
     parts: list[tuple[Tensor, Risk, Tensor]] = []
     offset_parts: list[Tensor] = []
+    n_rows = 0
     values_of_inputs: dict[str, list[Tensor]] = {name: [] for name in of_inputs or {}}
     with own_random(seed, parameter.device), torch.no_grad(), evaluating(model, whole=True):
         generator_state = generator_of(parameter.device).get_state()
@@ -70,6 +73,10 @@ def collect(
                 batch_targets = class_numbers(batch_targets, y)
             elif targets:
                 warn_unsaid(innermost(model), None, batch_targets, [y])
+            check_finite(y, risks, batch_targets, n_rows)
+            if check is not None:
+                check(Answers(y, risks, batch_targets))
+            n_rows += len(y)
             parts.append((y, risks, batch_targets))
             for name, row_values in values_of_inputs.items():
                 row_values.append((of_inputs or {})[name](batch.x, len(y)))
@@ -77,7 +84,7 @@ def collect(
                 offset_parts.append(offsets_of(model, batch.x, y))
         draws_randomly = not torch.equal(generator_state, generator_of(parameter.device).get_state())
         support = support_of(innermost(model), *as_arguments(model, batch.x)) if parts and targets else REAL
-    if not parts or not sum(len(y) for y, _, _ in parts):
+    if not n_rows:
         raise ValueError("data: there are no rows")
     if len(shapes := {tuple(part[0].shape[1:]) for part in parts}) > 1:
         first, other = (["rows", *shape] for shape in sorted(shapes)[:2])
@@ -88,7 +95,6 @@ def collect(
     y = torch.cat([part[0] for part in parts])
     batch_targets = torch.cat([part[2] for part in parts])
     risks = Risk(**{name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1].names()})
-    check_finite(y, risks, batch_targets)
     return Answers(
         y,
         risks,

@@ -14,6 +14,7 @@ from workbench.calibration.answers import (
     RISKS,
     Answers,
     all_where_nan,
+    check_known,
     check_labels,
     check_values,
     level,
@@ -24,7 +25,7 @@ from workbench.calibration.base import Calibrated
 from workbench.calibration.models import distribution_of, output_of, quantiles_of
 from workbench.calibration.shift import effective_rows, grouped_quantile, row_numbers, warn_infinite, warn_unlike
 from workbench.calibration.support import buffer_of, clipped
-from workbench.errors import NotFittedError
+from workbench.errors import NotFittedError, check_flag
 from workbench.metrics._inputs import numbers, tensor_of
 from workbench.risk import Risk
 
@@ -155,8 +156,11 @@ class SplitConformal(Calibrated):
             raise ValueError(f"score must be one of {', '.join(VALUES + CLASSES)}; found {score!r}")
         if by not in RISKS:
             raise ValueError(f"by must be one of {', '.join(RISKS)}; found {by!r}")
-        if not penalty >= 0 or k_reg < 0:
-            raise ValueError(f"penalty and k_reg must be 0 or more; found {penalty!r} and {k_reg!r}")
+        check_flag("joint", joint)
+        check_flag("randomized", randomized)
+        for name, number in (("penalty", penalty), ("k_reg", k_reg)):
+            if isinstance(number, str) or not hasattr(number, "__float__") or not float(number) >= 0:
+                raise ValueError(f"{name} must be a number of at least 0; found {number!r}")
         by_class = isinstance(groups, str) and groups == "class"
         for name, function in (("groups", None if by_class else groups), ("weight", weight)):
             if function is not None and not callable(function):
@@ -206,12 +210,36 @@ class SplitConformal(Calibrated):
         functions = {"groups": None if self.grouped == "class" else self.groups, "weight": self.weight}
         return {name: partial(row_numbers, name, f) for name, f in functions.items() if callable(f)}
 
+    def _score_of(self, answers: Answers) -> str:
+        """Return the score that was chosen, or else the one that suits the answers."""
+        if self.score is not None:
+            return self.score
+        return "lac" if answers.labels else "normalized" if self.by in answers.risk.names() else "absolute"
+
+    def _check(self, answers: Answers) -> None:
+        score = self._score_of(answers)
+        if score in CLASSES:
+            check_labels(answers, f"score={score!r}")
+            if answers.y.dim() != 2:
+                raise ValueError(
+                    f"score={score!r}: the targets are {list(answers.target.shape)}; rows are exchangeable, but not the pixels, tokens or "
+                    "labels of a row: give a model of one class or label per row, or take method='temperature', whose sets have no guarantee"
+                )
+            return
+        if score != "cqr" or not _is_interval(answers):
+            check_values(answers, f"score={score!r}")
+            if score == "cqr" and not self.needs_offsets:
+                risk_named(answers.risk, "total")
+                distribution_of(self.wrapped)
+            elif score == "normalized":
+                risk_named(answers.risk, self.by)
+        if self.grouped == "class":
+            raise ValueError("groups='class' is for classes, but the targets are values; give a function of the inputs")
+
     def _fit(self, answers: Answers, seed: int) -> None:
-        score = self.score
-        if score is None:
-            score = "lac" if answers.labels else "normalized" if self.by in answers.risk.names() else "absolute"
+        score = self._score_of(answers)
         scores, calibration_rows = self._held_out_scores(answers, score, seed)
-        groups, weights = self._groups_and_weights(answers, score)
+        groups, weights = self._groups_and_weights(answers)
         self.support = torch.empty(0) if score in CLASSES else buffer_of(answers.support, answers.target)
         strangeness = answers.risk.vacuitic if self.watches else None
         self.strangeness = torch.empty(0) if strangeness is None or strangeness.dim() > 1 else strangeness.sort().values
@@ -227,10 +255,8 @@ class SplitConformal(Calibrated):
         if weights is not None:
             self.score_weights = weights.to(scores.device)[rows]
 
-    def _groups_and_weights(self, answers: Answers, score: str) -> tuple[Tensor | None, Tensor | None]:
+    def _groups_and_weights(self, answers: Answers) -> tuple[Tensor | None, Tensor | None]:
         """Return the group and the weight of each held-out row, None if there are none."""
-        if self.grouped == "class" and score not in CLASSES:
-            raise ValueError("groups='class' is for classes, but the targets are values; give a function of the inputs")
         groups = answers.target if self.grouped == "class" else answers.of_inputs.get("groups")
         weights = answers.of_inputs.get("weight")
         if weights is not None and not bool((weights > 0).any()):
@@ -244,7 +270,6 @@ class SplitConformal(Calibrated):
         if score == "cqr" and _is_interval(answers):
             lower, upper = answers.y.sort(1).values.split(1, 1)
             return _outside(lower, upper, answers.target), torch.empty(0)
-        check_values(answers, f"score={score!r}")
         if score == "cqr":
             spread = risk_named(answers.risk, "total")[None] if answers.offsets is None else answers.offsets
             calibration_rows = torch.cat([answers.y[None], spread, answers.target[None]])
@@ -261,12 +286,7 @@ class SplitConformal(Calibrated):
         return self._joint_scores(scores), torch.empty(0)
 
     def _held_out_classes(self, answers: Answers, score: str, seed: int) -> Tensor:
-        check_labels(answers, f"score={score!r}")
-        if answers.y.dim() != 2:
-            raise ValueError(
-                f"score={score!r}: the targets are {list(answers.target.shape)}; rows are exchangeable, but not the pixels, tokens or labels of "
-                "a row: give a model of one class or label per row, or take method='temperature', whose sets have no guarantee"
-            )
+        check_known(answers)
         draws = torch.rand(len(answers.y), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         known = answers.known
         scores = self._class_scores(answers.y[known], draws[known.cpu()], score)

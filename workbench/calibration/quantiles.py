@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from workbench.calibration.answers import Answers, check_rows, check_values, level, positive_total, risk_named
 from workbench.calibration.base import Calibrated
 from workbench.calibration.models import distribution_of
-from workbench.calibration.scaling import VarianceScaling
+from workbench.calibration.scaling import VarianceScaling, check_columns
 from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution
-from workbench.errors import require
+from workbench.errors import check_flag, require
 from workbench.metrics._inputs import numbers
 from workbench.metrics.regression import pit
 from workbench.risk import Risk
@@ -93,6 +93,7 @@ class QuantileRecalibration(Calibrated):
     observed: Tensor
 
     def __init__(self, wrapped: nn.Module, per_output: bool = False) -> None:
+        check_flag("per_output", per_output)
         super().__init__(wrapped)
         self.per_output = per_output
         # the identity until fitted; `stated` is in log-odds, since float32 has no numbers between 1 - 6e-8 and 1
@@ -100,8 +101,14 @@ class QuantileRecalibration(Calibrated):
         self.register_buffer("observed", torch.tensor([[0.0, 1.0]]))
         self.register_buffer("support", torch.empty(0))
 
-    def _fit(self, answers: Answers, seed: int) -> None:
+    def _check(self, answers: Answers) -> None:
         check_values(answers, "recalibration of quantiles")
+        check_columns(self.per_output, answers.y)
+        risk_named(answers.risk, "total")
+        distribution_of(self.wrapped)
+        require("sklearn.isotonic")
+
+    def _fit(self, answers: Answers, seed: int) -> None:
         check_rows(answers, "recalibration of quantiles")
         u = pit(answers.y, positive_total(answers.risk), answers.target, distribution_of(self.wrapped))
         if (saturated := (u <= 0) | (u >= 1)).any():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from workbench.calibration.answers import RISKS, log_probabilities, risk_named
 from workbench.calibration.collection import collect
 from workbench.calibration.models import check_model, output_of
+from workbench.errors import as_count
 from workbench.risk import Risk
 
 
@@ -98,9 +98,18 @@ def top_uncertain(
             else f"{data.num_workers} workers read the {type(data.dataset).__name__}, so that row numbers would be meaningless; use "
             "num_workers=0"
         )
-    answers = collect(wrapped, data, risk=by != "confidence", targets=False, batch_size=batch_size, seed=seed)
+    k = as_count("k", k)  # their number may not be known yet
+    answers = collect(
+        wrapped,
+        data,
+        risk=by != "confidence",
+        targets=False,
+        batch_size=batch_size,
+        seed=seed,
+        check=lambda answers: row_risk(answers.y, answers.risk, by, output_of(wrapped)),
+    )
     risk = row_risk(answers.y, answers.risk, by, output_of(wrapped))
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= len(risk):
+    if k > len(risk):
         raise ValueError(f"k must be a whole number from 1 to {len(risk)}, the number of rows; found {k!r}")
     values, indices = risk.sort(descending=True, stable=True)
     return TopUncertain(indices[:k], values[:k])

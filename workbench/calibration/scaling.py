@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from workbench.calibration.answers import (
     Answers,
     all_where_nan,
+    check_known,
     check_labels,
     check_rows,
     check_values,
@@ -23,7 +24,7 @@ from workbench.calibration.base import Calibrated
 from workbench.calibration.models import as_given, class_scores, distribution_of, output_of
 from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution, Normal
-from workbench.errors import require
+from workbench.errors import check_flag, require
 from workbench.metrics._inputs import family_of, numbers, predicted
 from workbench.metrics._inputs import labels as class_numbers
 from workbench.risk import Risk
@@ -106,14 +107,18 @@ def fit_variance_scale(
     """
     values = predicted(prediction, risk, target, positive=True)
     family_of(distribution)
-    if not isinstance(per_output, bool):
-        raise TypeError(f"per_output must be True or False, found {per_output!r:.100}")
-    if per_output and values[0].ndim < 2:
-        raise ValueError(f"per_output=True needs predictions [rows, outputs], found {tuple(values[0].shape)}")
+    check_flag("per_output", per_output)
+    check_columns(per_output, values[0])
     if not per_output:
         return torch.tensor(_scale(*values, distribution), dtype=torch.float64)
     columns = zip(*(value.flatten(0, -2).unbind(-1) for value in values), strict=True)
     return torch.tensor([_scale(y, sigma, t, distribution) for y, sigma, t in columns], dtype=torch.float64)
+
+
+def check_columns(per_output: bool, prediction: Tensor) -> None:
+    """Raise if there is to be a number for each output, and the predictions have no dimension of outputs."""
+    if per_output and prediction.ndim < 2:
+        raise ValueError(f"per_output=True needs predictions [rows, outputs], found {tuple(prediction.shape)}")
 
 
 def _scale(prediction: Tensor, risk: Tensor, target: Tensor, distribution: Distribution | type[Distribution]) -> float:
@@ -171,9 +176,13 @@ class TemperatureScaling(Calibrated):
         super().__init__(wrapped)
         self.register_buffer("temperature", torch.tensor(1.0))
 
+    def _check(self, answers: Answers) -> None:
+        check_labels(answers, "temperature scaling")
+        require("scipy.optimize")
+
     def _fit(self, answers: Answers, seed: int) -> None:
         form = output_of(self.wrapped)
-        check_labels(answers, "temperature scaling")
+        check_known(answers)
         check_rows(answers, "temperature scaling")
         known = answers.known
         temperature = fit_temperature(log_probabilities(answers.y[known], form), answers.target[known])
@@ -242,13 +251,20 @@ class VarianceScaling(Calibrated):
     support: Tensor
 
     def __init__(self, wrapped: nn.Module, per_output: bool = False) -> None:
+        check_flag("per_output", per_output)
         super().__init__(wrapped)
         self.per_output = per_output
         self.register_buffer("scale", torch.tensor(1.0))
         self.register_buffer("support", torch.empty(0))
 
-    def _fit(self, answers: Answers, seed: int) -> None:
+    def _check(self, answers: Answers) -> None:
         check_values(answers, "variance scaling")
+        check_columns(self.per_output, answers.y)
+        risk_named(answers.risk, "total")
+        if not isinstance(distribution_of(self.wrapped), Normal):
+            require("scipy.optimize")
+
+    def _fit(self, answers: Answers, seed: int) -> None:
         check_rows(answers, "variance scaling")
         family, risk = distribution_of(self.wrapped), positive_total(answers.risk)
         self.scale = fit_variance_scale(answers.y, risk, answers.target, family, self.per_output).to(answers.y)
