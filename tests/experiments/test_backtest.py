@@ -217,3 +217,21 @@ def test_series_with_gaps_and_plain_models_are_refused() -> None:
         backtest(Forecaster(), SERIES, **SETTINGS)
     with pytest.raises(TypeError, match="no argument 'epoch'"):
         backtest(made, SERIES, **SETTINGS, refit=1, epoch=3)
+
+
+def test_what_cannot_be_forecast_is_refused_before_training() -> None:
+    calls = []
+
+    class Counted(Forecaster):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return super().forward(x)
+
+    wrapped = vote.Wrapper(2)(Counted())
+    with pytest.raises(ValueError, match="no member predicts a distribution"):
+        backtest(wrapped, SERIES, **SETTINGS, **TRAINING, paths=5)
+    assert set(calls) == {1}  # one window
+    with pytest.raises(TypeError, match="callback: found 'x'"):
+        backtest(wrapped, SERIES, **SETTINGS, **TRAINING, callback="x")
+    with pytest.raises(ValueError, match="seed must be a whole number of at most 64 bits; found 'a'"):
+        backtest(wrapped, SERIES, **SETTINGS, **TRAINING, seed="a")  # type: ignore[arg-type]

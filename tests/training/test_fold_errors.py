@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.fold_models import net, plane, quiet
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from workbench import fit, sculpt, snapshot, vote
@@ -52,6 +53,7 @@ from workbench import fit, sculpt, snapshot, vote
         (lambda: vote.Wrapper(3)(net()), {"folds": 1}, ValueError, "there must be at least 2"),
         (lambda: vote.Wrapper(3)(net()), {"folds": torch.zeros(5)}, ValueError, "one whole number for each of 60 rows"),
         (lambda: vote.Wrapper(3)(net()), {"folds": "5"}, ValueError, "folds must be a whole number"),
+        (lambda: vote.Wrapper(3)(net()), {"criterion": "mse"}, TypeError, "criterion: found 'mse'"),
         (
             lambda: vote.Wrapper(3)(net()),
             {"folds": ["a", None] * 30},
@@ -105,3 +107,24 @@ def test_folds_by_name_are_those_by_number() -> None:
     assert all(torch.equal(trained[0], other) for other in trained[1:])
     with pytest.raises(ValueError, match=r"folds: row 0 has index 100 in x and 159 in folds"):
         quiet(vote.Wrapper(3)(net()), (frame, target), folds=names[::-1])
+
+
+def test_a_model_of_several_outputs_is_refused_before_its_first_step() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.net(x)
+            return y, y
+
+    steps = []
+
+    def criterion(prediction: Any, target: Tensor) -> Tensor:
+        steps.append(1)
+        return (prediction[0] - target).square().mean()
+
+    with pytest.raises(TypeError, match="folds: the model returns a tuple; cross-fitting needs one tensor"):
+        fit(vote.Wrapper(3)(Pair()), plane(60), folds=3, epochs=1, criterion=criterion, progress=False)
+    assert steps == []

@@ -137,7 +137,12 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((x20, y20), {"standardize": "no"}, TypeError, "standardize must be True, False or None; found 'no'"),
     ((x20, y20), {"optimizer": torch.optim.LBFGS}, TypeError, "LBFGS.step needs a closure"),
     ((x20, y20), {"optimizer": lambda _: torch.optim.SGD([torch.zeros(1)], lr=1.0)}, ValueError, "holds none of the"),
-    ((x20, y20), {"criterion": "mse"}, TypeError, "criterion: found 'mse'; give a function of prediction and target"),
+    (
+        (x20, y20),
+        {"criterion": "mse"},
+        TypeError,
+        r"criterion: found 'mse'; give a function criterion\(prediction, target\)",
+    ),
     ((x20, y20), {"criterion": nn.MSELoss}, TypeError, r"criterion: found the class MSELoss; .*MSELoss\(\)"),
     ((x20, y20), {"criterion": lambda p, t: F.mse_loss(p, t).item()}, TypeError, "criterion: it returned float"),
     ((x20, y20), {"callback": 5}, TypeError, r"callback: found 5; give a function callback\(progress\)"),

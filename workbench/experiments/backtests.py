@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import inspect
@@ -23,7 +24,7 @@ from workbench.core.wrapped import Wrapped, is_wrapped
 from workbench.data.series import as_series, chosen, column_numbers, windows
 from workbench.distributions.mixture import Mixture
 from workbench.engine.effects.private_random import own_random
-from workbench.errors import as_count, require
+from workbench.errors import NotFittedError, as_count, require
 from workbench.risk import Risk
 from workbench.training import fit
 from workbench.training.checkpoint import Checkpoint
@@ -200,6 +201,8 @@ def backtest(
     settings |= {"series": _digest({"": values}), "model": _digest(model.state_dict(), repr(model))}
     checkpoint_file = None if checkpoint is None else Checkpoint(checkpoint, settings)
     origins = range(start, len(values) - horizon + 1, every)
+    if paths and "folds" not in options:
+        _check_paths(model, values[start - window : start][None], seed)
     rows = _stored(checkpoint_file)
 
     def train_at(origin: int) -> nn.Module:
@@ -271,6 +274,18 @@ def _forecast(model: Any, x: Tensor, shape: tuple[int, ...], paths: int, seed: i
     return {name: value[0].cpu() for name, value in row.items()}
 
 
+def _check_paths(model: Any, x: Tensor, seed: int) -> None:
+    """Raise if the model can't draw sample paths, which only a cross-fitted one may learn."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), x)
+    with (
+        contextlib.suppress(NotFittedError),  # by the training
+        evaluating(model, whole=True),
+        torch.no_grad(),
+        own_random(seed, like.device),
+    ):
+        _draws(model, x.to(like), 1)
+
+
 def _draws(model: Any, x: Tensor, paths: int) -> Tensor:
     predictive = Wrapped.predictive(model, x) if is_wrapped(model) else None
     if not isinstance(predictive, Mixture):
@@ -305,7 +320,7 @@ def _fitted(
     if isinstance(folds, int) and 2 <= folds <= rows:  # contiguous folds, since neighbouring windows overlap
         options = {**options, "folds": torch.arange(rows) * folds // rows}
     stopped, callback = [], options.get("callback")
-    if callback is not None:
+    if callable(callback):
         options = {**options, "callback": lambda now: stopped.append(1) if (end := callback(now)) else None or end}
     history = fit(
         wrapped,

@@ -285,7 +285,7 @@ def _check_options(
     from ..training.checks import LR, check_numbers, check_objects
 
     check_numbers(1, None, LR if lr is None else lr, 0.0 if weight_decay is None else weight_decay, None, None, None)
-    check_objects(0, standardize, None, None)
+    check_objects(standardize, None, None, None)
     if device not in (None, "auto"):
         try:
             torch.device(device)

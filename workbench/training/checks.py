@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -87,12 +86,12 @@ def warn_of_untrained(criterion: Any, trained: Iterable[Tensor]) -> None:
         )
 
 
-def check_objects(seed: Any, standardize: Any, callback: Any, checkpoint: Any) -> None:
+def check_objects(standardize: Any, criterion: Any, callback: Any, checkpoint: Any) -> None:
     """Raise if an argument of `fit` has another type than it takes, before the training begins."""
-    try:
-        torch.Generator().manual_seed(operator.index(seed))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"seed must be a whole number of at most 64 bits; found {seed!r}") from error
+    if criterion is not None and not callable(criterion):
+        raise TypeError(
+            f"criterion: found {criterion!r}; give a function criterion(prediction, target), such as torch.nn.MSELoss()"
+        )
     if standardize not in (None, True, False):
         raise TypeError(f"standardize must be True, False or None; found {standardize!r}")
     if callback is not None and not callable(callback):

@@ -254,10 +254,7 @@ class CrossFit:
         """Return predictions and noise [voters, each, ...], where every voter gets `each` rows of its own, one voter after another."""
         rows_of_voters = torch.arange(len(self.train) * each).reshape(-1, each)
         y, risk = members.answers(self.wrapped, args, rows_of_voters)
-        if not isinstance(y, Tensor):
-            raise TypeError(
-                f"folds: the model returns a {type(y).__name__}; cross-fitting needs one tensor of predictions"
-            )
+        assert isinstance(y, Tensor)  # `fit` refuses others
         noise = None if self._has_classes() else risk.aleatoric
         return y.unflatten(0, (-1, each)), None if noise is None else noise.unflatten(0, (-1, each))
 

@@ -31,6 +31,7 @@ from workbench.data import Data
 from workbench.data.loading import load
 from workbench.data.provenance import facts
 from workbench.engine.effects.private_random import own_random
+from workbench.errors import as_seed
 from workbench.trackers.base import Tracker
 from workbench.trackers.delivery import tracker_of
 from workbench.training.augmentation import Augmentation, augmentations
@@ -207,8 +208,8 @@ def fit(
     lengths = lengths_of(epochs, folds)
     for length, rate, decay in itertools.product(lengths, rates, decays):
         check_numbers(length, batch_size, rate, decay, optimizer, patience, dtype)
-    check_objects(seed, standardize, callback, checkpoint)
-    seed = operator.index(seed)
+    check_objects(standardize, criterion, callback, checkpoint)
+    seed = as_seed(seed)
     batch_size = None if batch_size is None else operator.index(batch_size)
     tracker = None if log_to is None else tracker_of(log_to)
     if folds is not None:
@@ -234,6 +235,10 @@ def fit(
         first = try_first_batch(
             wrapped, train, valid, criterion, parameter, seed, keeps_scaling, transforms, class_weight, batch_size
         )
+        if folds is not None and not isinstance(first.prediction, Tensor):
+            raise TypeError(
+                f"folds: the model returns a {type(first.prediction).__name__}; cross-fitting needs one tensor of predictions"
+            )
         with own_random(seed, parameter.device):
             refuse_one_sided(wrapped, criterion, first.prediction, first.batch.y, has_folds=folds is not None)
         scaling = choose_standardization(

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from ...errors import WorkbenchWarning
+from ...errors import WorkbenchWarning, as_seed
 from ..surroundings import Reverted
 
 KEY = "Fake"  # dispatched between autograd and the devices; reserved for external tools, so that torch has no kernels for it
@@ -40,7 +40,7 @@ class own_random(Reverted):  # lower case, since it is used like a function
     """
 
     def __init__(self, seed: int, *devices: torch.device) -> None:
-        self._seed, self._devices = seed, devices
+        self._seed, self._devices = as_seed(seed), devices
         self._before: list[tuple[torch.Generator, Tensor]] = []
         self._private: AbstractContextManager[None] | None = None
 
