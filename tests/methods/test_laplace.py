@@ -17,6 +17,7 @@ from workbench.core.ownership import table_of
 from workbench.outputs import Logits
 
 X, NEW = normal(ROWS, FEATURES), 3 * normal(7, FEATURES, seed=1)
+LABELS = torch.arange(ROWS) % 3
 
 
 def test_the_layer_is_named_once_it_is_known() -> None:
@@ -284,6 +285,25 @@ def test_tuning_takes_the_prior_that_makes_held_out_classes_most_likely() -> Non
     assert nn.functional.nll_loss(wrapped(held), labels).item() == pytest.approx(losses[best], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("held_out", "says"),
+    [
+        ([(X, LABELS), (X, LABELS + 1)], "class numbers go from 1 to 3, but the model gives 3 scores"),
+        ([(X, LABELS), (X, LABELS * 0.5)], "it got"),
+        ([(X * torch.nan, LABELS)], "the likelihood of the held-out classes is NaN"),
+        ([(X, LABELS * 0 - 100)], "equally likely under every prior precision, as without any row that has a class"),
+        ([], "equally likely under every prior precision"),
+    ],
+)
+def test_held_out_rows_that_cannot_decide_leave_the_prior(held_out: list[Any], says: str) -> None:
+    wrapped = laplace.Wrapper(output="logits")(net(3)).eval().fit(X)
+    before = copy.deepcopy(wrapped.state_dict())
+    with pytest.raises(ValueError, match=says):
+        laplace.tune(wrapped, held_out)
+    after = wrapped.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items() if isinstance(value, Tensor))
+
+
 def test_fit_tunes_by_its_validation_rows_and_leaves_a_given_prior_alone() -> None:
     labels = (X[:, 0] > 0).long()
     for prior in (None, 3.0):
@@ -438,6 +458,9 @@ def test_bad_input_is_told() -> None:
         laplace.tune(classes.train(), [(X, X)])
     with pytest.raises(TypeError, match=r"wrapped by laplace.Wrapper, not Sequential"):
         laplace.mean_field(net(), NEW)
+    for batch in ((X * torch.nan, X[:, :2]), (X, X[:, :2] * torch.nan)):
+        with pytest.raises(ValueError, match="features or residuals are NaN or infinite in batch 1; look for NaN"):
+            laplace.Wrapper()(net()).fit([(X, X[:, :2]), batch, (X, X[:, :2])])
     with pytest.raises(ValueError, match="fit got no rows"):
         laplace.Wrapper(noise=1.0)(net()).fit([])
     with pytest.raises(ValueError, match="depends on it in another way"):

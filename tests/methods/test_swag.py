@@ -327,6 +327,25 @@ def test_bad_input_is_told() -> None:
         swag.collect(net())
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "collect"), [(swag.Wrapper(), swag.collect), (snapshot.Wrapper(2), snapshot.collect)]
+)
+def test_weights_that_are_not_finite_do_not_spoil_what_was_collected(wrapper: Any, collect: Any) -> None:
+    wrapped = wrapper(net())
+    collect(wrapped)
+    before = copy.deepcopy(wrapped.state_dict())
+    parameter = next(wrapped.parameters())
+    good = parameter.detach().clone()
+    with torch.no_grad():
+        parameter[0] = torch.nan
+    with pytest.raises(ValueError, match=r"0.weight.* has NaN or infinite numbers, .* those collected before stay"):
+        collect(wrapped)
+    with torch.no_grad():
+        parameter.copy_(good)
+    after = wrapped.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items() if isinstance(value, Tensor))
+
+
 class Positions(nn.Module):
     """Adds positions, in a buffer that no file holds."""
 

@@ -44,6 +44,12 @@ class Curvature:
         # whether each row and output has its own noise, so that there is a gram matrix for each output
         self.per_output = False
 
+    @property
+    def finite(self) -> bool:
+        """Whether all sums are finite."""
+        sums = (self.gram, self.fisher, self.squares)
+        return all(bool(part.isfinite().all()) for part in sums if isinstance(part, Tensor))
+
     def add_values(self, features: Tensor, precision: Tensor | None, residuals: Tensor | None) -> None:
         """Add a batch of regression data.
 

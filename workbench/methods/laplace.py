@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from ..core.additions import extra
 from ..core.batches.call_arguments import answering
 from ..core.method import Call, Method, evaluating
 from ..core.outputs.class_scores import Classes, cross_entropy
+from ..core.outputs.meanings import IGNORED
 from ..core.outputs.options import has_classes
 from ..core.outputs.resolution import resolve, targets_of
 from ..core.ownership import table_of
@@ -235,28 +237,43 @@ class Laplace(TakesDesign):
 
     # ---- fitting
     @torch.no_grad()
-    def tune(self, wrapped: Any, held_out: Any) -> None:
-        """Choose the prior precision by held-out classes, see `laplace.tune`; values keep the one that maximizes the marginal likelihood."""
-        self._tune_prior(wrapped, held_out)
+    def tune(self, wrapped: Any, held_out: Any, strict: bool = False) -> None:
+        """Choose the prior precision by held-out classes, see `laplace.tune`; values keep the one that maximizes the marginal likelihood.
+
+        With `strict`, held-out rows that can't decide are refused; otherwise the prior precision is left as it is.
+        """
+        held_out = list(held_out) if isinstance(held_out, Iterator) else held_out
+        problem = self._tune_prior(wrapped, held_out)
+        if problem and strict:
+            raise ValueError(f"laplace.tune: {problem}; the prior precision is left as it was")
         super().tune(wrapped, held_out)
 
-    def _tune_prior(self, wrapped: Any, held_out: Any) -> None:
+    def _tune_prior(self, wrapped: Any, held_out: Any) -> str:
+        """Choose the prior precision, and return why it was left as it is, or ""."""
         from ..core.batches.labelled import batches_of
 
         if not self._draws or self.wrapper.prior_precision is not None:
-            return
+            return ""
         table = table_of(wrapped)
         prior, variance = (table.get(self.part(part)) for part in ("prior", "variance"))
         old_prior = prior.double()
         curvature = variance.double().reciprocal() - old_prior[..., None, None]
         batches = list(batches_of(held_out, wrapped))
-        losses = []
-        for factor in FACTORS.tolist():
-            variance.copy_(1 / (curvature + factor * old_prior[..., None, None]))
-            losses.append(sum(_negative_log_likelihood(wrapped, *batch) for batch in batches))
-        best = float(FACTORS[torch.tensor(losses).argmin()])
+        losses, before = torch.zeros_like(FACTORS), variance.clone()
+        try:
+            for i, factor in enumerate(FACTORS.tolist()):
+                variance.copy_(1 / (curvature + factor * old_prior[..., None, None]))
+                losses[i] = sum(_negative_log_likelihood(wrapped, *batch) for batch in batches)
+        finally:  # also on Ctrl-C
+            variance.copy_(before)
+        if losses.isnan().any():
+            return "the likelihood of the held-out classes is NaN; look for NaN in the inputs and in the weights"
+        if losses.min() == losses.max():
+            return "the held-out rows are equally likely under every prior precision, as without any row that has a class; give others"
+        best = float(FACTORS[losses.argmin()])
         variance.copy_(1 / (curvature + best * old_prior[..., None, None]))
         prior.copy_(best * old_prior)
+        return ""
 
     def places(self, table: Table) -> list[dict[str, int]]:
         """Return the position of each voter, axis -> position; a single empty one for a model without voters."""
@@ -294,10 +311,16 @@ class Laplace(TakesDesign):
         fits = [self.curvature_fit(wrapped, place) for place in places]
         like = next(wrapped.parameters())
         with torch.no_grad(), evaluating(wrapped):
-            for batch in progress_bar(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False):
+            batches = progress_bar(batches_of(inputs, wrapped), desc="curvature", delay=2, leave=False)
+            for number, batch in enumerate(batches):
                 batch = map_tensors(lambda t: t.to(like.device), batch)
                 for curvature_fit in fits:
                     curvature_fit(*batch)
+                if not all(curvature_fit.curvature.finite for curvature_fit in fits):
+                    raise ValueError(
+                        f"laplace: features or residuals are NaN or infinite in batch {number}; look for NaN in its inputs and targets, and "
+                        "drop such rows or fill the gaps"
+                    )
             if not fits[0].curvature.rows:
                 raise ValueError(
                     "fit got no rows; give pairs (input, target) of the training data, in a list or a loader"
@@ -333,6 +356,12 @@ def _negative_log_likelihood(wrapped: Any, args: tuple, kwargs: dict[str, Any], 
                 f"laplace.tune takes pairs (input, class number), with a number for each row of scores {list(scores.shape)}; it got "
                 f"{list(labels.shape)}"
             ) from error
+        known = labels[labels != IGNORED]
+        classes = meaning.log_scores(scores).shape[-1]
+        if not labels.is_floating_point() and known.numel() and (known.min() < 0 or known.max() >= classes):
+            raise ValueError(
+                f"laplace.tune: class numbers go from {int(known.min())} to {int(known.max())}, but the model gives {classes} scores"
+            )
         losses.append(cross_entropy(meaning.log_scores(scores).log_softmax(-1), labels, "sum").item())
     if not losses:
         raise ValueError("laplace.tune takes pairs (input, class number), and there is no class number")
@@ -351,7 +380,8 @@ def tune(wrapped: Any, held: Any) -> Any:
 
     Raises:
         TypeError: if the model is not wrapped by laplace.
-        ValueError: if its output is not class scores, the targets are not class numbers, or it is in training mode.
+        ValueError: if its output is not class scores, the targets are not class numbers, no row has a class, or it is in training mode; the
+            prior precision is then as before.
         NotFittedError: if it was not fitted.
 
     Example:
@@ -362,7 +392,7 @@ def tune(wrapped: Any, held: Any) -> Any:
     method = classifier_method(wrapped, "tune")
     if wrapped.training:
         raise ValueError("laplace.tune needs predictions in evaluation mode: call wrapped.eval() first")
-    method.tune(wrapped, held)
+    method.tune(wrapped, held, strict=True)
     return wrapped
 
 

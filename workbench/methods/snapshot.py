@@ -13,7 +13,7 @@ from ..core.method import Method
 from ..core.ownership import table_of
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
-from .weight_sets import WeightSets, method_of
+from .weight_sets import WeightSets, collect_from
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -54,6 +54,7 @@ def collect(wrapped: Any) -> int:
 
     Raises:
         TypeError: if the model is not wrapped by snapshot.
+        ValueError: if a weight is NaN or infinite; what was collected before stays.
 
     Example:
         >>> import torch
@@ -61,7 +62,7 @@ def collect(wrapped: Any) -> int:
         >>> collect(model), collect(model)
         (1, 2)
     """
-    return method_of(wrapped, "snapshot").gather(wrapped)
+    return collect_from(wrapped, "snapshot")
 
 
 def take(wrapped: Any) -> int:

@@ -21,7 +21,7 @@ from ..engine.plan import Bank, Plan
 from ..engine.surroundings import Reverted
 from ..engine.tree import map_tensors
 from ..errors import WorkbenchWarning
-from .weight_sets import Swap, WeightSets, method_of
+from .weight_sets import Swap, WeightSets, collect_from
 
 if TYPE_CHECKING:
     from ..core.ownership import Table
@@ -86,6 +86,7 @@ def collect(wrapped: Any) -> int:
 
     Raises:
         TypeError: if the model is not wrapped by swag.
+        ValueError: if a weight is NaN or infinite; what was collected before stays.
 
     Example:
         >>> import torch
@@ -93,7 +94,7 @@ def collect(wrapped: Any) -> int:
         >>> collect(model), collect(model)
         (1, 2)
     """
-    return method_of(wrapped, "swag").gather(wrapped)
+    return collect_from(wrapped, "swag")
 
 
 def _real(value: Tensor) -> Tensor:

@@ -200,6 +200,23 @@ class Swap(Intervention):
         return {**current, **{slot: torch.where(self.ready, value, current[slot]) for slot, value in stored.items()}}
 
 
+def collect_from(wrapped: Any, name: str) -> int:
+    """Collect the current weights of a wrapped object by the method of this name, and return the number of sets so far.
+
+    Raises:
+        TypeError: if the object is not wrapped by that method.
+        ValueError: if a weight is NaN or infinite, which would spoil what was collected before.
+    """
+    method = method_of(wrapped, name)
+    for slot, parameter in wrapped.named_parameters():
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            raise ValueError(
+                f"{slot} has NaN or infinite numbers, so that its weights are not collected; those collected before stay. Load the weights of "
+                "an earlier epoch, and train with a smaller learning rate"
+            )
+    return int(method.gather(wrapped))
+
+
 def method_of(wrapped: Any, name: str) -> Any:
     """Return the method of a wrapped object by its name.
 
@@ -214,4 +231,4 @@ def method_of(wrapped: Any, name: str) -> Any:
     return method
 
 
-__all__ = ["Swap", "WeightSets", "method_of"]
+__all__ = ["Swap", "WeightSets", "collect_from", "method_of"]
