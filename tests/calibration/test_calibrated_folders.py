@@ -122,6 +122,16 @@ def test_a_calibration_of_other_weights_is_refused(name: str, tmp_path: Path) ->
         workbench.from_pretrained(tmp_path)
 
 
+def test_a_refused_save_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    calibrated = MADE["temperature"]()
+    calibrated.save_pretrained(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="which the plain class would read in place of this wrapped"):
+        wrapped(share="rank1").save_pretrained(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert same(workbench.from_pretrained(tmp_path), calibrated)
+
+
 def test_functions_must_be_given_again(tmp_path: Path) -> None:
     calibrated = calibrate(wrapped(), (IDS, LABELS), "conformal", groups=first)
     calibrated.save_pretrained(tmp_path)

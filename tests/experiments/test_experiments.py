@@ -349,6 +349,18 @@ def test_results_of_other_versions_are_told(work: Callable[[str], str], tmp_path
     assert frame["version"].tolist() == [version] * 2
 
 
+@pytest.mark.slow
+def test_results_of_another_function_are_told(work: Callable[[str], str], tmp_path: Path) -> None:
+    path, cells = tmp_path / "a.csv", [{"n": 0}]
+    run_cells(work("third"), cells, path, progress=False, command="first")
+    run_cells(work("third"), cells, path, progress=False, command="second")
+    with pytest.warns(
+        WorkbenchWarning, match=r"the 1 cells that a\.csv already has are results of \w+:third, not of \w+:threads"
+    ):
+        run_cells(work("threads"), cells, path, progress=False)
+    run_cells(work("threads"), [{"n": 1}], path, progress=False)
+
+
 def local(n: int) -> dict[str, int]:
     return {"value": n}
 
@@ -370,6 +382,7 @@ class Holder:
         ({"jobs": 0}, ValueError, "jobs must be a whole number"),
         ({"threads": 1.5}, ValueError, "threads must be a whole number"),
         ({"timeout": 0}, ValueError, "timeout must be a positive number"),
+        ({"timeout": "5"}, ValueError, "timeout must be a positive number of seconds, or None for no limit, not '5'"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(

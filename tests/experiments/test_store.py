@@ -70,7 +70,7 @@ def same(a: Any, b: Any) -> bool:
 def filled(path: Path, rows: list[list[dict[str, Any]]]) -> Store:
     """A store with these rows, a list for each cell."""
     store = Store(path)
-    store.made_by("a command", {"python": "3"}, 1, 1)["cells"] = len(rows)
+    store.made_by("a command", "a:function", {"python": "3"}, 1, 1)["cells"] = len(rows)
     for number, cell in enumerate(rows):
         store.add(CellOutcome({"number": number}, "ok", 1.5, cell), STAMP, {})
     store.add(CellOutcome({"number": -1}, "failed", 1.5, error="Traceback\n=== 0123456789ab is no head"), STAMP, {})
@@ -210,7 +210,7 @@ def test_files_that_were_cut_off_are_repaired(tmp_path: Path, suffix: str) -> No
     table = ".parquet" if suffix == ".parquet" else ".csv"
     path = tmp_path / f"a{table}"
     rows = [[{"score": number, "word": "007"}, {"score": 0.5, "word": "a\nb"}] for number in range(3)]
-    filled(path, rows).made_by("a command", {"python": "3"}, 1, 1)
+    filled(path, rows).made_by("a command", "a:function", {"python": "3"}, 1, 1)
     file = path.with_suffix(suffix)
     whole, complete = file.read_bytes(), {f.name: f.read_bytes() for f in tmp_path.iterdir()}
     head = whole.index(b"\n") + 1 if suffix == ".jsonl" else 0

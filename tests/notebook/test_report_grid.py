@@ -327,6 +327,30 @@ def test_what_cannot_run_is_refused_before_anything_runs(tmp_path: Path, capsys:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("package", ["papermill", "nbconvert", "bs4"])
+def test_missing_packages_are_told_before_anything_runs(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook, output = write_notebook(tmp_path / "a.ipynb", "1"), tmp_path / "earlier.ipynb"
+    output.write_text("an earlier result")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=f"this needs {package}, which is not installed"):
+        run_grid(notebook, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    if package == "papermill":
+        with pytest.raises(ModuleNotFoundError, match="this needs papermill"):
+            run_notebook(notebook, output)
+    assert output.read_text() == "an earlier result"
+
+
+def test_arguments_that_are_no_dicts_are_refused(tmp_path: Path) -> None:
+    notebook: Any = write_notebook(tmp_path / "a.ipynb", "1")
+    with pytest.raises(TypeError, match=r"parameters: found \['n'\]; give a dict"):
+        run_notebook(notebook, tmp_path / "b.ipynb", ["n"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"grid: found \['n'\]; give a dict"):
+        run_grid(notebook, tmp_path / "out", grid=["n"])  # type: ignore[arg-type]
+
+
 def test_a_script_that_workers_would_start_again_is_told_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import atomic
 from ..console import progress_bar
-from ..errors import WorkbenchWarning, as_count, require
+from ..errors import WorkbenchWarning, as_count, check_timeout, require
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
 from . import environment
@@ -106,8 +106,7 @@ def run_cells(
     path = Path(path).parent.resolve() / Path(path).name  # the file itself is not resolved: `Store` refuses a link
     cells = _checked(cells)
     jobs, threads = as_count("jobs", jobs), as_count("threads", threads)
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout must be a positive number of seconds, or None for no limit, not {timeout!r}")
+    check_timeout(timeout)
     check_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     busy = f"another run is writing {path.name}: wait for it, stop it, or choose another file"
@@ -141,6 +140,15 @@ def _run(
     if not resume:
         store.drop(keys)
     done = store.keys() & set(keys)
+    # without folders, which differ between machines, and of a script that is run as when it is imported
+    name = f"{file.stem if file.is_file() else module}:{reference.rpartition(':')[2]}"
+    if done and (others := store.other_functions(name)):
+        warnings.warn(
+            f"the {len(done)} cells that {store.path.name} already has are results of {', '.join(sorted(others))}, not of {name}; choose "
+            "another file, or give resume=False (--fresh), which runs them again",
+            WorkbenchWarning,
+            stacklevel=3,
+        )
     _warn_of_versions(store, done, stamp["version"])
     todo = [cell for cell, cell_key in zip(cells, keys, strict=True) if cell_key not in done]
     if not todo:
@@ -160,7 +168,7 @@ def _run(
             cluster = stack.enter_context(Cluster(scheduler))
             jobs = cluster.check()
             ended = cluster.outcomes(reference, todo, threads=threads, timeout=timeout, files=files)
-        run = store.made_by(command or reference, machine, jobs, threads)
+        run = store.made_by(command or reference, name, machine, jobs, threads)
         store.write()  # so that a folder without write permission fails now, not after hours of work
         stack.callback(store.finish)
         stack.enter_context(bar)

@@ -188,9 +188,22 @@ class Store:
         if self._behind:
             self.write()
 
-    def made_by(self, command: str, environment: dict[str, str], jobs: int, threads: int) -> dict[str, Any]:
-        """Return the record of a run; a resumed run (same command, environment, jobs and threads) continues its earlier record."""
-        setting = {"command": command, "jobs": jobs, "threads": threads, "environment": environment}
+    def other_functions(self, function: str) -> set[str]:
+        """Return the functions of all runs if this one is not among them; runs of earlier versions did not record theirs."""
+        functions = {run.get("function", function) for run in self.runs}
+        return set() if function in functions else functions
+
+    def made_by(
+        self, command: str, function: str, environment: dict[str, str], jobs: int, threads: int
+    ) -> dict[str, Any]:
+        """Return the record of a run; a resumed run (of the same arguments) continues its earlier record."""
+        setting = {
+            "command": command,
+            "function": function,
+            "jobs": jobs,
+            "threads": threads,
+            "environment": environment,
+        }
         now = time.strftime("%Y-%m-%dT%H:%M:%S")
         for run in self.runs:
             if setting.items() <= run.items():

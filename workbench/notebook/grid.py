@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import atomic
 from ..console import progress_bar
-from ..errors import as_count
+from ..errors import as_count, check_packages, check_timeout
 from ..experiments.environment import environment
 from ..experiments.pool import refuse_in_worker
 from ..trackers.base import Tracker
 from ..trackers.delivery import Delivery, tracker_of
 from .parameters import load_notebook, skip_iri_grammars
-from .run import ENDED_BADLY, Run, check_timeout, finished, log_run, perform, plan, read, stamp_of, write
+from .run import ENDED_BADLY, Run, finished, log_run, perform, plan, read, stamp_of, write
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -107,6 +107,7 @@ def run_grid(
     check_timeout(timeout)
     log = None if log_to is None else Delivery(tracker_of(log_to))
     jobs = as_count("jobs", jobs)
+    check_packages("papermill", "nbconvert", "bs4")
     planned = [
         plan(nb, notebook, folder / f"{name}.ipynb", values)
         for name, values in combinations(notebook.stem, parameters or {}, grid or {})
@@ -133,6 +134,9 @@ def combinations(
         >>> combinations("compare", {"epochs": 5}, {"data": ["yacht"], "split": [0, 1]})[1]
         ('compare_data-yacht_split-1', {'epochs': 5, 'data': 'yacht', 'split': 1})
     """
+    for argument, value in (("parameters", parameters), ("grid", grid)):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{argument}: found {value!r:.100}; give a dict of names and values")
     for name, values in grid.items():
         if name in parameters:
             raise ValueError(f"parameter {name} is given both for all runs and in the grid: give it once")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import atomic
-from ..errors import require
+from ..errors import check_packages, check_timeout, require
 from ..experiments.environment import cause, environment, versions
 from ..experiments.environment import source_digest as _source_digest
 from ..experiments.user_code import imported
@@ -143,6 +143,7 @@ def run_notebook(
     log = None if log_to is None else Delivery(tracker_of(log_to))
     if resume and (earlier := finished(run)) is not None:
         return earlier
+    check_packages("papermill")  # else an earlier output would be replaced by one that did not run
     run.environment = environment(notebook.parent, ask_torch=False)
     try:
         return perform(nb, run, values, timeout=timeout, progress=progress)
@@ -160,6 +161,8 @@ def plan(
     Raises:
         ValueError, TypeError: the notebook or the parameters can't be run.
     """
+    if not isinstance(parameters or {}, Mapping):
+        raise TypeError(f"parameters: found {parameters!r:.100}; give a dict of names and values")
     output = Path(output)
     # the name is not resolved: a link is replaced, and its target is kept
     output = output.parent.resolve() / output.name
@@ -179,12 +182,6 @@ def plan(
         key=_key(nb, notebook, values),
     )
     return run, checked
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Raise a ValueError unless timeout is None or positive."""
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout must be a positive number of seconds, or None for no limit, not {timeout!r}")
 
 
 def finished(run: Run) -> Run | None:

@@ -67,8 +67,6 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
         if by_trainer:
             note_trainer(self, sys._getframe(1))
         self._workbench.data = data or self._workbench.data
-        if main:
-            (folder / AROUND).unlink(missing_ok=True)  # of an earlier save
         if "peft" not in libraries and (plain := _readable(self, state)) is not None:
             save(self, folder, state_dict={**plain, **(state or self.state_dict())}, **options)
             if main:
@@ -81,6 +79,8 @@ def saving_pretrained(save: Callable[..., Any]) -> Callable[..., Any]:
         elif main:
             _save_whole(self, folder, adapters)
         if main:
+            # of an earlier save, which a refused one leaves
+            (folder / AROUND).unlink(missing_ok=True)
             write_card(self, folder)
         return None
 
