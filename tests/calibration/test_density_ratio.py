@@ -152,3 +152,29 @@ def test_what_is_no_model_of_a_ratio_is_refused() -> None:
         DensityRatio(wide, wide, model="quadratic")
     with pytest.raises(ValueError, match="new: a classifier as model= needs 5 different rows; found 1"):
         DensityRatio(x, torch.ones(50, 2), model=KNeighborsClassifier(1))
+
+
+class Classifier:
+    """As scikit-learn's, but `fit` returns nothing."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+
+    def fit(self, x: Any, y: Any) -> None:
+        self.fitted = True
+
+    def predict_proba(self, x: Any) -> Any:
+        return np.full((len(x), self.columns), 1 / self.columns)
+
+
+def test_classifiers_and_features_of_another_form() -> None:
+    x = torch.randn(30, 2, generator=rng())
+    assert DensityRatio(x, x + 1, model=Classifier(2))(x).tolist() == pytest.approx([1.0] * 30)
+    with pytest.raises(ValueError, match=r"probabilities of both sources, \[rows, 2\]; for 2 rows it gave \[2, 1\]"):
+        DensityRatio(x, x + 1, model=Classifier(1))
+    with pytest.raises(ValueError, match="x has 1 features a row, and the ratio was estimated from 2"):
+        DensityRatio(x, x + 1)(x[:, :1])
+    with pytest.raises(ValueError, match="ridge must be above 0; found '1'"):
+        DensityRatio(x, x + 1, ridge="1")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="features must be a function of a batch of inputs; found 'x'"):
+        DensityRatio(x, x + 1, features="x")  # type: ignore[arg-type]

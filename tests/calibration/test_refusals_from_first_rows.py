@@ -148,6 +148,21 @@ def test_options_are_checked_first(method: str, options: dict[str, Any], says: s
     assert calls_of(refused) == 0
 
 
+@pytest.mark.parametrize(
+    ("coverage", "says"),
+    [(90, "coverage must lie strictly between 0 and 1"), (0.999, "needs at least 999 held-out rows, there are 60")],
+)
+def test_the_coverage_is_checked_before_a_prediction(coverage: float, says: str) -> None:
+    intervals, sets = calibrate(values(), (X, Y), "conformal"), calibrate(classes(), (X, LABELS), "conformal")
+
+    def refused() -> None:
+        for ask in (intervals.interval, sets.predict_set):
+            with pytest.raises(ValueError, match=says):
+                ask(X, coverage=coverage)
+
+    assert calls_of(refused) == 0
+
+
 def test_a_missing_package_is_told_from_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
     wrapped = classes()

@@ -329,11 +329,15 @@ class SplitConformal(Calibrated):
         return torch.empty_like(p).scatter(-1, order, scores).to(dtype)
 
     # ---- answers
-    def _fitted(self, wanted: tuple[str, ...], instead: str) -> None:
+    def _check_call(self, wanted: tuple[str, ...], instead: str, coverage: float) -> None:
+        """Raise if the method does not answer this at this coverage, before the model is run."""
         if not self.scores.numel():
             raise NotFittedError("not fitted yet: call fit(data), or load a state")
         if self.score not in wanted:
             raise ValueError(f"score={self.score!r} does not support this; call {instead}")
+        level("coverage", coverage)
+        if self.score_groups is None and self.score_weights is None:
+            _rank(len(self.scores), coverage)
 
     def _quantile(self, scores: Tensor, coverage: float, x: Any, y: Tensor, what: str) -> Tensor:
         """Return the largest score inside the interval or set: one for all rows, or for each row, broadcastable to its prediction y."""
@@ -396,7 +400,7 @@ class SplitConformal(Calibrated):
         Raises:
             ValueError: there are too few held-out rows for this coverage, or the score is one for classes.
         """
-        self._fitted(VALUES, "predict_set(x)")
+        self._check_call(VALUES, "predict_set(x)", coverage)
         scores = self._cqr_scores(self.held, coverage) if self.held.numel() else self.scores
         heads = self.held.numel() > 0 and quantiles_of(self.wrapped) is not None
         y, risk = self._ask_and_warn(x, risk=self.score == "normalized" or (self.held.numel() > 0 and not heads))
@@ -431,7 +435,7 @@ class SplitConformal(Calibrated):
         Raises:
             ValueError: there are too few held-out rows for this coverage, or the score is one for values.
         """
-        self._fitted(CLASSES, "interval(x)")
+        self._check_call(CLASSES, "interval(x)", coverage)
         y, _ = self._ask_and_warn(x, risk=False)
         q = self._quantile(self.scores, coverage, x, y, "all classes")
         draws = None

@@ -198,8 +198,10 @@ class DensityRatio:
         ridge: float = 1.0,
         model: Any = "linear",
     ) -> None:
-        if not ridge > 0:
+        if not (hasattr(ridge, "__float__") and ridge > 0):
             raise ValueError(f"ridge must be above 0; found {ridge!r}")
+        if features is not None and not callable(features):
+            raise TypeError(f"features must be a function of a batch of inputs; found {features!r:.100}")
         if not (
             model in MODELS if isinstance(model, str) else hasattr(model, "fit") and hasattr(model, "predict_proba")
         ):
@@ -214,6 +216,7 @@ class DensityRatio:
         if rows[0].shape[1] != rows[1].shape[1]:
             raise ValueError(f"new has {rows[1].shape[1]} features a row, held_out {rows[0].shape[1]}")
         x, is_new = torch.cat(rows), torch.cat([torch.zeros(len(rows[0])), torch.ones(len(rows[1]))]).double()
+        self._n_features = x.shape[1]
         self._log_odds: Callable[[Any, Tensor], Tensor]
         if isinstance(model, str):
             self._log_odds = _Logistic(x, is_new, ridge, model)
@@ -230,7 +233,12 @@ class DensityRatio:
 
     def __call__(self, x: Any) -> Tensor:
         """Return the ratio for each row of a batch of inputs, float64 [rows] on the CPU; at most 1e6."""
-        log_ratio = self._log_odds(x, self._features(x)) + self._offset
+        features = self._features(x)
+        if features.shape[1] != self._n_features:
+            raise ValueError(
+                f"x has {features.shape[1]} features a row, and the ratio was estimated from {self._n_features}"
+            )
+        log_ratio = self._log_odds(x, features) + self._offset
         return log_ratio.clamp_max(math.log(MAX_RATIO)).exp()
 
 
@@ -296,7 +304,13 @@ class _CrossFitted:
             classifier_copy, kept = copy.deepcopy(classifier), fold != k
             if len(is_new[kept].unique()) < 2:
                 raise ValueError("held_out and new: too many rows are in both to tell the places apart")
-            self.classifiers.append(classifier_copy.fit(x[kept].numpy(), is_new[kept].long().numpy()))
+            classifier_copy.fit(x[kept].numpy(), is_new[kept].long().numpy())
+            shape = np.shape(classifier_copy.predict_proba(x[:2].numpy()))
+            if shape != (2, 2):
+                raise ValueError(
+                    f"model: predict_proba must give the probabilities of both sources, [rows, 2]; for 2 rows it gave {list(shape)}"
+                )
+            self.classifiers.append(classifier_copy)
 
     def __call__(self, inputs: Any, x: Tensor) -> Tensor:
         probabilities = torch.stack(
