@@ -215,6 +215,25 @@ def test_what_is_written_into_later_is_taken_as_it_was() -> None:
     torch.testing.assert_close(wrapped(X[:9], return_risk=True)[1], plain.eval()([X[:9]]))
 
 
+def test_a_layer_that_learned_queries_share_with_data_is_tapped_at_the_data() -> None:
+    class Attending(nn.Module):
+        """Learned queries pass through the layer first, as in attention with packed projections."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Parameter(torch.ones(1, 5))
+            self.projection, self.head = nn.Linear(5, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query = self.projection(self.query.expand(len(x), 5))
+            return self.head(query * self.projection(x))
+
+    wrapped: Any = neo.Wrapper(layers="projection")(Attending()).eval().fit(X.split(100))
+    joint = Gaussian()
+    joint.fit([X])
+    torch.testing.assert_close(wrapped(X[:9], return_risk=True)[1], joint.eval()([X[:9]]))
+
+
 def test_sorted_data_are_met_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_risk, "MAX_ROWS", 100)
     rows = X[GROUPS.argsort()]

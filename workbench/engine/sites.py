@@ -199,6 +199,7 @@ class Sites(TorchFunctionMode):
         self._traces = inputs is not None
         self._follows = self.follows_constants and inputs is not None and len(inputs) > 0
         self._parameters = parameters
+        self.without_data: set[str] = set()  # names of the parameters in calls that see no data
         self._of_parameters: set[int | None] | None = None
         # storages that data were written into, with a tensor that keeps each alive
         self._written: dict[int, Tensor] = {}
@@ -229,7 +230,9 @@ class Sites(TorchFunctionMode):
         known = [names for names in map(self._names_of, tensors) if names is not None]
         if known and len(known) == len(tensors):
             out = function(*args, **kwargs)
-            self._mark(out, self._names, frozenset().union(*known))
+            names = frozenset().union(*known)
+            self.without_data |= names
+            self._mark(out, self._names, names)
             return out
         computed = [names for names in map(self._computed_of, tensors) if names is not None]
         fixed = self._follows and bool(known or computed) and all(map(self._is_fixed, tensors))

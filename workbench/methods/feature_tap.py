@@ -60,6 +60,7 @@ class FeatureTap(Intervention):
         self.same: dict[str, str] = {}  # layers that have the same input as another one
         self.flattened: set[str] = set()  # features whose steps or tokens were told apart by the number of rows alone
         self.calls: list[frozenset[str]] = []  # names of the parameters used by each call
+        self.without_data: set[str] = set()  # names of the parameters in calls that see no data
 
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
@@ -95,7 +96,9 @@ class FeatureTap(Intervention):
 
         if wanted is not None and self.method._met:
             parameters = [(tensor, name) for tensor, name in parameters if name in self.method._met]
-        return Sites(parameters, state, None, at_site, contractions=self.table.has_matrices(), wanted=wanted)
+        sites = Sites(parameters, state, None, at_site, contractions=self.table.has_matrices(), wanted=wanted)
+        self.without_data = sites.without_data
+        return sites
 
     def _pooled(self, feature: Tensor, rows: int, name: str) -> Tensor | None:
         """Pool one vector per row; None if the feature has no axis of rows."""

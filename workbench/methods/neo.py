@@ -327,7 +327,9 @@ class Neo(Method):
                 f"neo: {missing[0]} had no input with {n_rows} rows in this call, unlike in the first; choose layers= that always run"
             )
         if not self._met:
-            self._met = frozenset().union(*(names for names in tap.calls if not names.isdisjoint(self._sites)))
+            met = (names for names in tap.calls if not names.isdisjoint(self._sites))
+            # a parameter that meets only parameters, such as a learned query, would count as data if it were left out
+            self._met = frozenset().union(tap.without_data, *met)
         return output, n_rows, [tap.taps[name] for name in self._sites], tap
 
     @torch.no_grad()
