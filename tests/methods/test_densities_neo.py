@@ -322,6 +322,27 @@ def test_recurrent_layers_as_many_rows_as_steps(batch_first: bool) -> None:
         assert backwards.mean() > expected.mean() + 1  # the halves are not alike
 
 
+class ColumnByColumn(nn.Module):
+    """Each column has an embedding of its own, columns first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Parameter(draw(5, 1, 4))
+        self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = torch.bmm(x.T[:, :, None], self.embeddings)
+        return self.head(torch.tanh(self.hidden(columns)).mean(0))
+
+
+def test_a_loaded_model_knows_the_axis_of_rows_in_a_batch_of_as_many_rows_as_columns() -> None:
+    wrapped: Any = neo.Wrapper(layers="hidden")(ColumnByColumn()).eval().fit(X)
+    other: Any = neo.Wrapper(layers="hidden")(ColumnByColumn()).eval()
+    other.load_state_dict(wrapped.state_dict())
+    risk = other(X[:5], return_risk=True)[1]
+    torch.testing.assert_close(risk, wrapped(X[:7], return_risk=True)[1][:5])
+
+
 # ---- encoder layers of torch with a fused kernel ---------------------------------------------------------------------
 class Kernels(TorchDispatchMode):
     """Counts calls of the fused kernel."""

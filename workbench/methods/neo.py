@@ -149,7 +149,8 @@ class Neo(Method):
         }
 
     def notes(self) -> dict[str, Any]:
-        return {"sites": self._sites, "layout": self.layout}
+        time_first = {name: self._time_first[name] for name in self.sites if name in self._time_first}
+        return {"sites": self._sites, "layout": self.layout, "time_first": time_first}
 
     def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
         """Restore a saved signature with the weights it was fitted on, or discard one whose weights were replaced."""
@@ -161,6 +162,7 @@ class Neo(Method):
         saved_sizes = {key: value.shape for key, value in stored.items() if key.startswith("density.")}
         if saved_sizes:
             self._sites, self._met = notes.get("sites"), frozenset()
+            self._time_first = dict(notes.get("time_first", {}))  # files of earlier versions lack it
             layout = notes.get("layout")
             self.layout = None if layout is None else (int(layout[0]), bool(layout[1]))
         if saved_sizes != sizes if saved_sizes else density.fitted and moved():
