@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_the_coverage_is_checked_before_a_prediction(coverage: float, says: str)
 
 
 def test_a_missing_package_is_told_from_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     wrapped = classes()
     once = calls_of(lambda: wrapped(X[:10]))
 
