@@ -145,3 +145,115 @@ def test_as_many_outputs_by_name_as_an_input_has_rows_are_no_list_of_rows() -> N
     risk = wrapped(x, edges, return_risk=True)[1]
     assert risk.shape == (6,)
     assert risk.argmax() == 2
+
+
+# ---- batches whose number of rows does not tell ----------------------------------------------------------------------
+def agrees_row_by_row(wrapped: Any, x: Tensor, dim: int = 0) -> bool:
+    """Whether the risk of each row is the same alone and in the batch."""
+    risk = wrapped(x, return_risk=True)[1]
+    alone = torch.cat([wrapped(row, return_risk=True)[1] for row in x.split(1, dim)])
+    return torch.allclose(risk, alone, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("order", ["steps_first", "twins", "sorted"])
+def test_a_first_batch_of_one_row_does_not_hide_reordered_rows(order: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(60, 7, 4)
+    wrapped: Any = neo.Wrapper()(Reordered(order)).eval().fit(x.split(1))
+    loaded: Any = neo.Wrapper()(Reordered(order)).eval()
+    loaded.load_state_dict(wrapped.state_dict())
+    for model in (wrapped, loaded):
+        with pytest.raises(RuntimeError, match="begin with a batch of several rows"):
+            model(x[:5], return_risk=True)
+        model.fit(x.split(10))
+        assert agrees_row_by_row(model, x[:5])
+
+
+def test_a_fit_of_single_rows_is_right_where_the_order_is_kept() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(60, 4), nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    wrapped: Any = neo.Wrapper()(model).eval().fit(x.split(1))
+    expected: Any = neo.Wrapper()(model).eval().fit(x)
+    torch.testing.assert_close(wrapped(x, return_risk=True)[1], expected(x, return_risk=True)[1])
+
+
+class StepsFirst(nn.Module):
+    """A network of each step, on [steps, rows, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(x)).mean(0))
+
+
+class ColumnsFirst(StepsFirst):
+    """The same with a vector for each column of [rows, columns, 4] in place of steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(0, 1))
+
+
+@pytest.mark.parametrize("kind", [StepsFirst, ColumnsFirst])
+@pytest.mark.parametrize("sizes", [7, [7, 13, 40]])
+def test_as_many_rows_as_steps_in_the_fit_do_not_hide_the_axis_of_rows(
+    kind: type[StepsFirst], sizes: int | list[int]
+) -> None:
+    torch.manual_seed(0)
+    dim = 0 if kind is ColumnsFirst else 1
+    x = torch.randn(60, 7, 4).cumsum(1)
+    x = x if dim == 0 else x.transpose(0, 1)
+    model = kind()
+    wrapped: Any = neo.Wrapper()(model).eval().fit(x.split(sizes, dim))
+    expected: Any = neo.Wrapper()(model).eval().fit([x])
+    new = x.narrow(dim, 0, 9)
+    torch.testing.assert_close(
+        wrapped(new, return_risk=True)[1], expected(new, return_risk=True)[1], rtol=1e-3, atol=1e-3
+    )
+
+
+class ColumnAttention(nn.Module):
+    """Attention over the columns of each step, on [rows * steps, columns, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(1, 8), nn.Linear(8, 2)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # [rows, steps, columns]
+        h = self.embed(x.flatten(0, 1)[..., None])
+        return self.head(self.attention(h, h, h)[0].mean(1).unflatten(0, x.shape[:2]).mean(1))
+
+
+def test_attention_over_columns_of_as_many_steps_as_rows() -> None:
+    torch.manual_seed(0)
+    wrapped: Any = neo.Wrapper()(ColumnAttention()).eval().fit(torch.randn(60, 4, 6).split(4))
+    assert agrees_row_by_row(wrapped, torch.randn(5, 4, 6))
+
+
+class Memory(nn.Module):
+    """Attention over a table of constants, which pass through the layer of the data before these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(4, 6))
+        self.key, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys, queries = self.key(self.table * 2), self.key(x)
+        return self.head((queries @ keys.T).softmax(1) @ keys + queries)
+
+
+@pytest.mark.parametrize("rows", [60, 4, 2])
+def test_constants_that_pass_through_a_layer_before_the_data_are_no_features(rows: int) -> None:
+    """In a batch of as many rows as constants, or of a divisor."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 6)
+    wrapped: Any = neo.Wrapper()(Memory()).eval().fit(x.split(rows))
+    loaded: Any = neo.Wrapper()(Memory()).eval()
+    loaded.load_state_dict(wrapped.state_dict())
+    expected = wrapped(x, return_risk=True)[1]
+    for model in (wrapped, loaded):
+        for n in (1, 2, 4, 5):
+            torch.testing.assert_close(model(x[:n], return_risk=True)[1], expected[:n], rtol=1e-3, atol=1e-3)

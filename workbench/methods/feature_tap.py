@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -59,7 +60,9 @@ class FeatureTap(Intervention):
         self.layouts: dict[str, tuple[int, bool]] = {}  # of maps: number of axes, and whether the channels come first
         self.same: dict[str, str] = {}  # layers that have the same input as another one
         self.flattened: set[str] = set()  # features whose steps or tokens were told apart by the number of rows alone
+        self.square: set[str] = set()  # features of as many steps as rows, so that either axis may have the rows
         self.calls: list[frozenset[str]] = []  # names of the parameters used by each call
+        self.turns: dict[str, int] = {}  # how many calls of the layer came before the one whose input is the feature
         self.without_data: set[str] = set()  # names of the parameters in calls that see no data
 
     def active(
@@ -67,14 +70,19 @@ class FeatureTap(Intervention):
     ) -> AbstractContextManager[Any] | None:
         self.trail = ()
         wanted = self.method._sites
+        counts: Counter[str] = Counter()  # calls of each layer so far
         seen: list[tuple[Tensor, str]] = []
 
         def at_site(names: frozenset[str], leaves: list[Any], live: list[int], raw: list[int]) -> list[Any]:
             self.trail = (*self.trail, (tuple(sorted(names)), tuple(live)))
             self.calls.append(names)
+            name = min(names, key=lambda name: (not name.endswith("weight"), name))
+            turn = counts[name]
+            counts[name] += 1
             if any(isinstance(t, Tensor) and t.dtype == torch.int64 and t.dim() == 1 for t in leaves):
                 return leaves  # packed sequence: its rows are steps, not rows of the batch
-            name = min(names, key=lambda name: (not name.endswith("weight"), name))
+            if turn < self.method._turns.get(name, 0):
+                return leaves  # constants or other inputs, which may have as many rows in this batch
             if not live or self.rows is None or name in self.taps or (wanted is not None and name not in wanted):
                 return leaves
             feature = leaves[live[0]]
@@ -92,6 +100,8 @@ class FeatureTap(Intervention):
                     self.taps[name] = self.take(name, feature_map)
             elif (vector := self._pooled(feature, self.rows, name)) is not None:
                 self.taps[name] = vector.clone() if feature.dim() <= 2 else vector  # must not share the layer's memory
+            if name in self.taps:
+                self.turns[name] = turn
             return leaves
 
         if wanted is not None and self.method._met:
@@ -151,11 +161,15 @@ class FeatureTap(Intervention):
             if isinstance(attention, nn.MultiheadAttention) and rows > 0:
                 # torch computes with [t, rows, d], and with [t * rows, d] in the output projection
                 flat = feature.dim() == 2 and feature.shape[0] != rows and feature.shape[0] % rows == 0
+                if flat:
+                    self.flattened.add(name)
                 return flat or (feature.dim() == 3 and feature.shape[1] == rows)
         if feature.dim() < 3:
             return False
         if feature.shape[0] != feature.shape[1] and rows in feature.shape[:2]:
             self.method._time_first.setdefault(name, feature.shape[1] == rows)
+        elif feature.shape[0] == rows and name not in self.method._time_first:
+            self.square.add(name)
         is_time_first = self.method._time_first.get(name, False) and feature.shape[1] == rows
         if is_time_first and feature.shape[0] % rows == 0:
             self.flattened.add(name)  # or [rows * windows, steps, d] with as many steps as rows

@@ -21,18 +21,16 @@ from ..core.prior import run_with_prior
 from ..core.refusals import nearest
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
-from ..engine.effects.private_random import own_random
 from ..engine.effects.random import values_unavailable
 from ..engine.plan import Bank, Plan
-from ..engine.tree import is_float, map_tensors, tensors
+from ..engine.tree import map_tensors, tensors
 from ..errors import NotFittedError
-from . import position_risk, row_risk
+from . import layer_rows, position_risk, row_risk
 from .densities import DENSITIES, Density, DensityName
 from .densities.padding import kept_steps
 from .densities.positions import Positions
 from .feature_tap import FeatureMap, FeatureTap
 from .position_risk import MAX_IMAGES, Layout, has_positions, layout_of
-from .row_order import misplaced
 from .spread_batches import spread
 
 if TYPE_CHECKING:
@@ -132,6 +130,10 @@ class Neo(Method):
         self.layout: Layout | None = None  # of the positions, known from the first batch
         self._rows_at = (0, 0)  # index of the input tensor that holds the rows, and its dimension of rows
         self._time_first: dict[str, bool] = {}  # whether a layer's input is [t, rows, ...], as far as shapes have shown
+        self._turns: dict[str, int] = {}  # calls of a layer in each pass before the one whose input is a feature
+        self._is_order_known = (
+            True  # whether the order of rows in the chosen layers was checked, for which it takes two
+        )
 
     def settings(self) -> dict[str, Any]:
         density = self.wrapper.density
@@ -150,7 +152,14 @@ class Neo(Method):
 
     def notes(self) -> dict[str, Any]:
         time_first = {name: self._time_first[name] for name in self.sites if name in self._time_first}
-        return {"sites": self._sites, "layout": self.layout, "time_first": time_first}
+        turns, is_order_known = self._turns, self._is_order_known
+        return {
+            "sites": self._sites,
+            "layout": self.layout,
+            "time_first": time_first,
+            "turns": turns,
+            "is_order_known": is_order_known,
+        }
 
     def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
         """Restore a saved signature with the weights it was fitted on, or discard one whose weights were replaced."""
@@ -162,7 +171,8 @@ class Neo(Method):
         saved_sizes = {key: value.shape for key, value in stored.items() if key.startswith("density.")}
         if saved_sizes:
             self._sites, self._met = notes.get("sites"), frozenset()
-            self._time_first = dict(notes.get("time_first", {}))  # files of earlier versions lack it
+            self._time_first = dict(notes.get("time_first", {}))  # files of earlier versions lack these
+            self._turns, self._is_order_known = dict(notes.get("turns", {})), bool(notes.get("is_order_known", True))
             layout = notes.get("layout")
             self.layout = None if layout is None else (int(layout[0]), bool(layout[1]))
         if saved_sizes != sizes if saved_sizes else density.fitted and moved():
@@ -220,7 +230,12 @@ class Neo(Method):
         if isinstance(density, Positions) != positions:
             replacement = density.template if isinstance(density, Positions) else _position_density(density)
             add_extra(root, "density", replacement)
-            self._sites, self._met, self.layout = None, frozenset(), None
+            self.forget_sites()
+
+    def forget_sites(self) -> None:
+        """Let the next batch choose the layers."""
+        self._sites, self._met, self._turns, self.layout = None, frozenset(), {}, None
+        self._is_order_known = True
 
     def check_ready(self, wrapped: Any) -> None:
         """Raise NotFittedError, before anything runs, if there is no signature yet."""
@@ -304,58 +319,53 @@ class Neo(Method):
         leaves = tensors((args, kwargs))
         rows = self._expected_rows(leaves)
         known = self._time_first.copy()
-        output, tap = self._pass(wrapped, args, kwargs, rows, take)
+        output, tap = self.run(wrapped, args, kwargs, rows, take)
         n_rows = _n_rows(output, leaves)
         if n_rows != rows:
             # features were pooled during the pass, for the expected number of rows: run again with the right one
             self._time_first = known
             places = [(i, dim) for i, t in enumerate(leaves) for dim, size in enumerate(t.shape) if size == n_rows]
             self._rows_at = next(iter(places), self._rows_at)
-            output, tap = self._pass(wrapped, args, kwargs, n_rows, take)
+            output, tap = self.run(wrapped, args, kwargs, n_rows, take)
         if not self.model(wrapped).needs_features:
             return output, n_rows, [], tap
+        is_first = self._sites is None
+        if is_first and layer_rows.settle_axes(self, wrapped, args, kwargs, n_rows, tap):
+            output, tap = self.run(wrapped, args, kwargs, n_rows, take)
         if self._sites is None and take is None:
-            wrong = self._misplaced(wrapped, args, kwargs, n_rows, tap)
+            wrong = layer_rows.misplaced_layers(self, wrapped, args, kwargs, n_rows, tap)
             chosen = self._choose([name for name in tap.taps if name not in wrong], tap.same)
             self._sites = chosen[-1:] if self.model(wrapped).last_only else chosen
         elif self._sites is None:
             self.layout = layout_of(wrapped._workbench.output, output, tap)
             if self.layout is None:
                 return output, n_rows, [], tap
-            wrong = self._misplaced(wrapped, args, kwargs, n_rows, self._pass(wrapped, args, kwargs, n_rows, None)[1])
+            wrong = layer_rows.misplaced_layers(
+                self, wrapped, args, kwargs, n_rows, self.run(wrapped, args, kwargs, n_rows, None)[1]
+            )
             usable = [name for name in tap.taps if tap.layouts[name][0] == self.layout[0] and name not in wrong]
             self._sites = self._choose(usable, tap.same)
+        if is_first:
+            self._turns = {name: tap.turns[name] for name in self._sites if tap.turns.get(name)}
+            self._is_order_known = n_rows > 1
         missing = [name for name in self._sites if name not in tap.taps]
         if missing:
             raise RuntimeError(
                 f"neo: {missing[0]} had no input with {n_rows} rows in this call, unlike in the first; choose layers= that always run"
             )
+        if not self._is_order_known and n_rows > 1 and not values_unavailable():
+            layer_rows.check_order(self, wrapped, args, kwargs, n_rows)
         if not self._met:
             met = (names for names in tap.calls if not names.isdisjoint(self._sites))
             # a parameter that meets only parameters, such as a learned query, would count as data if it were left out
             self._met = frozenset().union(tap.without_data, *met)
         return output, n_rows, [tap.taps[name] for name in self._sites], tap
 
-    @torch.no_grad()
-    def _misplaced(self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int, tap: FeatureTap) -> set[str]:
-        """Return the names of the features whose rows are not those of the inputs; none under torch.compile, where values are unknown."""
-        if values_unavailable():
-            return set()
-
-        def features_of(inputs: Any) -> tuple[dict[str, Tensor], Tensor | None]:
-            args, kwargs = inputs
-            with own_random(0, next(iter(tap.taps.values())).device):
-                output, changed = self._pass(wrapped, args, kwargs, rows, None)
-            with_rows = (leaf for leaf in tensors(output) if is_float(leaf) and leaf.dim() and len(leaf) == rows)
-            return changed.taps, next(with_rows, None)
-
-        return misplaced(features_of, (args, kwargs), rows, self._rows_at[1], tap.flattened) if tap.taps else set()
-
     def _expected_rows(self, leaves: list[Tensor]) -> int | None:
         i, dim = self._rows_at
         return leaves[i].shape[dim] if i < len(leaves) and dim < leaves[i].dim() else None
 
-    def _pass(
+    def run(
         self, wrapped: Any, args: tuple, kwargs: dict[str, Any], rows: int | None, take: Take | None
     ) -> tuple[Any, FeatureTap]:
         """Run the model once in evaluation mode, with a tap on its features."""
