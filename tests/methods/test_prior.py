@@ -234,6 +234,39 @@ def test_a_state_of_the_plain_model_leaves_priors_alone() -> None:
     assert all(torch.equal(wrapped.state_dict()[key], value) for key, value in before.items())
 
 
+@pytest.mark.parametrize("values", [(1.0, 2.0), (1.0, 1.0)], ids=["differing", "constant"])
+def test_priors_load_into_a_model_with_other_values_of_its_own(values: tuple[float, float], tmp_path: Path) -> None:
+    """Constants are the same in all untrained models, and whether a parameter is one depends on the values when it is wrapped."""
+
+    def net(first: float, last: float) -> Net:
+        given = _net()
+        with torch.no_grad():
+            given.gain.copy_(torch.linspace(first, last, 8))
+        return given
+
+    wrapped, file = vote.Wrapper(VOTERS, prior=SCALE)(net(*values)).eval(), tmp_path / "net.safetensors"
+    workbench.save(wrapped, file)
+    other = net(1.0, 3.0 - values[1])
+    filled = vote.Wrapper(VOTERS, prior=SCALE)(other).eval()
+    filled(_x(), return_risk=True)
+    filled.load_state_dict(wrapped.state_dict())
+    for loaded in (filled, workbench.load(file, other).eval(), pickle.loads(pickle.dumps(filled))):
+        torch.testing.assert_close(loaded(_x(), return_risk=True), wrapped(_x(), return_risk=True), rtol=0, atol=0)
+        state = loaded.state_dict()
+        assert all(torch.equal(state[key], value) for key, value in wrapped.state_dict().items())
+
+
+def test_a_refused_load_leaves_the_priors_sizes() -> None:
+    wrapped = vote.Wrapper(VOTERS, prior=SCALE)(_net()).eval()
+    before = wrapped(_x(), return_risk=True)
+    state = {**wrapped.state_dict(), f"{PLACE}gain": torch.ones(8), "head.bias@vote": torch.ones(VOTERS, 4)}
+    with pytest.raises(RuntimeError, match=r"size mismatch for head\.bias@vote"):
+        wrapped.load_state_dict(state)
+    torch.testing.assert_close(wrapped(_x(), return_risk=True), before, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match=r"size mismatch for .*gain"):
+        wrapped.load_state_dict({**wrapped.state_dict(), f"{PLACE}gain": torch.ones(VOTERS + 1, 8)})
+
+
 def test_risk_heads_have_no_part_in_the_prior() -> None:
     net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), _x()
     torch.manual_seed(7)

@@ -79,6 +79,22 @@ class Prior(nn.Module):
         values |= {slot: self.value(slot).clone() for slot in self.shared}
         return Prior(self.scale, self.axis, {}, values, self.left_out)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Adopt from the state which tensors all branches share: constants are, and the values of this model may be others."""
+        sizes = {len(self.value(slot)) for slot in self.drawn}
+        for slot in (*self.drawn, *self.shared):
+            old, new = self.value(slot), state_dict.get(prefix + _key(slot))
+            if new is None or new.shape == old.shape:
+                continue
+            if slot in self.drawn and new.shape == old.shape[1:]:
+                self.drawn, self.shared = tuple(s for s in self.drawn if s != slot), (*self.shared, slot)
+            elif slot in self.shared and new.shape[1:] == old.shape and new.shape[:1].numel() in sizes:
+                self.drawn, self.shared = (*self.drawn, slot), tuple(s for s in self.shared if s != slot)
+            else:
+                continue
+            old.data = old.data.new_zeros(new.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
 
 def _key(slot: str) -> str:
     key = slot.replace(".", "/")  # buffer names cannot contain dots
