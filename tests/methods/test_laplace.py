@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -434,6 +435,24 @@ def test_layers_that_are_called_linear_too_are_named_in_full() -> None:
         laplace.Wrapper()(nn.Sequential(Linear()))
     with pytest.raises(ValueError, match=r"'0', .* is a Linear of torch\.complex64"):
         laplace.Wrapper()(nn.Sequential(nn.Linear(FEATURES, 1, dtype=torch.complex64)))
+
+
+def test_a_linear_layer_of_another_class_is_told_apart_by_its_module() -> None:
+    """As of torch_geometric, which calls its own class Linear."""
+
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, FEATURES))
+            self.register_parameter("bias", None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.weight)
+
+    words = rf"is a {re.escape(Linear.__module__)}\.Linear; put an nn\.Linear of the same weights in its place"
+    for wrapper in (laplace.Wrapper(), vote.Wrapper(2, evidence="design", output="logits")):
+        with pytest.raises(ValueError, match=words):
+            wrapper(nn.Sequential(nn.ReLU(), Linear()))
 
 
 def test_bad_input_is_told() -> None:

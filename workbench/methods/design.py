@@ -27,7 +27,7 @@ from ..errors import NotFittedError
 from .densities.moments import double, full_precision
 from .evidence import EPS, ignorance, level_of, noise, whitening_of
 from .initialization import Draws
-from .last_layer import RISK_CALL, Probe, has_class
+from .last_layer import RISK_CALL, Probe, has_class, not_linear
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +100,7 @@ class Design:
             remedy = "" if table.record.execution else "give example=... if another layer runs last, or "
             raise ValueError(
                 f'evidence="design" needs a last layer that is an nn.Linear with real floating-point weights, but {self._path or "the model"!r} '
-                f"is taken as the last layer and is a {type(layer).__name__}: {remedy}{REMEDY}"
+                f"is taken as the last layer and is {not_linear(layer, remedy + REMEDY)}"
             )
         if self.part("rows").rpartition(".")[2] in layer._buffers:
             raise ValueError('evidence="design" is given to both vote and laplace: give it to one of them')

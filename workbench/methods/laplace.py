@@ -23,7 +23,7 @@ from ..engine.plan import Axis, Intervention, Shared, Stacked
 from ..engine.tree import flatten, map_tensors, names, tensors
 from ..errors import NotFittedError
 from .design import Design, TakesDesign
-from .last_layer import RISK_CALL, CurvatureFit, head_axes, refuse_class_numbers
+from .last_layer import RISK_CALL, CurvatureFit, head_axes, not_linear, refuse_class_numbers
 from .mean_field import classifier_method, mean_field
 from .posterior_points import CENTRED, PARTS, Shift, normal_points, split_like
 from .vote import LAPLACE
@@ -136,12 +136,9 @@ class Laplace(TakesDesign):
                 if linear
                 else "use vote or sample"
             )
-            cls = type(layer)
-            kind = cls.__name__ if cls.__module__.startswith("torch.") else f"{cls.__module__}.{cls.__name__}"
-            kind += f" of {layer.weight.dtype}" if isinstance(layer, nn.Linear) else ""
             raise ValueError(
                 f"laplace needs a last layer that is an nn.Linear with real floating-point weights, but {self._path or 'the model itself'!r}, "
-                f"taken as the last layer, is a {kind}; {remedy}"
+                f"taken as the last layer, is {not_linear(layer, remedy)}"
             )
         self._slots = [
             name for name, slot in table.record.slots.items() if any(self._inside(path) for path, _ in slot.owners)
