@@ -198,3 +198,23 @@ def test_a_prediction_of_limited_range_that_output_names_is_refused() -> None:
     wrapper = vote.Wrapper(3, prior=2.0, output={"values": Values(), "other": Values()})
     with pytest.raises(ValueError, match=r"output 'other' of the model ends in sigmoid, .* would leave its range"):
         wrapper(_Beside(nn.Sigmoid()))
+
+
+def test_what_only_the_first_call_sets_up_is_refused_with_the_remedy() -> None:
+    """As the hooks by which models of transformers capture hidden states, installed in the first call that asks for them."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.ready = nn.Linear(2, 1), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.ready = True
+            return self.layer(x)
+
+    net, x = Net(), torch.ones(2, 2)
+    with pytest.raises(ValueError, match=r"changes attributes .*\(ready\).* call the model once before it is wrapped"):
+        vote.Wrapper(2, prior=1.0)(net).eval()(x)
+    net(x)
+    wrapped: Any = vote.Wrapper(2, prior=1.0)(net).eval()
+    torch.testing.assert_close(wrapped(x), torch.stack([voter(x) for voter in wrapped.voters()]).mean(0))

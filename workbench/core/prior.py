@@ -238,7 +238,8 @@ def run_with_prior(
     if not torch.compiler.is_compiling() and (side_effects := _side_effects(engine)):
         raise ValueError(
             f"prior: forward of {type(wrapped)._plain_class.__name__} changes {side_effects}, so that its outputs may depend on earlier calls, "
-            "which did not include the prior; return what it stores as an output, or leave prior out"
+            "which did not include the prior; return what it stores as an output, or leave prior out. If only the first call sets this up, call "
+            "the model once before it is wrapped"
         )
     _add(wrapped, branched, fixed, prior, plan.axes)
     return branched, results
