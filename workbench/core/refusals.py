@@ -165,3 +165,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if near:
         return f"; nearest: {', '.join(near)}"
     return f"; it has {some_of(names, 6) or 'none'}"
+
+
+def not_linear(layer: Any, remedies: str) -> str:
+    """Return the end of an error: of what class a layer is that should be an `nn.Linear`, and what to do.
+
+    Args:
+        layer: a module.
+        remedies: what else to do.
+    """
+    cls = type(layer)
+    kind = cls.__name__ if cls.__module__.startswith("torch.") else f"{cls.__module__}.{cls.__name__}"
+    if isinstance(layer, nn.Linear):
+        return f"a {kind} of {layer.weight.dtype}; {remedies}"
+    weight = layer._parameters.get("weight")
+    if weight is not None and weight.dim() == 2 and "bias" in layer._parameters:  # of a library's own linear layer
+        remedies = f"put an nn.Linear of the same weights in its place if it computes x @ weight.T + bias; {remedies}"
+    return f"a {kind}; {remedies}"

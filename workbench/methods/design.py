@@ -20,6 +20,7 @@ from ..core.outputs.options import form_of
 from ..core.outputs.resolution import resolve
 from ..core.ownership import engine_of, table_of
 from ..core.prior import Whole
+from ..core.refusals import not_linear
 from ..engine.effects.private_random import own_random
 from ..engine.plan import Bank, Plan, Shared, Stacked
 from ..engine.tree import flatten, map_tensors, names
@@ -27,7 +28,7 @@ from ..errors import NotFittedError
 from .densities.moments import double, full_precision
 from .evidence import EPS, ignorance, level_of, noise, whitening_of
 from .initialization import Draws
-from .last_layer import RISK_CALL, Probe, has_class, not_linear
+from .last_layer import RISK_CALL, Probe, has_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

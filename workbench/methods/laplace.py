@@ -17,13 +17,14 @@ from ..core.outputs.meanings import IGNORED
 from ..core.outputs.options import has_classes
 from ..core.outputs.resolution import resolve, targets_of
 from ..core.ownership import table_of
+from ..core.refusals import not_linear
 from ..core.settings import setting
 from ..core.wrapper import Wrapper as _Wrapper
 from ..engine.plan import Axis, Intervention, Shared, Stacked
 from ..engine.tree import flatten, map_tensors, names, tensors
 from ..errors import NotFittedError
 from .design import Design, TakesDesign
-from .last_layer import RISK_CALL, CurvatureFit, head_axes, not_linear, refuse_class_numbers
+from .last_layer import RISK_CALL, CurvatureFit, head_axes, refuse_class_numbers
 from .mean_field import classifier_method, mean_field
 from .posterior_points import CENTRED, PARTS, Shift, normal_points, split_like
 from .vote import LAPLACE

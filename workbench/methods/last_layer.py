@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.additions import extra
 from ..core.calls.risks import reduced
@@ -73,23 +73,6 @@ PRECISE = (
     ),
 )
 REMEDY = "Name the layer whose output is the model's, layer=..., move what follows it out of the model, or use vote or sample"
-
-
-def not_linear(layer: Any, remedies: str) -> str:
-    """Return the end of an error: of what class a layer is that should be an `nn.Linear`, and what to do.
-
-    Args:
-        layer: a module.
-        remedies: what else to do.
-    """
-    cls = type(layer)
-    kind = cls.__name__ if cls.__module__.startswith("torch.") else f"{cls.__module__}.{cls.__name__}"
-    if isinstance(layer, nn.Linear):
-        return f"a {kind} of {layer.weight.dtype}; {remedies}"
-    weight = layer._parameters.get("weight")
-    if weight is not None and weight.dim() == 2 and "bias" in layer._parameters:  # of a library's own linear layer
-        remedies = f"put an nn.Linear of the same weights in its place if it computes x @ weight.T + bias; {remedies}"
-    return f"a {kind}; {remedies}"
 
 
 def flatten_rows(values: Tensor) -> Tensor:
@@ -456,6 +439,5 @@ __all__ = [
     "augmented",
     "has_class",
     "head_axes",
-    "not_linear",
     "refuse_class_numbers",
 ]
