@@ -257,3 +257,43 @@ def test_constants_that_pass_through_a_layer_before_the_data_are_no_features(row
     for model in (wrapped, loaded):
         for n in (1, 2, 4, 5):
             torch.testing.assert_close(model(x[:n], return_risk=True)[1], expected[:n], rtol=1e-3, atol=1e-3)
+
+
+# ---- outputs with steps first ----------------------------------------------------------------------------------------
+class Tagger(nn.Module):
+    """A value for each step, on [steps, rows, 3]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(3, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.recurrent(x)[0])
+
+
+class Words(nn.Module):
+    """A recurrent layer over the characters of each word, on [rows, words, characters, 3]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(3, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = self.recurrent(x.flatten(0, 1).transpose(0, 1))[1][-1]
+        return self.head(last.unflatten(0, x.shape[:2]).mean(1))
+
+
+@pytest.mark.parametrize("rows", [8, 9])
+def test_steps_of_recurrent_layers_are_no_rows(rows: int) -> None:
+    with pytest.raises(
+        ValueError, match=r"dimension of the output, 4, counts steps.* recurrent.*output.transpose\(0, 1\)"
+    ):
+        neo.Wrapper()(Tagger()).eval().fit([torch.randn(4, rows, 3)])
+    wrapped: Any = neo.Wrapper(per="position")(Tagger()).eval().fit([torch.randn(4, rows, 3)])
+    assert wrapped(torch.randn(4, rows, 3), return_risk=True)[1].shape == (4, rows, 1)
+
+
+def test_as_many_characters_as_rows_are_no_rows() -> None:
+    torch.manual_seed(0)
+    wrapped: Any = neo.Wrapper()(Words()).eval().fit(torch.randn(60, 3, 5, 3).split(5))
+    assert agrees_row_by_row(wrapped, torch.randn(7, 3, 5, 3))

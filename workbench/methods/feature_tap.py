@@ -64,6 +64,7 @@ class FeatureTap(Intervention):
         self.calls: list[frozenset[str]] = []  # names of the parameters used by each call
         self.turns: dict[str, int] = {}  # how many calls of the layer came before the one whose input is the feature
         self.without_data: set[str] = set()  # names of the parameters in calls that see no data
+        self.by_step: set[str] = set()  # features of recurrent layers whose steps were taken for rows
 
     def active(
         self, parameters: Sequence[tuple[Tensor, str]], state: Sequence[Tensor], inputs: list[Tensor]
@@ -154,6 +155,8 @@ class FeatureTap(Intervention):
         if feature.dim() >= 2 and slot is not None:
             layer = self.table.module(path)
             if isinstance(layer, nn.RNNBase) and feature.dim() == 3:
+                if not layer.batch_first and feature.shape[1] != rows and feature.shape[0] == rows:
+                    self.by_step.add(name)
                 return feature.shape[1] == rows and not (layer.batch_first and feature.shape[0] == rows)
             attention = layer if path else None
             if path.endswith("out_proj"):

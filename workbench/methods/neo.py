@@ -131,9 +131,7 @@ class Neo(Method):
         self._rows_at = (0, 0)  # index of the input tensor that holds the rows, and its dimension of rows
         self._time_first: dict[str, bool] = {}  # whether a layer's input is [t, rows, ...], as far as shapes have shown
         self._turns: dict[str, int] = {}  # calls of a layer in each pass before the one whose input is a feature
-        self._is_order_known = (
-            True  # whether the order of rows in the chosen layers was checked, for which it takes two
-        )
+        self._is_order_known = True  # whether the order of rows in the chosen layers was checked, which takes two
 
     def settings(self) -> dict[str, Any]:
         density = self.wrapper.density
@@ -152,13 +150,12 @@ class Neo(Method):
 
     def notes(self) -> dict[str, Any]:
         time_first = {name: self._time_first[name] for name in self.sites if name in self._time_first}
-        turns, is_order_known = self._turns, self._is_order_known
         return {
             "sites": self._sites,
             "layout": self.layout,
             "time_first": time_first,
-            "turns": turns,
-            "is_order_known": is_order_known,
+            "turns": self._turns,
+            "is_order_known": self._is_order_known,
         }
 
     def recall(self, wrapped: Any, notes: dict[str, Any], stored: dict[str, Tensor], moved: Callable[[], bool]) -> None:
@@ -333,7 +330,13 @@ class Neo(Method):
         if is_first and layer_rows.settle_axes(self, wrapped, args, kwargs, n_rows, tap):
             output, tap = self.run(wrapped, args, kwargs, n_rows, take)
         if self._sites is None and take is None:
-            wrong = layer_rows.misplaced_layers(self, wrapped, args, kwargs, n_rows, tap)
+            wrong = layer_rows.misplaced_layers(self, wrapped, args, kwargs, n_rows, tap, tap.by_step)
+            if by_step := tap.by_step - wrong:
+                raise ValueError(
+                    f"neo: the first dimension of the output, {n_rows}, counts steps, as that of the inputs of {min(by_step)}, of a layer with "
+                    "batch_first=False; a risk for each row needs the rows there. Return the output with rows first, output.transpose(0, 1), or "
+                    'set batch_first=True if the inputs have rows first; per="position" gives a risk for each step of each row'
+                )
             chosen = self._choose([name for name in tap.taps if name not in wrong], tap.same)
             self._sites = chosen[-1:] if self.model(wrapped).last_only else chosen
         elif self._sites is None:
