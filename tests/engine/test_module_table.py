@@ -96,6 +96,7 @@ REFUSED: list[tuple[tuple[str, ...], list[str], type[Exception], str]] = [
     # samples without an axis of rows, and whole numbers, which have no density
     (NEO, [*CONVOLUTIONS, *CELLS, *ROWLESS], ValueError, "found no layer whose input has one feature vector per row"),
     (NEO, ["nn.LinearCrossEntropyLoss", "nn.PReLU"], ValueError, "the model's output has no rows"),
+    (NEO, ["nn.RNN", "nn.GRU", "nn.LSTM"], ValueError, "counts steps"),
     (NEO, ["nn.LayerNorm", "nn.RMSNorm"], ValueError, "needs at least 2 rows"),  # an empty batch
     (("augment",), ["nn.Embedding"], TypeError, "augment transforms floating-point inputs, but found none"),
     # the input of an embedding is a whole number; a norm after nothing has no activation, nor has a batch without rows

@@ -149,11 +149,10 @@ class Neo(Method):
         }
 
     def notes(self) -> dict[str, Any]:
-        time_first = {name: self._time_first[name] for name in self.sites if name in self._time_first}
         return {
             "sites": self._sites,
             "layout": self.layout,
-            "time_first": time_first,
+            "time_first": [name for name in self.sites if self._time_first.get(name)],
             "turns": self._turns,
             "is_order_known": self._is_order_known,
         }
@@ -168,7 +167,7 @@ class Neo(Method):
         saved_sizes = {key: value.shape for key, value in stored.items() if key.startswith("density.")}
         if saved_sizes:
             self._sites, self._met = notes.get("sites"), frozenset()
-            self._time_first = dict(notes.get("time_first", {}))  # files of earlier versions lack these
+            self._time_first = dict.fromkeys(notes.get("time_first", ()), True)  # files of earlier versions lack these
             self._turns, self._is_order_known = dict(notes.get("turns", {})), bool(notes.get("is_order_known", True))
             layout = notes.get("layout")
             self.layout = None if layout is None else (int(layout[0]), bool(layout[1]))
