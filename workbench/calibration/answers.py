@@ -53,6 +53,11 @@ class Answers:
         """Mask of the targets that have a class, bool [n, ...]; pixels and tokens without one are -100."""
         return self.target != IGNORED
 
+    @property
+    def is_interval(self) -> bool:
+        """Whether the model predicts (lower, upper) for one target."""
+        return not self.labels and self.y.dim() == 2 and self.y.shape[1] == 2 and self.target.shape == (len(self.y), 1)
+
 
 def check_finite(y: Tensor, risks: Risk, target: Tensor, first: int = 0) -> None:
     """Raise unless predictions [n, ...], risks [n, ...] and targets [n, ...] of the rows from number `first` on are finite."""

@@ -226,7 +226,7 @@ class SplitConformal(Calibrated):
                     "labels of a row: give a model of one class or label per row, or take method='temperature', whose sets have no guarantee"
                 )
             return
-        if score != "cqr" or not _is_interval(answers):
+        if score != "cqr" or not answers.is_interval:
             check_values(answers, f"score={score!r}")
             if score == "cqr" and not self.needs_offsets:
                 risk_named(answers.risk, "total")
@@ -267,7 +267,7 @@ class SplitConformal(Calibrated):
         """Return the scores of the held-out rows [n, ...], and for "cqr" with a distribution what `held` keeps of them."""
         if score in CLASSES:
             return self._held_out_classes(answers, score, seed), torch.empty(0)
-        if score == "cqr" and _is_interval(answers):
+        if score == "cqr" and answers.is_interval:
             lower, upper = answers.y.sort(1).values.split(1, 1)
             return _outside(lower, upper, answers.target), torch.empty(0)
         if score == "cqr":
@@ -443,12 +443,6 @@ class SplitConformal(Calibrated):
             draws = torch.rand(len(y), 1, generator=generator, dtype=torch.float64)
         chosen = self._class_scores(y, draws, str(self.score)) <= q
         return all_where_nan(chosen if allow_empty else chosen.scatter(-1, y.argmax(-1, keepdim=True), True), y)
-
-
-def _is_interval(answers: Answers) -> bool:
-    """Return whether the model predicts (lower, upper) for one target."""
-    y, target = answers.y, answers.target
-    return not answers.labels and y.dim() == 2 and y.shape[1] == 2 and target.shape == (len(y), 1)
 
 
 def _outside(lower: Tensor, upper: Tensor, target: Tensor) -> Tensor:
