@@ -234,4 +234,4 @@ def test_what_cannot_be_forecast_is_refused_before_training() -> None:
     with pytest.raises(TypeError, match="callback: found 'x'"):
         backtest(wrapped, SERIES, **SETTINGS, **TRAINING, callback="x")
     with pytest.raises(ValueError, match="seed must be a whole number of at most 64 bits; found 'a'"):
-        backtest(wrapped, SERIES, **SETTINGS, **TRAINING, seed="a")  # type: ignore[arg-type]
+        backtest(wrapped, SERIES, **SETTINGS, **{**TRAINING, "seed": "a"})

@@ -322,50 +322,6 @@ def test_recurrent_layers_as_many_rows_as_steps(batch_first: bool) -> None:
         assert backwards.mean() > expected.mean() + 1  # the halves are not alike
 
 
-class Tokens(nn.Module):
-    """A network of each step, and the mean over steps."""
-
-    def __init__(self, batch_first: bool) -> None:
-        super().__init__()
-        self.hidden, self.head = nn.Linear(3, 6), nn.Linear(6, 1)
-        self.steps = 1 if batch_first else 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.hidden(x)).mean(self.steps))
-
-
-def test_layers_of_steps_are_features_whichever_axis_is_first() -> None:
-    rows_first, steps_first = Tokens(batch_first=True).eval(), Tokens(batch_first=False).eval()
-    steps_first.load_state_dict(rows_first.state_dict())
-    x = draw(200, 10, 3).cumsum(1)
-    expected: Any = neo.Wrapper()(rows_first).fit([x])
-    wrapped: Any = neo.Wrapper()(steps_first).fit([x.transpose(0, 1)])
-    assert wrapped._workbench.methods[0].sites == ["hidden.weight", "head.weight"]
-    risk = wrapped(x[:9].transpose(0, 1), return_risk=True)[1]
-    torch.testing.assert_close(risk, expected(x[:9], return_risk=True)[1])
-
-
-class ColumnByColumn(nn.Module):
-    """Each column has an embedding of its own, columns first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embeddings = nn.Parameter(draw(5, 1, 4))
-        self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        columns = torch.bmm(x.T[:, :, None], self.embeddings)
-        return self.head(torch.tanh(self.hidden(columns)).mean(0))
-
-
-def test_a_loaded_model_knows_the_axis_of_rows_in_a_batch_of_as_many_rows_as_columns() -> None:
-    wrapped: Any = neo.Wrapper(layers="hidden")(ColumnByColumn()).eval().fit(X)
-    other: Any = neo.Wrapper(layers="hidden")(ColumnByColumn()).eval()
-    other.load_state_dict(wrapped.state_dict())
-    risk = other(X[:5], return_risk=True)[1]
-    torch.testing.assert_close(risk, wrapped(X[:7], return_risk=True)[1][:5])
-
-
 # ---- encoder layers of torch with a fused kernel ---------------------------------------------------------------------
 class Kernels(TorchDispatchMode):
     """Counts calls of the fused kernel."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import filelock
 import nbformat
@@ -344,11 +344,11 @@ def test_missing_packages_are_told_before_anything_runs(
 
 
 def test_arguments_that_are_no_dicts_are_refused(tmp_path: Path) -> None:
-    notebook: Any = write_notebook(tmp_path / "a.ipynb", "1")
+    notebook, names = write_notebook(tmp_path / "a.ipynb", "1"), cast(Any, ["n"])
     with pytest.raises(TypeError, match=r"parameters: found \['n'\]; give a dict"):
-        run_notebook(notebook, tmp_path / "b.ipynb", ["n"])  # type: ignore[arg-type]
+        run_notebook(notebook, tmp_path / "b.ipynb", names)
     with pytest.raises(TypeError, match=r"grid: found \['n'\]; give a dict"):
-        run_grid(notebook, tmp_path / "out", grid=["n"])  # type: ignore[arg-type]
+        run_grid(notebook, tmp_path / "out", grid=names)
 
 
 def test_a_script_that_workers_would_start_again_is_told_what_it_lacks(
