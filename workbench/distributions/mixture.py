@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..deprecation import warn_deprecated
-from .base import Distribution, same_shape
+from .base import Distribution, common_dtype, same_shape
 
 
 class Mixture(torch.distributions.Distribution):
@@ -82,7 +82,10 @@ class Mixture(torch.distributions.Distribution):
 
     def _at(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the values [m, sample..., batch...], with location and risk of every member."""
-        y = torch.as_tensor(y).to(self.loc)
+        y = torch.as_tensor(y)
+        # rounded to the prediction's dtype, a value next to the end of the support would have another density
+        wide = y.dtype == torch.float64 and self.loc.device.type != "mps"
+        y = y.to(self.loc.device, torch.float64 if wide else common_dtype(self.loc))
         base = self.loc.shape[1:]
         if y.shape[max(0, y.dim() - len(base)) :] != base:
             same_shape(y=y, prediction=self.loc[0])  # the mixture broadcasts to the values, but not the values
@@ -93,12 +96,12 @@ class Mixture(torch.distributions.Distribution):
         """Return the logarithm of the density at the values [sample..., batch...], in nats: log sum_k w_k p_k(y)."""
         value, loc, risk = self._at(value)
         log_probs = self.family.log_prob(value, loc, risk)
-        return torch.logsumexp(log_probs + self._weights_of(log_probs).log(), 0)
+        return torch.logsumexp(log_probs + self._weights_of(log_probs).log(), 0).to(common_dtype(self.loc))
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return the probability of at most the values [sample..., batch...]."""
         value, loc, risk = self._at(value)
-        return (self._weights_of(loc) * self.family.cdf(value, loc, risk)).sum(0)
+        return (self._weights_of(loc) * self.family.cdf(value, loc, risk)).sum(0).to(common_dtype(self.loc))
 
     def icdf(self, value: Tensor | float) -> Tensor:
         """Return quantiles in the units of the prediction, by bisection between those of the members.
