@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -180,30 +181,35 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    _seed()  # before the fixtures of whole files and folders
+
+
+def _seed() -> None:
+    """Seed the global generators, whose numbers would otherwise depend on which tests this process has run before."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_of_others() -> None:
-    """Clear what earlier tests and notebooks have left in this process.
+    """Seed the global generators, and clear what earlier tests and notebooks have left in this process.
 
     pyplot keeps their figures. absl, with which Keras and TensorBoard log, keeps the stream of pytest that it found first, and closes it if
     logging is configured again while a test captures with `capsys`. Dynamo stops compiling code that it has compiled for several models,
     and all wrapped models share their code.
     """
+    _seed()
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close("all")
     if absl := sys.modules.get("absl.logging"):
         absl.get_absl_handler().python_handler.stream = sys.__stderr__
-
-
-@pytest.fixture
-def seeded() -> Iterator[None]:
-    """Seed torch's global generator with 0 during the test, and restore it afterwards."""
-    import torch
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
 
 
 def write_notebook(path: Path, cells: str, **metadata: Any) -> Path:

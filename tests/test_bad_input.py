@@ -26,9 +26,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
-
 # ---- what can be wrapped ---------------------------------------------------------------------------------------------
 
 

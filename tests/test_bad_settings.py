@@ -17,8 +17,6 @@ import workbench
 from workbench import compose, neo, sample, sculpt, vote
 from workbench.methods import BUILT_IN
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 @pytest.mark.parametrize(
     ("build", "says"),

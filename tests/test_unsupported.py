@@ -14,8 +14,6 @@ from torch import Tensor, nn
 import workbench
 from workbench import WorkbenchWarning, compose, neo, sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def wrapped_as(kind: str, model: nn.Module) -> Any:
     with seeded(1):

@@ -18,7 +18,6 @@ from workbench.calibration import SplitConformal, calibrate, selective
 from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("seeded")
 SIZE = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 IDS, LABELS = torch.randint(30, (60, 5), generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
 NEW = torch.randint(30, (7, 5), generator=torch.Generator().manual_seed(1))

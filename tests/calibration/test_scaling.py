@@ -110,7 +110,6 @@ def test_averaged_probabilities_of_voters_are_scaled(voters: Any) -> None:
     assert categorical_nll(calibrated(x).softmax(-1), labels) < categorical_nll(mean, labels)
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("output", ["logits", "probs"])
 def test_risks_of_classes_follow_the_new_probabilities(output: str) -> None:
     x, labels = classified()

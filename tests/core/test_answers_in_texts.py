@@ -18,7 +18,6 @@ from workbench.outputs import Logits
 transformers = pytest.importorskip("transformers")
 from helpers.labelled_models import ENCODERS  # noqa: E402  # it needs transformers
 
-pytestmark = pytest.mark.usefixtures("seeded")
 OUTPUT = {"start_logits": Logits(), "end_logits": Logits()}
 IDS = torch.randint(3, 30, (12, 7), generator=torch.Generator().manual_seed(0))
 START, END = torch.arange(12) % 4, torch.arange(12) % 4 + torch.arange(12) % 3

@@ -18,7 +18,6 @@ from workbench.data import Data
 from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("seeded")
 TODAY = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
 CLASSES = {"logits": Logits()}
 

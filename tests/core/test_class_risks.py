@@ -13,8 +13,6 @@ from torch.nn import functional as F
 from workbench import compose, sample, sculpt, vote
 from workbench.outputs import Logits
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def entropy(probs: Tensor) -> Tensor:
     return -(probs * probs.log()).sum(-1)

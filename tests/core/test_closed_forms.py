@@ -11,8 +11,6 @@ from torch import nn
 
 from workbench import Risk, compose, sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def linear(slope: float = 2.0, offset: float = 1.0) -> nn.Linear:
     model = nn.Linear(1, 1)

@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from workbench import fit, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 class Columns(MutableMapping):
     """Columns of equally many rows, over which it iterates, as a TensorDict does."""

@@ -23,8 +23,6 @@ MAKERS = {
 PAIRS: list[tuple[str, ...]] = list(itertools.combinations(MAKERS, 2))
 TRIPLES: list[tuple[str, ...]] = list(itertools.combinations(MAKERS, 3))
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 # ---- every composition -----------------------------------------------------------------------------------------------
 

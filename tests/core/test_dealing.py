@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from workbench import Risk, WorkbenchWarning, compose, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 class Constant(nn.Module):
     """x + offset: shows who has answered a row."""

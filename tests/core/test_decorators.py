@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from workbench import is_wrapped, sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
 _global_net = mlp()
 
 

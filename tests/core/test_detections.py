@@ -15,8 +15,6 @@ from workbench.core.outputs.detections import match, overlaps
 from workbench.outputs import Detections, Values
 from workbench.testing.models import build, inputs
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 BOX = [0.0, 0.0, 4.0, 4.0]
 
 

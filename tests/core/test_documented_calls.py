@@ -21,8 +21,6 @@ WRAPPERS = {
     "neo": lambda: neo.Wrapper(),
 }
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     from e3nn import nn as e3nn_nn
     from e3nn import o3
 
-pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class Convolution(nn.Module):

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from workbench import compose, fit, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")  # and every WorkbenchWarning that no test asks for is an error
-
 
 @pytest.mark.parametrize(("name", "parts"), [("sculpt", 1), ("sculpt", 2), ("vote of sculpt", 1)])
 def test_risk_heads_that_no_loss_reaches_are_reported_once_by_name(name: str, parts: int) -> None:

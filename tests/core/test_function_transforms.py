@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from workbench import compose, sculpt, vote
 from workbench.errors import UnreachedParametersError
 
-pytestmark = pytest.mark.usefixtures("seeded")
 CERTAIN = {
     "vote": lambda: vote.Wrapper(3),
     "share": lambda: vote.Wrapper(3, share=1),

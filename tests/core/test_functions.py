@@ -18,8 +18,6 @@ from torch.nn import functional as F
 
 from workbench import Risk, compose, is_wrapped, neo, sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 _shared_net = nn.Linear(3, 1)
 _count = 0
 

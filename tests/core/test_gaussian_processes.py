@@ -11,7 +11,6 @@ from workbench import WorkbenchWarning, vote
 
 gpytorch = pytest.importorskip("gpytorch")
 pytestmark = [
-    pytest.mark.usefixtures("seeded"),
     pytest.mark.filterwarnings("ignore::gpytorch.utils.warnings.GPInputWarning"),
     pytest.mark.filterwarnings("ignore:.*holds tensors .*which are neither parameters nor buffers"),
 ]

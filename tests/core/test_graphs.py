@@ -17,8 +17,6 @@ with warnings.catch_warnings():
     from torch_geometric.data import Batch, Data, HeteroData
     from torch_geometric.nn import GATConv, GCNConv, GINConv, HeteroConv, global_add_pool, global_mean_pool
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def graph(nodes: int) -> Data:
     """A ring with chords: more edges than nodes."""

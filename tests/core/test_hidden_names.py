@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from workbench import NotFittedError, Wrapped, compose, diagnose, experiments, load, neo, save, sculpt, vote
 from workbench.core.wrapped import PUBLIC
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 X, Y = torch.randn(12, 3), torch.randn(12, 1)
 
 

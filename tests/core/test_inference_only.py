@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from workbench import compose, sculpt, snapshot, vote
 from workbench.errors import UnreachedParametersError
 
-pytestmark = pytest.mark.usefixtures("seeded")
 MAKERS = {
     "vote": lambda: vote.Wrapper(3),
     "share": lambda: vote.Wrapper(3, share=1),

@@ -23,10 +23,7 @@ from workbench.outputs import Binary, Logits, Values
 transformers = pytest.importorskip("transformers")
 from helpers.labelled_models import LABELLED, Batch, Labelled  # noqa: E402  # it needs transformers
 
-pytestmark = [
-    pytest.mark.usefixtures("seeded"),
-    pytest.mark.filterwarnings("ignore:.*loss_type=None"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*loss_type=None")
 FAST = {"bert classes", "bert labels", "bert value", "bert tokens", "gpt2", "t5", "bart", "vit"}
 every_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in LABELLED]

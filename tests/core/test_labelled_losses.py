@@ -19,10 +19,7 @@ from workbench.outputs import Binary, Logits, Values
 transformers = pytest.importorskip("transformers")
 from helpers.labelled_models import LABELLED, SIZE, STILL, Batch  # noqa: E402  # it needs transformers
 
-pytestmark = [
-    pytest.mark.usefixtures("seeded"),
-    pytest.mark.filterwarnings("ignore:.*loss_type=None"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*loss_type=None")
 
 
 # ---- what is refused
@@ -265,7 +262,7 @@ def test_what_is_not_known_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 6, 7, 11])
-def test_a_mask_is_seen_where_all_scores_are_near_zero(seed: int, seeded: None) -> None:
+def test_a_mask_is_seen_where_all_scores_are_near_zero(seed: int) -> None:
     """Where all losses of labels from 0 to 1 are about log 2, whatever is left out."""
     build, output, batch, words = REFUSED["a loss that the mask cuts"]
     torch.manual_seed(seed)

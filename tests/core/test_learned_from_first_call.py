@@ -15,8 +15,6 @@ from workbench.core.calls.predict import plan_of
 from workbench.core.method import Call
 from workbench.core.ownership import engine_of
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 class Norms(nn.Module):
     """Writes into the statistics of its batch norm, in evaluation mode, when it is told to."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from workbench import compose, is_wrapped, sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
 MAKERS = {
     "vote": lambda: vote.Wrapper(3),
     "finetune": lambda: vote.Wrapper(3, finetune=True),

@@ -13,8 +13,6 @@ from torch.nn import functional as F
 
 from workbench import compose, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 WRAPPERS = {
     "vote": lambda: vote.Wrapper(3),
     "rank1": lambda: vote.Wrapper(3, share="rank1"),

@@ -13,8 +13,6 @@ from torch import nn
 import workbench
 from workbench import laplace, neo, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 X = torch.linspace(-2, 2, 240).reshape(80, 3).sin()
 Y = X.sum(1, keepdim=True)
 MAKERS: dict[str, Callable[[], Any]] = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from workbench import compose, sample, sculpt, vote
 
-pytestmark = [pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"), pytest.mark.usefixtures("seeded")]
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
 
 class MeanOfRows(nn.Module):

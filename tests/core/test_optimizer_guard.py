@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from workbench import OptimizerMismatchError, WorkbenchWarning, compose, fit, sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")  # and every WorkbenchWarning that no test asks for is an error
-
 # ---- refused ---------------------------------------------------------------------------------------------------------
 
 

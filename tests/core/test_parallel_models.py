@@ -18,8 +18,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 import workbench
 from workbench import swag, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def wrapped_as(kind: str, model: nn.Module) -> Any:
     with seeded(1):

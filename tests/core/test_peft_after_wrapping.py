@@ -33,7 +33,7 @@ from helpers.peft_models import (  # noqa: E402  # it needs peft
     voting,
 )
 
-pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 TYPES: dict[str, Callable[[], Any]] = {

@@ -30,7 +30,7 @@ from helpers.peft_models import (  # noqa: E402  # it needs peft
     voting,
 )
 
-pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 TOKENS = {"logits": Logits(dim=-1)}
 PROMPTS = {

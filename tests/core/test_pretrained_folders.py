@@ -17,7 +17,6 @@ from workbench import compose, neo, sample, sculpt, vote
 from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("seeded")
 IDS = torch.arange(12).reshape(2, 6)
 SMALL = {
     "vocab_size": 20,

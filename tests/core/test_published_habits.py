@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from workbench import WorkbenchWarning, compose, neo, sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
 VOTERS = 3
 
 

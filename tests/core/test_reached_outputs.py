@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from workbench import WorkbenchWarning, compose, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 

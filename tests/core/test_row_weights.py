@@ -18,8 +18,6 @@ import workbench
 from workbench import WorkbenchWarning, compose, fit, sculpt, vote
 from workbench.core.batches.row_weights import row_weights
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def rows(n: int = 48) -> tuple[Tensor, Tensor]:
     x = torch.randn(n, 3)

@@ -12,8 +12,6 @@ from torchdiffeq import odeint, odeint_adjoint
 
 from workbench import laplace, neo, sample, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def net(inputs: int = 1, outputs: int = 1) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from workbench import compose, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from workbench import is_wrapped, sample, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 @vote.Wrapper(3)
 class Decorated(nn.Module):

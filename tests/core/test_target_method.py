@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from workbench import Risk, Wrapped, calibrate, compose, fit, is_wrapped, laplace, neo, sculpt, selective, unwrap, vote
 from workbench.calibration import adapt_batch_norm
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def test_the_voters_of_a_method_are_those_of_plain_deep_copies() -> None:
     model = Coder().eval()

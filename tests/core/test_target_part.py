@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from workbench import WorkbenchWarning, compose, fit, is_wrapped, sculpt, unwrap, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def staged() -> Any:
     return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), mlp(2), nn.Linear(2, 1)).eval()

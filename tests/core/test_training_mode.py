@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from workbench import WorkbenchWarning, compose, neo, sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
-
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 

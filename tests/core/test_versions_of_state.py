@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from workbench import compose, load, save, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
 X = torch.randn(6, 4)
 
 

@@ -12,8 +12,6 @@ from torch import nn
 
 from workbench import WorkbenchWarning, fit, is_wrapped, sample, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")  # and every WorkbenchWarning that no test asks for is an error
-
 
 def convolutional() -> nn.Module:
     return nn.Sequential(nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(4, 1))

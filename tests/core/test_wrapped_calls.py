@@ -15,8 +15,6 @@ from torch.nn.utils import prune
 
 from workbench import WorkbenchWarning, compose, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 @every_wrapper
 def test_hooks_on_the_wrapped_object_fire_once_a_call(name: str) -> None:

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from workbench import fit, is_wrapped, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
-
 # ---- moving and copying ----------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from workbench import WorkbenchWarning, Wrapped, compose, is_wrapped, sculpt, unwrap, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
 Item = TypeVar("Item")
 
 

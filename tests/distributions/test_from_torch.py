@@ -50,7 +50,6 @@ MADE = {  # the distribution of raw outputs, written out
 }
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("name", MADE)
 def test_prediction_risk_and_density_are_those_of_plain_copies(name: str) -> None:
     wrapped = sculpt.Wrapper(getattr(families, name))(network(3)).eval()
@@ -74,11 +73,16 @@ def test_prediction_risk_and_density_are_those_of_plain_copies(name: str) -> Non
 def test_targets_next_to_the_end_of_the_support_are_not_rounded() -> None:
     wrapped = compose(vote.Wrapper(2), sculpt.Wrapper(families.Beta))(network()).eval()
     predictive = wrapped.predictive(X[:1])
-    members = [families.Beta(*(raw.double().exp() for raw in pair)) for pair in zip(predictive.loc, predictive.risk[0], strict=True)]
+    members = [
+        families.Beta(*(raw.double().exp() for raw in pair))
+        for pair in zip(predictive.loc, predictive.risk[0], strict=True)
+    ]
     target = torch.tensor([[1 - 3e-7]], dtype=torch.float64)  # 2.4e-7 or 3.6e-7 below 1 in float32
     density = torch.stack([member.log_prob(target) for member in members]).logsumexp(0) - torch.tensor(2.0).log()
     torch.testing.assert_close(predictive.log_prob(target), density.float())
-    halves = Mixture(Normal(), torch.zeros(1, 1, dtype=torch.bfloat16), torch.full((1, 1), 1e-2, dtype=torch.bfloat16), torch.ones(1))
+    halves = Mixture(
+        Normal(), torch.zeros(1, 1, dtype=torch.bfloat16), torch.full((1, 1), 1e-2, dtype=torch.bfloat16), torch.ones(1)
+    )
     expected = families.Normal(0.0, halves.risk[0].float()).log_prob(torch.tensor([0.0303]))
     torch.testing.assert_close(halves.log_prob(torch.tensor([0.0303])), expected)
 

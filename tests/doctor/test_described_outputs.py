@@ -13,8 +13,6 @@ from workbench import diagnose, laplace, vote
 from workbench.doctor import KINDS
 from workbench.outputs import Binary, Detections, Logits, Probs
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 class Made(nn.Module):
     """A layer, and a function of it and the input that makes the output."""

@@ -43,7 +43,6 @@ from workbench.core.registry import wrapper_names
 from workbench.doctor import KINDS, Diagnosis
 from workbench.engine.tree import flatten, is_float
 
-pytestmark = pytest.mark.usefixtures("seeded")
 troubles = pytest.mark.parametrize(
     ("kind", "build", "has_line"), TROUBLES, ids=[f"{kind}-{build.__name__}" for kind, build, _ in TROUBLES]
 )

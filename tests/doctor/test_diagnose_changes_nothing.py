@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from workbench import diagnose
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def facts(model: nn.Module) -> Any:
     """All that could have been changed: classes, attributes by identity and contents, tensors, modes, random states, hooks of Python."""

@@ -18,7 +18,6 @@ from workbench.core.settings import setting
 from workbench.errors import SettingsNeededError
 from workbench.methods.vote import Vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
 BUILT_IN = wrapper_names()
 MADE: list[int] = []
 

@@ -16,8 +16,6 @@ from workbench import sample, vote
 from workbench.engine.tree import flatten, names
 from workbench.errors import NonTensorOutputError
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 class AttributeDict(dict):
     """A dict whose items are its attributes."""

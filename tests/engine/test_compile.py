@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from workbench.engine.run import Engine
 
-pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning:torch")]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")
 BREAKS = {  # wrapper, in training mode: a call with risk that is no single graph
     ("sample_sculpt", False),  # both heads must draw the same numbers, which a graph cannot do
     ("sample_sculpt", True),

@@ -15,8 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from workbench import compose, neo, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 WRAPPERS = [
     vote.Wrapper(3),
     vote.Wrapper(3, share=1),

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 from torch.utils.checkpoint import checkpoint
 
-pytestmark = pytest.mark.usefixtures("seeded")
 every_kind = pytest.mark.parametrize("name", KINDS)
 every_certain_kind = pytest.mark.parametrize("name", CERTAIN)
 

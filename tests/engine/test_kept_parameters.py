@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from workbench import vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
 X = torch.randn(5, 4)
 
 

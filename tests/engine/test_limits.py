@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from workbench import vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 T = TypeVar("T", bound=type[nn.Module])
 LIMITS: dict[str, type[nn.Module]] = {}
 WORKS_UNDER_VMAP: list[str] = []

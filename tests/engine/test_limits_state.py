@@ -18,8 +18,6 @@ from torch import Tensor, nn
 import workbench
 from workbench import sample, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 STRATEGIES = ("loop", "vmap", "auto")
 
 

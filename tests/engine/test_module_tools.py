@@ -27,10 +27,7 @@ from helpers.reference_from_state import (
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-pytestmark = [
-    pytest.mark.usefixtures("seeded"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 every_kind = pytest.mark.parametrize("name", KINDS)
 BRANCHES = {  # passes of one call with risk
     "vote": VOTERS,

@@ -48,7 +48,7 @@ def net(written: str, flag: str) -> nn.Module:
 
 
 @pytest.fixture
-def x(seeded: None) -> torch.Tensor:
+def x() -> torch.Tensor:
     return torch.randn(8, 3)
 
 
@@ -325,7 +325,7 @@ class Bounded(nn.Module):
 
 @pytest.mark.parametrize("strategy", ["auto", "vmap", "loop", "tune"])
 @pytest.mark.parametrize("share", [None, 1])
-def test_embeddings_of_bounded_norm_are_those_of_plain_copies(share: int | None, strategy: Any, seeded: None) -> None:
+def test_embeddings_of_bounded_norm_are_those_of_plain_copies(share: int | None, strategy: Any) -> None:
     wrapped = vote.Wrapper(3, share=share, strategy=strategy)(Bounded()).train()
     inputs = (torch.randint(0, 6, (8,)), torch.randint(0, 6, (8, 2)))
     if strategy == "vmap" and share is None:
@@ -344,7 +344,7 @@ class BoundedByFunction(nn.Module):
         return self.last(nn.functional.embedding(user, self.users, max_norm=1.0))
 
 
-def test_rows_of_a_parameter_that_a_function_bounds_are_those_of_plain_copies(seeded: None) -> None:
+def test_rows_of_a_parameter_that_a_function_bounds_are_those_of_plain_copies() -> None:
     wrapped = vote.Wrapper(3)(BoundedByFunction()).train()
     _assert_trains_as_plain_copies(wrapped, torch.randint(0, 6, (8,)), torch.zeros(8, 1))
 

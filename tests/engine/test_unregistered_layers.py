@@ -8,10 +8,7 @@ from torch import Tensor, nn
 
 from workbench import vote
 
-pytestmark = [
-    pytest.mark.usefixtures("seeded"),
-    pytest.mark.filterwarnings("ignore:.*neither parameters nor buffers"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*neither parameters nor buffers")
 
 
 class Block(nn.Module):

@@ -52,7 +52,7 @@ def test_a_cell_that_cannot_run_is_known_by_its_reason(throughput: ModuleType, m
     assert throughput.possible({**here, "data": "cifar10-jpeg"}) == "cifar10-jpeg is not on this machine"
 
 
-def test_images_are_moved_and_mirrored_in_training_only(throughput: ModuleType, seeded: None) -> None:
+def test_images_are_moved_and_mirrored_in_training_only(throughput: ModuleType) -> None:
     shifted, x = throughput.Shifted(), torch.randn(40, 2, 6, 5)
     assert shifted.eval()(x) is x
     moved = shifted.train()(x)
@@ -63,7 +63,7 @@ def test_images_are_moved_and_mirrored_in_training_only(throughput: ModuleType, 
     assert moved.shape == x.shape
 
 
-def test_the_loop_learns_what_fit_learns(throughput: ModuleType, rows: Any, seeded: None) -> None:
+def test_the_loop_learns_what_fit_learns(throughput: ModuleType, rows: Any) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     wrapped = compose()(copy.deepcopy(network))
     throughput.by_hand(network, rows, 4, 0.01, "cpu")

@@ -22,8 +22,6 @@ from workbench.engine import dispatch
 from workbench.engine.executors.rescue import DropoutByFormula
 from workbench.methods.densities import DENSITIES
 
-pytestmark = pytest.mark.usefixtures("seeded")  # the generators of the CPU and of the device
-
 
 # ---- the device itself
 def test_the_device_refuses_what_a_gpu_refuses() -> None:

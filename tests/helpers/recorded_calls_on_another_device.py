@@ -19,8 +19,6 @@ from helpers.recorded_calls import calls_of, record_early
 from workbench import sample, vote
 from workbench.core.calls.verdicts import Verdict
 
-pytestmark = pytest.mark.usefixtures("seeded")  # the generators of the CPU and of the device
-
 
 def asked_often(wrapped: Any, x: Tensor, n: int = 12) -> list[Tensor]:
     """Return the last answer of calls that are recorded early."""

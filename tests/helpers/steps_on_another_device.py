@@ -25,8 +25,6 @@ from workbench.training.batches import Batches
 from workbench.training.running_loss import RunningLoss
 from workbench.training.traced_step import TracedStep
 
-pytestmark = pytest.mark.usefixtures("seeded")  # the generators of the CPU and of the device
-
 
 def test_steps_of_voters_of_folds_do_not_wait() -> None:
     def waits(n: int) -> int:

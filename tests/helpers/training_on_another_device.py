@@ -24,8 +24,6 @@ from workbench.methods import curvature
 from workbench.methods.densities import DENSITIES, discriminator
 from workbench.training import checkpoint as checkpoint_module
 
-pytestmark = pytest.mark.usefixtures("seeded")  # the generators of the CPU and of the device
-
 
 # ---- training
 def both(make: Any, data: Any, **options: Any) -> tuple[Any, Any, Any, Any]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from workbench import WorkbenchWarning, neo, sample, sculpt, vote
 from workbench.introspect.unregistered import unregistered
 
-pytestmark = pytest.mark.usefixtures("seeded")
 MAKERS: dict[str, Callable[[], Any]] = {
     "vote": lambda: vote.Wrapper(3),
     "sample": lambda: sample.Wrapper(3),

@@ -66,7 +66,6 @@ MODELS: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("name", MODELS)
 def test_voters_start_as_newly_built_models_do(name: str) -> None:
     make, output = MODELS[name]
@@ -86,7 +85,6 @@ def test_voters_start_as_newly_built_models_do(name: str) -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-@pytest.mark.usefixtures("seeded")
 def test_few_numbers_of_a_block_of_its_own_are_drawn() -> None:
     voters = vote.Wrapper(3, output="logits")(Own()).voters()
     scales = torch.stack([voter.block.scale for voter in voters])
@@ -110,7 +108,6 @@ class Failing(Own):
         return self
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("cls", [Taking, Failing])
 def test_an_initialization_that_cannot_be_called_is_left_alone(cls: type[Own]) -> None:
     voters = vote.Wrapper(3, output="logits")(cls()).voters()

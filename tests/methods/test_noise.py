@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from workbench import sample
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def test_sample_draws_one_noise_a_call_in_training_mode() -> None:
     model = nn.Linear(1, 1, bias=False)

@@ -22,8 +22,6 @@ from workbench.models import (
     whitening,
 )
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def by_interpolation(x: Tensor, edges: list[Tensor]) -> np.ndarray:
     """[n, columns, bins], with zeros for the bins that a column lacks."""

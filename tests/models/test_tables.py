@@ -19,8 +19,6 @@ from workbench import WorkbenchWarning, compose, fit, neo, sculpt, vote
 from workbench.data import Data
 from workbench.models import NumericColumns, PiecewiseLinear, Standardization, is_table, tabular
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def table(n: int = 60, **options: Any) -> Data:
     """A column far from zero, one with ties, a truth value, and one that never varies; test rows are far away."""

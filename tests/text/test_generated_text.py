@@ -24,8 +24,6 @@ from helpers.generated_texts import (  # noqa: E402  # it needs transformers
     wrapped_as,
 )
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 @pytest.mark.parametrize("settings", [{}, {"share": 1}, {"state": "past_key_values"}])
 @pytest.mark.parametrize("build", [gpt, llama])

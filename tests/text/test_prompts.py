@@ -20,8 +20,6 @@ from helpers.generated_texts import (  # noqa: E402  # it needs transformers
     wrapped_as,
 )
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 1}, {"num_beams": 3}])

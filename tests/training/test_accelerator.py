@@ -17,10 +17,7 @@ from workbench.outputs import Logits
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
-pytestmark = [
-    pytest.mark.usefixtures("seeded"),
-    pytest.mark.filterwarnings("ignore:vote. the model gives a number", "ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:vote. the model gives a number", "ignore::DeprecationWarning")
 
 IDS = torch.randint(3, 30, (16, 5), generator=torch.Generator().manual_seed(0))
 BATCHES = [{"input_ids": rows, "labels": rows} for rows in IDS.split(4)]

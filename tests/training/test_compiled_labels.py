@@ -16,7 +16,6 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.filterwarnings("ignore:vote. the model gives a number")
 def test_compiled_gradients_are_the_eager_ones_and_soon_there() -> None:
     config = transformers.GPT2Config(

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from workbench import compose, fit, sculpt, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 WRAPPERS = {
     "vote": lambda: vote.Wrapper(2),
     "rank1": lambda: vote.Wrapper(2, share="rank1"),

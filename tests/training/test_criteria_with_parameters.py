@@ -22,7 +22,7 @@ class Weighed(nn.Module):
 
 
 @pytest.fixture
-def data(seeded: None) -> tuple[Tensor, Tensor]:
+def data() -> tuple[Tensor, Tensor]:
     return torch.randn(48, 5), torch.randn(48, 1)
 
 

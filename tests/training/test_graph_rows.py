@@ -21,8 +21,6 @@ with warnings.catch_warnings():
     from torch_geometric.loader import DataLoader
     from torch_geometric.nn import GCNConv, global_mean_pool
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 class Net(nn.Module):
     def __init__(self, by_node: bool = False, outputs: int = 1) -> None:

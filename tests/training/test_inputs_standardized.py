@@ -17,8 +17,6 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 import workbench
 from workbench import WorkbenchWarning, augment, compose, fit, neo, vote
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def quiet(wrapped: Any, data: Any, **settings: Any) -> Any:
     return fit(wrapped, data, **{"epochs": 2, "progress": False, **settings})

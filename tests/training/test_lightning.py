@@ -27,7 +27,7 @@ from helpers.reference_from_state import (
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 KIND_OF = ["vote", "vote_last2", "sculpt", "sample_weights", "vote_sculpt"]
 RATE = 0.05
 

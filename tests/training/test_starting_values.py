@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,6 @@ from workbench import compose, sample, sculpt, vote
 from workbench.distributions import FromTorch
 
 SLOPES = torch.tensor([[0.2], [-0.1], [0.15]])
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        yield
 
 
 def network(outputs: int = 1, last: nn.Module | None = None) -> nn.Sequential:

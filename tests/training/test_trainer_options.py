@@ -17,10 +17,7 @@ from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-pytestmark = [
-    pytest.mark.usefixtures("seeded"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the model gives a number"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:vote. the model gives a number")
 N = 2
 IDS = torch.randint(3, 30, (10, 6), generator=torch.Generator().manual_seed(0))
 

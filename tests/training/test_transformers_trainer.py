@@ -18,7 +18,6 @@ from workbench.outputs import Logits
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-pytestmark = pytest.mark.usefixtures("seeded")
 
 
 class Rows(torch.utils.data.Dataset):

@@ -15,8 +15,6 @@ from workbench.widgets import Explorer
 pytest.importorskip("transformers")
 from helpers.labelled_models import LABELLED  # it needs transformers
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 
 def rows(name: str, n: int = 40) -> tuple[Any, dict[str, torch.Tensor]]:
     case = LABELLED[name]

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from workbench import data, sculpt, vote
 from workbench.widgets import Comparison, Explorer
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 N = 60
 COLUMNS = ["age (years)", "dose", "place"]
 
