@@ -13,6 +13,7 @@ import torch
 
 from workbench.data import Data
 from workbench.data.frames import FrameEncoding
+from workbench.errors import WorkbenchWarning
 
 N = 40
 FRAME = pd.DataFrame(
@@ -137,6 +138,15 @@ def test_nullable_and_pandas_string_columns_are_read() -> None:
         "n": 3, "n is missing": 1, "s = x": 0, "s = y": 1, "s is missing": 0,
         "b": 1, "b is missing": 1, "t": 2, "t is missing": 1,
     }  # fmt: skip
+
+
+def test_gaps_that_no_column_marks_are_told() -> None:
+    encoding = FrameEncoding.of(FRAME)
+    with pytest.warns(WorkbenchWarning, match=r"values of 'when', 'count' are missing here and in no training row"):
+        x = encoding(FRAME[:2].assign(count=[np.nan, 1], when=pd.NaT, size=np.nan, kind=None))
+    columns = [column.name for column in encoding.columns]
+    assert x[0, columns.index("count")] == FRAME["count"].median()
+    encoding(FRAME[:2].assign(size=np.nan))  # a column says where
 
 
 def test_many_categories_take_up_the_memory_of_their_columns_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from workbench.core.batches.arrays import is_frame
 from workbench.data.columns import Column
 from workbench.data.targets import check_finite, finite_float
-from workbench.errors import require
+from workbench.errors import WorkbenchWarning, require
 
 MAX_CATEGORIES = 100  # distinct texts in a column; a column with more holds names or sentences rather than categories
 # number of rows from which on a column of texts that are all different counts as names, not categories
@@ -118,7 +119,8 @@ class FrameEncoding:
     def __call__(self, frame: Any) -> Tensor:
         """Encode a frame with the same columns as float32 [n, features]. A category without training rows is encoded as all zeros.
 
-        Missing numbers and dates become the median of the training rows; a column marks them only if training rows lack some, too.
+        Missing numbers and dates become the median of the training rows. A column marks them if training rows lack some, too; otherwise a
+        WorkbenchWarning names them.
 
         Raises:
             TypeError: frame is no frame.
@@ -139,6 +141,17 @@ class FrameEncoding:
             if not series.isna().all() and (kind := _kind(part.name, series)) != part.kind:
                 raise ValueError(f"frame: {part.name!r} is a {kind} here, and a {part.kind} in the training rows")
             part.check_types(series)
+        if unmarked := [
+            part.name
+            for part in self.parts
+            if part.kind != "category" and not part.missing and by_name[part.name].isna().any()
+        ]:
+            warnings.warn(
+                f"frame: values of {', '.join(map(repr, unmarked))} are missing here and in no training row: the median of the training rows "
+                "takes their place, and neither prediction nor risk shows it; drop these rows, or fill them with what is known",
+                WorkbenchWarning,
+                stacklevel=2,
+            )
         size, memory = 4 * len(frame) * len(self.columns), _memory()
         if size > memory:
             widest = max(self.parts, key=lambda part: len(part.columns))
