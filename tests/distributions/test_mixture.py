@@ -107,6 +107,40 @@ def test_levels_and_batches_broadcast() -> None:
     torch.testing.assert_close(larger.icdf(0.3)[2], mixture.icdf(0.3))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_neither_weights_nor_levels(dtype: torch.dtype) -> None:
+    alike = Mixture(
+        Normal(), torch.full((3, 1), 100.0, dtype=dtype), torch.ones(3, 1, dtype=dtype), torch.full((3,), 1 / 3)
+    )
+    one = torch.distributions.Normal(torch.tensor([100.0]), 1.0)
+    assert alike.cdf(torch.tensor([150.0])) <= 1
+    torch.testing.assert_close(alike.mean, one.mean)
+    torch.testing.assert_close(alike.variance, one.variance)
+    for level in (0.975, 0.9999):
+        torch.testing.assert_close(alike.icdf(level), one.icdf(torch.tensor(level)))
+
+
+@pytest.mark.parametrize(("loc", "risk"), [(1.7e9, 1.7), (1e30, 1e21), (1e-30, 1e-32)])
+def test_members_that_agree_far_from_one_have_no_spread(loc: float, risk: float) -> None:
+    alike = Mixture(Normal(), torch.full((7, 1), loc), torch.full((7, 1), risk), torch.full((7,), 1 / 7))
+    torch.testing.assert_close(alike.mean, torch.tensor([loc]), rtol=0, atol=0)
+    torch.testing.assert_close(alike.stddev, torch.tensor([risk]), rtol=1e-6, atol=0)
+    joint = Mixture(JointNormal(1), torch.full((7, 1, 1), 1.7e9), torch.zeros(1, 7, 1, 1), torch.full((7,), 1 / 7))
+    torch.testing.assert_close(joint.covariance_matrix, torch.ones(1, 1, 1))
+
+
+def test_quantiles_of_members_of_very_different_risks() -> None:
+    wide = Mixture(Normal(), torch.zeros(2, 1), torch.tensor([[1e9], [1.0]]), torch.tensor([0.5, 0.5]))
+    # half of the wide member and the share 0.1 of the narrow one lie below
+    torch.testing.assert_close(wide.icdf(0.3), torch.tensor([-1.2815515]))
+
+
+def test_a_level_near_one_is_not_rounded_to_float32() -> None:
+    level, risk = 1 - 1e-9, torch.tensor([[1.0], [1.0]])
+    mixture = Mixture(Normal(), 0 * risk, risk, torch.tensor([0.5, 0.5]))
+    torch.testing.assert_close(mixture.icdf(level), torch.tensor([5.9978070]))
+
+
 def test_a_number_of_draws_is_deprecated() -> None:
     mixture = Mixture(Normal(), *parts())
     expected = mixture.sample((7,), torch.Generator().manual_seed(0))
@@ -123,8 +157,8 @@ def test_bad_input() -> None:
         Mixture(Normal(), loc, risk, weights).log_prob(torch.zeros(5))
     with pytest.raises(ValueError, match="above 0 and below 1; found 1"):
         Mixture(Normal(), loc, risk, weights).icdf(1)
-    with pytest.raises(ValueError, match=r"found 0\.999999999, rounded to torch\.float32"):
-        Mixture(Normal(), loc.float(), risk.float(), weights).icdf(1 - 1e-9)
+    with pytest.raises(ValueError, match=r"found 0\.0, rounded to torch\.float64"):
+        Mixture(Normal(), loc.float(), risk.float(), weights).icdf(1e-400)
 
 
 def test_of_a_wrapped_model() -> None:

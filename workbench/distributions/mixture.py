@@ -10,6 +10,7 @@ from torch.distributions import constraints
 
 from ..deprecation import warn_deprecated
 from .base import Distribution, common_dtype, same_shape
+from .parametric import wide_dtype
 
 
 class Mixture(torch.distributions.Distribution):
@@ -49,7 +50,9 @@ class Mixture(torch.distributions.Distribution):
             raise ValueError(
                 f"weights must be {len(loc)} numbers >= 0 that sum to one, found {list(weights.shape)} that sum to {total:g}"
             )
-        self.family, self.loc, self.risk, self.weights = family, loc, risk, weights
+        # half precision rounds levels, and weights so that they no longer sum to one
+        self.loc, self.risk = loc.to(common_dtype(loc)), risk.to(common_dtype(risk))
+        self.family, self.weights = family, weights
         depth = loc.dim() - family.event_dims
         # torch's own validation would ask more of the weights than rounding allows
         super().__init__(loc.shape[1:depth], loc.shape[depth:], validate_args=False)
@@ -78,14 +81,15 @@ class Mixture(torch.distributions.Distribution):
         return self.risk.shape[: self.risk.dim() - self.loc.dim()]
 
     def _weights_of(self, members: Tensor) -> Tensor:
-        return self.weights.to(self.loc).reshape(-1, *[1] * (members.dim() - 1))
+        weights = self.weights.to(members.device, wide_dtype(members))
+        return (weights / weights.sum()).reshape(-1, *[1] * (members.dim() - 1))
 
     def _at(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the values [m, sample..., batch...], with location and risk of every member."""
         y = torch.as_tensor(y)
         # rounded to the prediction's dtype, a value next to the end of the support would have another density
         wide = y.dtype == torch.float64 and self.loc.device.type != "mps"
-        y = y.to(self.loc.device, torch.float64 if wide else common_dtype(self.loc))
+        y = y.to(self.loc.device, torch.float64 if wide else self.loc.dtype)
         base = self.loc.shape[1:]
         if y.shape[max(0, y.dim() - len(base)) :] != base:
             same_shape(y=y, prediction=self.loc[0])  # the mixture broadcasts to the values, but not the values
@@ -96,12 +100,15 @@ class Mixture(torch.distributions.Distribution):
         """Return the logarithm of the density at the values [sample..., batch...], in nats: log sum_k w_k p_k(y)."""
         value, loc, risk = self._at(value)
         log_probs = self.family.log_prob(value, loc, risk)
-        return torch.logsumexp(log_probs + self._weights_of(log_probs).log(), 0).to(common_dtype(self.loc))
+        return torch.logsumexp(log_probs + self._weights_of(log_probs).log(), 0).to(self.loc.dtype)
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return the probability of at most the values [sample..., batch...]."""
+        return self._cdf(value).to(self.loc.dtype)
+
+    def _cdf(self, value: Tensor) -> Tensor:
         value, loc, risk = self._at(value)
-        return (self._weights_of(loc) * self.family.cdf(value, loc, risk)).sum(0).to(common_dtype(self.loc))
+        return (self._weights_of(loc) * self.family.cdf(value, loc, risk)).sum(0)
 
     def icdf(self, value: Tensor | float) -> Tensor:
         """Return quantiles in the units of the prediction, by bisection between those of the members.
@@ -115,17 +122,19 @@ class Mixture(torch.distributions.Distribution):
         Raises:
             ValueError: if a level is not above 0 and below 1.
         """
-        levels = torch.as_tensor(value, dtype=self.loc.dtype, device=self.loc.device)
+        # in float64, since float32 has no number between 1 - 6e-8 and 1
+        levels = torch.as_tensor(value, dtype=wide_dtype(self.loc), device=self.loc.device)
         if not bool(((levels > 0) & (levels < 1)).all()):
-            raise ValueError(f"q must lie above 0 and below 1; found {value!r}, rounded to {self.loc.dtype}")
+            raise ValueError(f"q must lie above 0 and below 1; found {value!r}, rounded to {levels.dtype}")
         loc, risk = self._members(torch.broadcast_shapes(levels.shape, self.loc.shape[1:]))
-        ends = self.family.icdf(levels.expand_as(loc), loc, risk)
+        ends = self.family.icdf(levels.expand_as(loc), loc, risk).to(levels)
         low, high = ends.amin(0), ends.amax(0)
-        for _ in range(60 if self.loc.dtype == torch.float64 else 30):
+        for _ in range(60):  # members may differ by many orders of magnitude
             middle = 0.5 * (low + high)
-            below = self.cdf(middle) < value
+            below = self._cdf(middle) < levels
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (0.5 * (low + high)).round() if self.support is constraints.nonnegative_integer else 0.5 * (low + high)
+        quantile = 0.5 * (low + high)
+        return (quantile.round() if self.support is constraints.nonnegative_integer else quantile).to(self.loc.dtype)
 
     @property
     def covariance_matrix(self) -> Tensor:
@@ -138,22 +147,37 @@ class Mixture(torch.distributions.Distribution):
             raise ValueError(
                 f"{self.family} has no covariance of the targets: wrap with sculpt.Wrapper(Normal(joint=True))"
             )
-        within, weights = self.family.covariance(self.loc, self.risk), self._weights_of(self.loc)
-        deviations = self.loc - (weights * self.loc).sum(0)
+        within, (weights, _, deviations) = self.family.covariance(self.loc, self.risk), self._spread()
         between = deviations.unsqueeze(-1) * deviations.unsqueeze(-2)
-        return (weights.unsqueeze(-1) * (within + between)).sum(0)
+        return (weights.unsqueeze(-1) * (within + between)).sum(0).to(within.dtype)
 
     @property
     def mean(self) -> Tensor:
         """Expected value [...]."""
-        return (self._weights_of(self.loc) * self.family.mean(self.loc, self.risk)).sum(0)
+        return self._spread()[1].to(self.loc.dtype)
 
     @property
     def variance(self) -> Tensor:
         """Variance [...] by the law of total variance: within plus between members."""
-        means, weights = self.family.mean(self.loc, self.risk), self._weights_of(self.loc)
-        deviations = means - (weights * means).sum(0)
-        return (weights * (self.family.stddev(self.loc, self.risk) ** 2 + deviations**2)).sum(0)
+        return self._variance().to(self.loc.dtype)
+
+    @property
+    def stddev(self) -> Tensor:
+        """Standard deviation [...], the square root of the variance, also where that is too large or too small for the dtype."""
+        return self._variance().sqrt().to(self.loc.dtype)
+
+    def _variance(self) -> Tensor:
+        weights, _, deviations = self._spread()
+        within = self.family.stddev(self.loc, self.risk).to(weights)
+        return (weights * (within**2 + deviations**2)).sum(0)
+
+    def _spread(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return weights, mean and the members' deviations from it, in float64: far from zero, a rounded mean would count as disagreement."""
+        means = self.family.mean(self.loc, self.risk)
+        weights = self._weights_of(means)
+        means = means.to(weights)
+        mean = (weights * means).sum(0)
+        return weights, mean, means - mean
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw values [sample..., batch...], without gradients.
