@@ -200,6 +200,15 @@ def test_class_and_instance_are_the_same_thing() -> None:
     ] * 2
 
 
+@pytest.mark.parametrize("family", [Normal(), Laplace(), StudentT(), Cauchy(), LogNormal()], ids=repr)
+def test_levels_near_one_are_not_rounded_to_float32(family: Distribution) -> None:
+    one = torch.ones(1, 1)
+    for level in (1 - 1e-6, 1 - 1e-9):
+        expected = family.icdf(level, one.double(), one.double()).float()
+        torch.testing.assert_close(family.icdf(level, one, one), expected)
+        torch.testing.assert_close(family.icdf(torch.tensor([[level]], dtype=torch.float64), one, one), expected)
+
+
 def test_beta_nll_weighs_by_the_held_variance() -> None:
     y, loc, risk = triple()
     risk.requires_grad_()

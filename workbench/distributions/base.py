@@ -175,7 +175,9 @@ class Distribution(ABC):
         """
         loc, risk = self._checked("", loc, aleatoric_of(risk), zero_risk=True)
         try:
-            q = torch.as_tensor(q, dtype=loc.dtype, device=loc.device)
+            # float32 has no number between 1 - 6e-8 and 1
+            wide = loc.device.type != "mps" and not (isinstance(q, Tensor) and q.dtype != torch.float64)
+            q = torch.as_tensor(q, dtype=torch.float64 if wide else loc.dtype, device=loc.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"q must be a number or a tensor, found {type(q).__name__}") from error
         if not _broadcasts(q.shape, loc.shape):
@@ -184,7 +186,7 @@ class Distribution(ABC):
             )
         if not holds((q >= 0) & (q <= 1)):
             raise ValueError(f"q must lie in [0, 1], found values from {q.min().item()} to {q.max().item()}")
-        return self._icdf(q, loc, risk)
+        return self._icdf(q, loc, risk).to(loc.dtype)
 
     @on_class_or_instance
     def crps(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
