@@ -133,6 +133,8 @@ class Mixture(torch.distributions.Distribution):
             middle = 0.5 * (low + high)
             below = self._cdf(middle) < levels
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            if bool((low.to(self.loc.dtype) == high.to(self.loc.dtype)).all()):
+                break
         quantile = 0.5 * (low + high)
         return (quantile.round() if self.support is constraints.nonnegative_integer else quantile).to(self.loc.dtype)
 
