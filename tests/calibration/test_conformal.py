@@ -14,7 +14,7 @@ from helpers.calibration_models import inputs, known, labelled, regression, rng,
 from scipy import stats
 from torch import Tensor, nn
 
-from workbench import NotFittedError, compose, neo, vote
+from workbench import NotFittedError, compose, neo, sculpt, vote
 from workbench.calibration import DensityRatio, SplitConformal, calibrate
 from workbench.calibration.conformal import conformal_quantile
 from workbench.distributions import Laplace
@@ -408,3 +408,16 @@ def test_risks_of_zero_and_parts_of_rows_are_refused() -> None:
     tokens, labels = torch.randn(5, 4, 3, generator=rng()), torch.zeros(5, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match="rows are exchangeable, but not the pixels, tokens or labels of a row"):
         calibrate(vote.Wrapper(2, output="values")(nn.Linear(3, 3)), (tokens, labels), "conformal")
+
+
+@pytest.mark.parametrize("score", ["absolute", "normalized", "cqr"])
+@pytest.mark.parametrize(("offset", "noise"), [(1e6, 0.01), (1.7e9, 30.0)])
+def test_steps_of_float32_wider_than_the_noise_lose_no_coverage(score: str, offset: float, noise: float) -> None:
+    wrapped = compose(vote.Wrapper(2), sculpt.Wrapper())(nn.Linear(1, 1)).eval()
+    wrapped.scale(y_mean=torch.tensor(offset), y_scale=torch.tensor(noise))
+    x = torch.zeros(400, 1)
+    target = offset + noise * torch.randn(400, 1, dtype=torch.float64)
+    calibrated = SplitConformal(wrapped, score=score).fit((x[:200], target[:200]))
+    lower, upper = calibrated.interval(x[200:])
+    assert lower.dtype == torch.float32
+    assert ((lower <= target[200:]) & (target[200:] <= upper)).double().mean() > 0.85

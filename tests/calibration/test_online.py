@@ -272,3 +272,11 @@ def test_coverage_against_targets_that_are_placed_just_outside(method: Any) -> N
         assert abs(misses / times - alpha) <= (max(alpha, 1 - alpha) + rate) / (rate * times)
     else:
         assert misses / times > 0.15
+
+
+def test_steps_of_the_forecasts_dtype_wider_than_the_noise_lose_no_coverage() -> None:
+    target = 1e6 + 0.01 * torch.randn(400, 1, dtype=torch.float64)
+    online = OnlineConformal(method="enbpi")
+    lower, upper = online.replay(torch.full((400, 1), 1e6), target)  # the next float32 is 0.06 away
+    assert lower.dtype == torch.float32
+    assert ((lower <= target) & (target <= upper))[100:].double().mean() > 0.85

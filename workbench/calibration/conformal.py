@@ -24,7 +24,7 @@ from workbench.calibration.answers import (
 from workbench.calibration.base import Calibrated
 from workbench.calibration.models import distribution_of, output_of, quantiles_of
 from workbench.calibration.shift import effective_rows, grouped_quantile, row_numbers, warn_infinite, warn_unlike
-from workbench.calibration.support import buffer_of, clipped
+from workbench.calibration.support import buffer_of, clipped, outward
 from workbench.errors import NotFittedError, check_flag
 from workbench.metrics._inputs import numbers, tensor_of
 from workbench.risk import Risk
@@ -342,7 +342,7 @@ class SplitConformal(Calibrated):
     def _quantile(self, scores: Tensor, coverage: float, x: Any, y: Tensor, what: str) -> Tensor:
         """Return the largest score inside the interval or set: one for all rows, or for each row, broadcastable to its prediction y."""
         if self.score_groups is None and self.score_weights is None:
-            return conformal_quantile(scores, coverage).to(y)
+            return conformal_quantile(scores, coverage).to(y.device)
         n_rows, by_class = len(y), self.grouped == "class"
         values_of_inputs = {name: function(x, n_rows) for name, function in self.of_inputs().items()}
         no_groups = torch.zeros(len(scores), dtype=torch.int64)
@@ -363,7 +363,7 @@ class SplitConformal(Calibrated):
         within = "" if self.grouped is None else " of their class" if by_class else " of their group"
         far = "" if self.score_weights is None else f" (effectively {self.effective_rows:.0f} of equal weight)"
         warn_infinite(q, what, f"{len(scores)} rows were held out{far}, too few{within} or too unlike these inputs")
-        return q.reshape(*q.shape, *[1] * (y.dim() - q.dim())).to(y)
+        return q.reshape(*q.shape, *[1] * (y.dim() - q.dim())).to(y.device)
 
     def _doubt(self, y: Tensor, risk: Risk, score: str) -> Tensor | None:
         """Return the uncertainty of the prediction of each row [rows]: 1 - the largest probability, or the epistemic risk if it was measured.
@@ -405,18 +405,18 @@ class SplitConformal(Calibrated):
         heads = self.held.numel() > 0 and quantiles_of(self.wrapped) is not None
         y, risk = self._ask_and_warn(x, risk=self.score == "normalized" or (self.held.numel() > 0 and not heads))
         q = self._quantile(scores, coverage, x, y, "intervals without ends")
-        # a target whose score is the quantile lies inside in spite of rounding
-        q = q + 4 * torch.finfo(q.dtype).eps * q.abs()
-        if self.score == "cqr":
-            if not self.held.numel():
-                lower, upper = y.sort(1).values.split(1, 1)
-            else:
-                spread = self._offsets(x, y) if heads else risk_named(risk, "total")[None]
-                lower, upper = self._ends(y, spread, coverage)
-            return clipped((lower - q, upper + q), self.support)
-        width = q * (self._score_unit(y, risk) if self.score == "normalized" else torch.ones_like(y))
-        width = width.where(~q.isinf(), q)  # infinite also where the risk is 0
-        return clipped((y - width, y + width), self.support)
+        q = q + 4 * torch.finfo(q.dtype).eps * q.abs()  # a target whose score is the quantile lies inside
+        # in the precision of the scores: far from zero, a step of float32 may be wider than the interval
+        wide = y.to(torch.promote_types(y.dtype, q.dtype))
+        if self.score == "cqr" and not self.held.numel():
+            lower, upper = wide.sort(1).values.split(1, 1)
+        elif self.score == "cqr":
+            spread = self._offsets(x, y) if heads else risk_named(risk, "total")[None]
+            lower, upper = self._ends(wide, spread.to(wide), coverage)
+        else:
+            unit = self._score_unit(y, risk).to(wide) if self.score == "normalized" else torch.ones_like(wide)
+            lower, upper, q = wide, wide, (q * unit).where(~q.isinf(), q)  # infinite also where the risk is 0
+        return clipped(outward((lower - q, upper + q), y.dtype), self.support)
 
     def predict_set(
         self, x: Any, coverage: float = 0.9, *, generator: torch.Generator | None = None, allow_empty: bool = True

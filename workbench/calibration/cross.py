@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workbench.calibration.answers import Answers, level
 from workbench.calibration.base import Calibrated
-from workbench.calibration.support import buffer_of, clipped, support_of
+from workbench.calibration.support import buffer_of, clipped, outward, support_of
 from workbench.core.crossfit import committee_of
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.members import predictive
@@ -58,7 +58,7 @@ def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: 
         infinite = torch.full_like(loc[0], math.inf)
         return -infinite, infinite
     if (wide := at_least_float32(loc)) is not loc:
-        return _outward(cv_plus(wide, at_least_float32(scale), at_least_float32(scores), fold, coverage), loc.dtype)
+        return outward(cv_plus(wide, at_least_float32(scale), at_least_float32(scores), fold, coverage), loc.dtype)
     lower, upper = [], []
     for start in range(0, loc.shape[1], max(1, MAX_NUMBERS // max(1, n * loc[0, :1].numel()))):
         part = slice(start, start + max(1, MAX_NUMBERS // max(1, n * loc[0, :1].numel())))
@@ -66,16 +66,6 @@ def cv_plus(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor, coverage: 
         lower.append((middle - margin).kthvalue(n + 1 - rank, 0).values)
         upper.append((middle + margin).kthvalue(rank, 0).values)
     return torch.cat(lower), torch.cat(upper)
-
-
-def _outward(ends: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Convert lower and upper ends to a dtype such that rounding makes no interval smaller."""
-    lower, upper = (end.to(dtype) for end in ends)
-    infinite = torch.full_like(lower, math.inf)
-    return (
-        lower.where(lower.to(ends[0].dtype) <= ends[0], torch.nextafter(lower, -infinite)),
-        upper.where(upper.to(ends[1].dtype) >= ends[1], torch.nextafter(upper, infinite)),
-    )
 
 
 def _check(loc: Tensor, scale: Tensor, scores: Tensor, fold: Tensor) -> None:
@@ -205,5 +195,5 @@ class CrossConformal(Calibrated):
         middle, spread = torch.stack(middles), torch.stack(spreads)
         if self.score == "absolute":
             spread = torch.ones_like(spread)
-        ends = _outward(cv_plus(middle, spread, self.scores, self.fold, coverage), mixture.loc.dtype)
+        ends = outward(cv_plus(middle, spread, self.scores, self.fold, coverage), mixture.loc.dtype)
         return clipped(ends, self.support)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.calibration.answers import level
+from workbench.calibration.support import outward
 from workbench.metrics._inputs import check_integer, numbers, real, risks, same_shape
 
 Method = Literal["aci", "dtaci", "pid", "enbpi"]
@@ -155,7 +156,7 @@ class OnlineConformal:
         bound = self._bound(ordered)
         self._pending.append(_Forecast(self._time, values, unit, bound, ordered))
         dtype = forecast.dtype if forecast.is_floating_point() else torch.get_default_dtype()
-        return (values - bound * unit).to(dtype), (values + bound * unit).to(dtype)
+        return outward((values - bound * unit, values + bound * unit), dtype)
 
     def observe(self, target: Any) -> None:
         """Add the observation of the next time, and learn from it for each step at which it was forecast.

@@ -1,4 +1,4 @@
-"""Targets that a model's distribution allows: their range, to which intervals are clipped without losing any, and whether they are known."""
+"""Targets that a model's distribution allows, to whose range intervals are clipped; ends of intervals that rounding does not move inwards."""
 
 from __future__ import annotations
 
@@ -78,4 +78,18 @@ def clipped(ends: tuple[Tensor, Tensor], support: Tensor) -> tuple[Tensor, Tenso
     return ends[0].clamp(lower, upper), ends[1].clamp(lower, upper)
 
 
-__all__ = ["REAL", "buffer_of", "clipped", "refuse_censored", "support_of"]
+def outward(ends: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Convert lower and upper ends to a dtype such that rounding makes no interval smaller."""
+    if ends[0].dtype == dtype:
+        return ends
+    lower, upper = (end.to(dtype) for end in ends)
+    infinite = torch.full_like(lower, math.inf)
+    # nextafter has no gradient, but a step has that of the end
+    below, above = (torch.nextafter(e.detach(), to) - e.detach() for e, to in ((lower, -infinite), (upper, infinite)))
+    return (
+        torch.where(lower.to(ends[0].dtype) <= ends[0], lower, lower + below),
+        torch.where(upper.to(ends[1].dtype) >= ends[1], upper, upper + above),
+    )
+
+
+__all__ = ["REAL", "buffer_of", "clipped", "outward", "refuse_censored", "support_of"]
