@@ -82,6 +82,14 @@ def test_nothing_moves_where_nothing_was_fitted() -> None:
     torch.testing.assert_close(risk, sigma, rtol=1e-2, atol=0)
 
 
+def test_levels_near_one_are_not_rounded_to_float32() -> None:
+    wrapped, x = sculpt.Wrapper()(nn.Linear(2, 1)), torch.zeros(1, 2)
+    identity = QuantileRecalibration(wrapped)
+    y, risk = wrapped(x, return_risk=True)
+    for level in (1 - 1e-6, 1 - 1e-9):
+        torch.testing.assert_close(identity.quantile(x, level), y + risk * stats.norm.ppf(level), check_dtype=False)
+
+
 def test_named_risks_follow_the_recalibrated_one() -> None:
     x, y, _, _ = regression(60, factor=0.5)
     wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(nn.Linear(2, 1).double()).eval()

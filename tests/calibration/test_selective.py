@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from workbench import compose, metrics, neo, sculpt, vote
-from workbench.calibration import Selective, calibrate, selective, top_uncertain
+from workbench.calibration import Selective, SelectivePredictor, calibrate, selective, top_uncertain
 from workbench.calibration.abstention import upper_bound
 
 
@@ -160,6 +160,15 @@ def test_the_predictor_abstains_where_the_risk_is_high() -> None:
     assert kept.dtype == torch.bool
     assert torch.equal(kept, sigma[:, 0] <= 0.6)
     assert 0 < int(kept.sum()) < 40
+
+
+def test_the_threshold_of_a_model_in_float64_is_not_rounded() -> None:
+    wrapped = vote.Wrapper(3)(nn.Linear(1, 1)).double()
+    for seed in range(10):
+        x = torch.randn(40, 1, generator=rng(seed), dtype=torch.float64)
+        chosen = selective(wrapped, (x, x), by="epistemic")
+        predictor = SelectivePredictor(wrapped, "epistemic", chosen.threshold(coverage=0.5))
+        assert predictor(x).kept.sum() == 20
 
 
 def test_vacuitic_risk_and_confidence_decide_too() -> None:

@@ -25,11 +25,13 @@ from workbench.calibration.one_output import pick
 from workbench.calibration.ranked_rows import check_by, check_confidence, position_risk, row_risk
 from workbench.calibration.staleness import FitsWeights
 from workbench.core.batches.call_arguments import answering
+from workbench.core.batches.rows import first_weight
 from workbench.core.fitted_weights import FittedWeights
 from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import at_least_float32
 from workbench.core.saving.save_pretrained import SavesPretrained
 from workbench.core.saving.training_data import Facts
+from workbench.distributions.base import common_dtype
 from workbench.errors import require
 from workbench.metrics._inputs import numbers
 from workbench.metrics.selective import RiskCoverageCurve, ranked, risk_coverage_curve
@@ -120,7 +122,9 @@ class SelectivePredictor(SavesPretrained, FitsWeights):
         check_model(wrapped)
         check_by(by, per)
         self.wrapped, self.by, self.per = wrapped, by, per
-        self.register_buffer("threshold", torch.as_tensor(threshold).detach().clone())
+        # in the dtype of the risks: rounded down, a threshold would reject the row that it is the risk of
+        dtype = None if isinstance(threshold, Tensor) else common_dtype(first_weight(wrapped))
+        self.register_buffer("threshold", torch.as_tensor(threshold, dtype=dtype).detach().clone())
         self.training = wrapped.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Decision:

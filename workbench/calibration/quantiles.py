@@ -13,6 +13,7 @@ from workbench.calibration.models import distribution_of
 from workbench.calibration.scaling import VarianceScaling, check_columns
 from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution
+from workbench.distributions.parametric import wide_dtype
 from workbench.errors import check_flag, require
 from workbench.metrics._inputs import numbers
 from workbench.metrics.regression import pit
@@ -212,7 +213,7 @@ class QuantileRecalibration(Calibrated):
 
     def _quantiles(self, x: Any, *q: float) -> Tensor:
         y, risk = self._ask(x, risk=True)
-        wanted = _to_float64(torch.tensor(q, device=y.device))
+        wanted = torch.tensor(q, dtype=wide_dtype(y), device=y.device)
         return self._quantile(wanted, y, risk_named(risk, "total"), distribution_of(self.wrapped)).to(y)
 
 
