@@ -90,6 +90,15 @@ def test_levels_near_one_are_not_rounded_to_float32() -> None:
         torch.testing.assert_close(identity.quantile(x, level), y + risk * stats.norm.ppf(level), check_dtype=False)
 
 
+def test_the_cdf_of_values_in_float64_is_not_that_of_rounded_ones() -> None:
+    wrapped, x = sculpt.Wrapper()(nn.Linear(2, 1)), torch.zeros(1, 2)
+    wrapped.scale(y_mean=torch.tensor(1e6), y_scale=torch.tensor(0.01))
+    y, risk = (part.detach().double() for part in wrapped(x, return_risk=True))
+    values = y + risk * 0.7  # a step of float32 is 0.06 there
+    expected = stats.norm.cdf(values, y, risk)
+    np.testing.assert_allclose(QuantileRecalibration(wrapped).cdf(x, values).detach(), expected, rtol=1e-6)
+
+
 def test_named_risks_follow_the_recalibrated_one() -> None:
     x, y, _, _ = regression(60, factor=0.5)
     wrapped = compose(vote.Wrapper(3), sculpt.Wrapper())(nn.Linear(2, 1).double()).eval()

@@ -180,7 +180,7 @@ class QuantileRecalibration(Calibrated):
         """
         prediction, risk = self._ask(x, risk=True)
         family, sigma = distribution_of(self.wrapped), risk_named(risk, "total")
-        u = family.cdf(_to_float64(y.to(prediction)), _to_float64(prediction), _to_float64(sigma))
+        u = family.cdf(_to_float64(y.to(prediction.device)), _to_float64(prediction), _to_float64(sigma))
         parts = u.unbind(-1) if len(self.stated) > 1 else (u,)
         mapped = [interpolate(part, *line) for part, line in zip(parts, zip(*self._lines(), strict=True), strict=True)]
         return (torch.stack(mapped, -1) if len(mapped) > 1 else mapped[0]).to(prediction)
