@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import workbench
 from workbench import compose, sample, sculpt, vote
+from workbench.core.outputs.returned_distributions import nll
 
 X = torch.linspace(-1, 1, 10)[:, None]
 
@@ -120,3 +121,27 @@ def test_a_distribution_beside_other_outputs() -> None:
     torch.testing.assert_close(y["y"], y["raw"])
     torch.testing.assert_close(risk.aleatoric["y"], torch.ones(10, 3))
     assert risk.aleatoric["raw"] is None
+
+
+class Fixed(nn.Linear):
+    """Returns a Normal of mean 1 and the given standard deviation, in the dtype of its weights."""
+
+    def __init__(self, sd: float) -> None:
+        super().__init__(1, 1)
+        self.sd = sd
+
+    def forward(self, x: Tensor) -> families.Normal:
+        mean = 0 * super().forward(x) + 1
+        return families.Normal(mean, torch.full_like(mean, self.sd))
+
+
+@pytest.mark.parametrize("sd", [300.0, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_squares_of_half_precision_are_those_of_float32(sd: float, dtype: torch.dtype) -> None:
+    wrapped, x = vote.Wrapper(3)(Fixed(sd)).to(dtype).eval(), torch.zeros(2, 1, dtype=dtype)
+    exact = families.Normal(1.0, float(torch.tensor(sd, dtype=dtype)))
+    predictive, target = wrapped.predictive(x), torch.full((2, 1), 1 + 0.5 * sd)
+    for risk in (wrapped(x, return_risk=True)[1].total, predictive.stddev):
+        torch.testing.assert_close(risk, torch.full((2, 1), exact.scale))
+    torch.testing.assert_close(predictive.log_prob(target), exact.log_prob(target))
+    torch.testing.assert_close(nll(Fixed(sd).to(dtype)(x), target), -exact.log_prob(target).mean())

@@ -31,6 +31,15 @@ def distributions_in(tree: Any) -> list[Distribution]:
     return [distribution for _, value in children(tree) or () for distribution in distributions_in(value)]
 
 
+def _at_least_float32(distribution: Distribution) -> Distribution:
+    """Return the distribution with parameters in float32 at least: squares of standard deviations leave the range of float16."""
+    leaves, rebuild = flatten(distribution)
+    wide = [
+        at_least_float32(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in leaves
+    ]
+    return distribution if all(a is b for a, b in zip(leaves, wide, strict=True)) else rebuild(wide)
+
+
 def with_moments(branched: Branched, method: Callable[[], Any] = lambda: None) -> tuple[Branched, dict[int, Tensor]]:
     """Replace distributions in the outputs of all branches by their means, and return the variances.
 
@@ -50,8 +59,9 @@ def with_moments(branched: Branched, method: Callable[[], Any] = lambda: None) -
         return branched, {}
     for distribution in distributions:
         _check(distribution, method())
-    variances = {id(d): at_least_float32(d.variance) for d in distributions}
-    means = {id(d): at_least_float32(d.mean) for d in distributions}
+    wide = {id(d): _at_least_float32(d) for d in distributions}
+    variances = {key: at_least_float32(d.variance) for key, d in wide.items()}
+    means = {key: at_least_float32(d.mean) for key, d in wide.items()}
     owner_of_mean: dict[int, int] = {}
 
     def replaced(node: Any) -> Any:
@@ -109,7 +119,7 @@ def nll(distribution: Any, target: Any) -> Tensor:
     support: Any = distribution.support
     if not bool(support.check(target).all()):
         raise ValueError(f"y: there are targets outside of the support of {type(distribution).__name__}, {support}")
-    return -distribution.log_prob(target).mean()
+    return -_at_least_float32(distribution).log_prob(target).mean()
 
 
 def mixture(distribution: Distribution, depth: int) -> Distribution:
@@ -119,6 +129,7 @@ def mixture(distribution: Distribution, depth: int) -> Distribution:
         distribution: distribution with batch shape [*branches, ...].
         depth: number of leading axes of branches.
     """
+    distribution = _at_least_float32(distribution)
     if not depth:
         return distribution
     mixture_dim = len(distribution.batch_shape) - depth
