@@ -93,3 +93,16 @@ def test_numbers_are_those_of_half_precision_in_all_layers() -> None:
     wrapped: Any = vote.Wrapper(4, share=1, finetune=True, strategy="vmap")(model).eval()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(wrapped(x).float(), torch.tensor([[256.0], [4.5]]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["one number", "one per column"])
+def test_original_units_are_those_of_float32(shape: tuple[int, ...]) -> None:
+    wrapped = vote.Wrapper(2)(nn.Linear(4, 1)).eval()
+    wrapped.scale(y_mean=torch.full(shape, 1e6), y_scale=torch.full(shape, 2.0))
+    x = torch.randn(7, 4)
+    expected, risk = wrapped(x, return_risk=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        answers = wrapped(x), *wrapped(x, return_risk=True)
+    for y in answers[:2]:  # next to 1e6, bfloat16 has steps of 4096
+        torch.testing.assert_close(y, expected, rtol=0, atol=0.1)
+    torch.testing.assert_close(answers[2], risk, rtol=0.02, atol=0.02)

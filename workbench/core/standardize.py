@@ -185,7 +185,8 @@ class Scaling(nn.Module):
             if not is_float(leaf) or not (single or self.are_targets(leaf)):
                 return leaf
             _check_shape("the output", leaf, "y_mean and y_scale", self.y_mean)
-            return change(leaf)
+            # under autocast: moments without dimensions do not promote, and half precision has steps of thousands at a million
+            return change(leaf.to(self.y_scale.dtype) if leaf.dtype in (torch.float16, torch.bfloat16) else leaf)
 
         return tree_map(changed, output)
 
