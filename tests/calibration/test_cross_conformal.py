@@ -115,6 +115,18 @@ def test_intervals_of_a_cross_fitted_model(head: bool, lr: tuple[float, ...], sc
     assert ((y >= lower) & (y <= upper)).float().mean() > 0.7
 
 
+@pytest.mark.parametrize("unit", [1e-30, 1e25])
+def test_intervals_scale_with_the_unit_of_the_targets(unit: float) -> None:
+    x, y = data()
+    ends = []
+    for scale in (1.0, unit):
+        torch.manual_seed(0)
+        model = compose(vote.Wrapper(3), sculpt.Wrapper(n_layers=1))(nn.Linear(2, 1))
+        history = fit(model, (x, y * scale), folds=3, epochs=2, progress=False)
+        ends.append(torch.stack(CrossConformal(model).fit(history).interval(x[:9])) / scale)
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-4)
+
+
 def test_normalized_intervals_are_wide_where_the_risk_is() -> None:
     model, history = crossfitted()
     x = torch.tensor([[0.0, 0.0], [3.0, 0.0]])

@@ -254,6 +254,13 @@ def test_the_most_uncertain_rows_are_found(give: Any) -> None:
     torch.testing.assert_close(top.values, sigma[order, 0])
 
 
+@pytest.mark.parametrize("unit", [1e-30, 1e25])
+def test_rows_are_ranked_in_any_unit(unit: float) -> None:
+    wrapped = vote.Wrapper(3)(nn.Linear(1, 1, bias=False))
+    wrapped.scale(y_mean=torch.zeros(1), y_scale=torch.full((1,), unit))
+    assert top_uncertain(wrapped, torch.tensor([[0.0], [3.0], [-5.0]]), k=2).indices.tolist() == [2, 1]
+
+
 def test_equal_risks_keep_their_order() -> None:
     x, _, _ = held_out(4)
     assert top_uncertain(known(), x[:1].expand(4, 2), 3, by="total").indices.tolist() == [0, 1, 2]

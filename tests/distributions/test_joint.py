@@ -168,3 +168,9 @@ def test_mixture_density_finds_two_peaks() -> None:
     valley = predictive.log_prob(torch.full_like(x, 500.0)).exp()
     peaks = [predictive.log_prob(torch.full_like(x, 500.0 + side)).exp() for side in (-30, 30)]
     assert bool((valley < 0.2 * torch.minimum(*peaks)).all())
+
+
+def test_the_covariance_of_half_precision_is_in_float32() -> None:
+    loc, heads = torch.zeros(1, 1, dtype=torch.float16), torch.full((1, 1, 1), 6.0, dtype=torch.float16)
+    covariance = torch.tensor([[[12.0]]]).exp()  # above the largest number of float16
+    torch.testing.assert_close(JointNormal(1).covariance(loc, heads), covariance)

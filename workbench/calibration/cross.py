@@ -18,6 +18,7 @@ from workbench.core.members import predictive
 from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import at_least_float32
 from workbench.core.saving.training_data import today
+from workbench.distributions.parametric import wide_dtype
 from workbench.errors import NotFittedError
 from workbench.metrics._inputs import numbers
 from workbench.training.history import History, OutOfFold
@@ -183,7 +184,8 @@ class CrossConformal(Calibrated):
         with evaluating(self.wrapped, whole=True), torch.no_grad():
             mixture = predictive(self.wrapped, x if isinstance(x, tuple) else (x,), {})
         voters = len(committee.fold)
-        loc, risk = (at_least_float32(t).unflatten(0, (voters, -1)) for t in (mixture.loc, mixture.risk))
+        # in float64: squares of tiny or huge risks leave the range of float32
+        loc, risk = (t.to(wide_dtype(t)).unflatten(0, (voters, -1)) for t in (mixture.loc, mixture.risk))
         weights = mixture.weights.to(loc).reshape(voters, -1, *[1] * (loc.dim() - 2))
         middles, spreads = [], []
         for k in range(int(committee.fold.max()) + 1):

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from workbench.calibration.answers import RISKS, log_probabilities, risk_named
 from workbench.calibration.collection import collect
 from workbench.calibration.models import check_model, output_of
+from workbench.distributions.parametric import wide_dtype
 from workbench.errors import as_count
 from workbench.risk import Risk
 
@@ -41,7 +42,8 @@ def row_risk(y: Tensor, risk: Risk, by: str, output: str) -> Tensor:
             "that their mean square does not rank rows. Wrap with neo.Wrapper(per='image') for one number per row, or use "
             "selective(..., per='position')"
         )
-    return chosen.flatten(1).square().mean(1).sqrt()
+    # in float64: squares of tiny or huge risks leave the range of float32
+    return chosen.flatten(1).to(wide_dtype(chosen)).square().mean(1).sqrt().to(chosen.dtype)
 
 
 def check_by(by: str, per: str = "row") -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal, constraints, transform_to
 
+from workbench.distributions.base import common_dtype
 from workbench.distributions.parametric import LARGEST_RAW, Parametric, raw_of, refuse_unless, wide_dtype
 from workbench.errors import as_count
 
@@ -97,7 +98,7 @@ class JointNormal(Parametric):
     def covariance(self, loc: Tensor, risk: Tensor) -> Tensor:
         """Return the covariance matrices [..., k, k] for raw outputs."""
         distribution: Any = self.at(loc, risk)
-        return distribution.covariance_matrix.to(loc.dtype)
+        return distribution.covariance_matrix.to(common_dtype(loc))
 
     def _cdf(self, y: Tensor, loc: Tensor, risk: Tensor) -> Tensor:
         raise self._no_closed_form("cdf")

@@ -386,6 +386,8 @@ class CrossFit:
     def summarize(self, decisions: Decisions) -> OutOfFold:
         """Return the out-of-fold predictions of the first part according to the decisions."""
         loc, risk = self.out_of_fold()
+        # in float64, as the decisions: squares of tiny or huge risks leave the range of float32
+        dtype, loc, risk = loc.dtype, loc.double(), None if risk is None else risk.double()
         shares = torch.tensor(decisions.weights, dtype=loc.dtype, device=loc.device)
         share_weights = shares.reshape(-1, *[1] * (loc.dim() - 2))
 
@@ -406,9 +408,11 @@ class CrossFit:
                 noise = factor.expand_as(y) if risk is None else chosen(risk, decisions.scale_at) * factor
                 variance["aleatoric"] = (noise.square() * share_weights).sum(0).mean(0)
             variance["total"] = torch.stack(list(variance.values())).sum(0)
-            uncertainty = Risk(**{name: value.sqrt() for name, value in variance.items()})
+            uncertainty = Risk(**{name: value.sqrt().to(dtype) for name, value in variance.items()})
         fold = self.parts[0].fold
-        return OutOfFold(mean, uncertainty, self.rows.y[self.judged()], fold[fold < self.layout.folds], decisions)
+        return OutOfFold(
+            mean.to(dtype), uncertainty, self.rows.y[self.judged()], fold[fold < self.layout.folds], decisions
+        )
 
     # ---- checkpoints
     def _state(self) -> dict[str, Any]:
