@@ -101,7 +101,9 @@ def test_what_is_of_other_settings_or_weights_is_grey_when_it_is_opened(tmp_path
     other = made(session=path, epochs=3)
     assert other.results.empty
     assert other.outdated.differs.tolist() == ["epochs 2, not 3"] * 2
-    fixed = Comparison(nn.Linear(3, 1), rows(), ["vote"], epochs=2, session=path)
+    model = small()
+    nn.init.zeros_(model.weight)
+    fixed = Comparison(model, rows(), ["vote"], epochs=2, session=path)
     assert "started at other weights" in fixed.outdated.differs["vote"]
 
 
