@@ -22,6 +22,7 @@ from workbench.core.outputs.class_scores import Binary, Probs
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.outputs.options import has_classes, meaning_of
 from workbench.core.runtime import untie
+from workbench.distributions.parametric import wide_dtype
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split
 from workbench.engine.surroundings import Surroundings
@@ -387,7 +388,8 @@ class CrossFit:
         """Return the out-of-fold predictions of the first part according to the decisions."""
         loc, risk = self.out_of_fold()
         # in float64, as the decisions: squares of tiny or huge risks leave the range of float32
-        dtype, loc, risk = loc.dtype, loc.double(), None if risk is None else risk.double()
+        dtype, wide = loc.dtype, wide_dtype(loc)
+        loc, risk = loc.to(wide), None if risk is None else risk.to(wide)
         shares = torch.tensor(decisions.weights, dtype=loc.dtype, device=loc.device)
         share_weights = shares.reshape(-1, *[1] * (loc.dim() - 2))
 
