@@ -428,3 +428,11 @@ def test_what_nobody_offers_is_said_before_anything_is_downloaded(cache):
     ):
         data.fetch("cifar10n")
     assert not cache.exists()
+
+
+def test_sizes_in_the_registry_are_those_of_the_files():
+    for name, entry in entries().items():
+        assert len(entry.get("bytes", ())) == (len(entry["files"]) if entry.get("addresses") else 0), name
+        for file, size in zip(entry.get("files", ()), entry.get("bytes", ()), strict=False):
+            if (path := files.locate(file)) is not None:  # packed again elsewhere it may differ a little
+                assert path.stat().st_size == pytest.approx(size, rel=0.1), file

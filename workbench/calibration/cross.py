@@ -18,7 +18,7 @@ from workbench.core.members import predictive
 from workbench.core.method import evaluating
 from workbench.core.outputs.class_scores import at_least_float32
 from workbench.core.saving.training_data import today
-from workbench.distributions.parametric import wide_dtype
+from workbench.distributions.base import wide_dtype
 from workbench.errors import NotFittedError
 from workbench.metrics._inputs import numbers
 from workbench.training.history import History, OutOfFold

@@ -13,7 +13,7 @@ from workbench.calibration.models import distribution_of
 from workbench.calibration.scaling import VarianceScaling, check_columns
 from workbench.calibration.support import buffer_of, clipped
 from workbench.distributions import Distribution
-from workbench.distributions.parametric import wide_dtype
+from workbench.distributions.base import wide_dtype
 from workbench.errors import check_flag, require
 from workbench.metrics._inputs import numbers
 from workbench.metrics.regression import pit

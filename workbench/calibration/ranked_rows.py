@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from workbench.calibration.answers import RISKS, log_probabilities, risk_named
 from workbench.calibration.collection import collect
 from workbench.calibration.models import check_model, output_of
-from workbench.distributions.parametric import wide_dtype
+from workbench.distributions.base import wide_dtype
 from workbench.errors import as_count
 from workbench.risk import Risk
 

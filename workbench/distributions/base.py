@@ -176,8 +176,8 @@ class Distribution(ABC):
         loc, risk = self._checked("", loc, aleatoric_of(risk), zero_risk=True)
         try:
             # float32 has no number between 1 - 6e-8 and 1
-            wide = loc.device.type != "mps" and not (isinstance(q, Tensor) and q.dtype != torch.float64)
-            q = torch.as_tensor(q, dtype=torch.float64 if wide else loc.dtype, device=loc.device)
+            wide = not isinstance(q, Tensor) or q.dtype == torch.float64
+            q = torch.as_tensor(q, dtype=wide_dtype(loc) if wide else loc.dtype, device=loc.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"q must be a number or a tensor, found {type(q).__name__}") from error
         if not _broadcasts(q.shape, loc.shape):
@@ -329,6 +329,11 @@ def common_dtype(*tensors: Tensor) -> torch.dtype:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def wide_dtype(like: Tensor) -> torch.dtype:
+    """Return float64, or float32 if the device does not support it."""
+    return torch.float32 if like.device.type == "mps" else torch.float64
 
 
 def aleatoric_of(risk: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.distributions.base import same_shape
+from workbench.distributions.base import same_shape, wide_dtype
 from workbench.distributions.from_torch import FromTorch, log_density_of_weibull
-from workbench.distributions.parametric import refuse_unless, wide_dtype
+from workbench.distributions.parametric import refuse_unless
 
 # Log survival functions: 1 - cdf would round to 0. Gamma is missing, as its has no gradient in torch.
 _LOG_SURVIVAL: dict[str, Callable[[Any, Tensor], Tensor]] = {

@@ -13,7 +13,8 @@ import torch.distributions as families
 from torch import Tensor
 from torch.distributions import constraints, transform_to
 
-from workbench.distributions.parametric import Parametric, raw_of, refuse_unless, wide_dtype
+from workbench.distributions.base import wide_dtype
+from workbench.distributions.parametric import Parametric, raw_of, refuse_unless
 from workbench.errors import require
 
 # larger raw values would make differences of log-gammas lose all digits of float64

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal, constraints, transform_to
 
-from workbench.distributions.base import common_dtype
-from workbench.distributions.parametric import LARGEST_RAW, Parametric, raw_of, refuse_unless, wide_dtype
+from workbench.distributions.base import common_dtype, wide_dtype
+from workbench.distributions.parametric import LARGEST_RAW, Parametric, raw_of, refuse_unless
 from workbench.errors import as_count
 
 

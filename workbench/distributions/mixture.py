@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..deprecation import warn_deprecated
-from .base import Distribution, common_dtype, same_shape
-from .parametric import wide_dtype
+from .base import Distribution, common_dtype, same_shape, wide_dtype
 
 
 class Mixture(torch.distributions.Distribution):
@@ -88,8 +87,7 @@ class Mixture(torch.distributions.Distribution):
         """Return the values [m, sample..., batch...], with location and risk of every member."""
         y = torch.as_tensor(y)
         # rounded to the prediction's dtype, a value next to the end of the support would have another density
-        wide = y.dtype == torch.float64 and self.loc.device.type != "mps"
-        y = y.to(self.loc.device, torch.float64 if wide else self.loc.dtype)
+        y = y.to(self.loc.device, wide_dtype(self.loc) if y.dtype == torch.float64 else self.loc.dtype)
         base = self.loc.shape[1:]
         if y.shape[max(0, y.dim() - len(base)) :] != base:
             same_shape(y=y, prediction=self.loc[0])  # the mixture broadcasts to the values, but not the values

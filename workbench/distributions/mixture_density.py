@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from workbench.distributions.parametric import Parametric, raw_of, refuse_unless, wide_dtype
+from workbench.distributions.base import wide_dtype
+from workbench.distributions.parametric import Parametric, raw_of, refuse_unless
 from workbench.errors import as_count
 
 

@@ -17,6 +17,7 @@ from workbench.distributions.base import (
     common_dtype,
     on_class_or_instance,
     same_shape,
+    wide_dtype,
 )
 from workbench.engine.tree import holds
 
@@ -114,11 +115,6 @@ class Parametric(ManyHeads):
             f"{self} has no {function} in closed form; draw samples, wrapped.predictive(x).sample((1000,)), and count them, or score them by "
             "workbench.metrics.crps_samples"
         )
-
-
-def wide_dtype(like: Tensor) -> torch.dtype:
-    """Return float64, or float32 if the device does not support it."""
-    return torch.float32 if like.device.type == "mps" else torch.float64
 
 
 def raw_of(values: Tensor) -> Tensor:

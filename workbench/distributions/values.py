@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from workbench.distributions.base import Distribution, same_shape
+from workbench.distributions.base import Distribution, same_shape, wide_dtype
 from workbench.distributions.joint import JointNormal
-from workbench.distributions.parametric import wide_dtype
 from workbench.engine.tree import holds
 from workbench.errors import require
 

@@ -22,7 +22,7 @@ from workbench.core.outputs.class_scores import Binary, Probs
 from workbench.core.outputs.meanings import IGNORED
 from workbench.core.outputs.options import has_classes, meaning_of
 from workbench.core.runtime import untie
-from workbench.distributions.parametric import wide_dtype
+from workbench.distributions.base import wide_dtype
 from workbench.engine.effects.private_random import generators_of, own_random
 from workbench.engine.plan import Split
 from workbench.engine.surroundings import Surroundings
